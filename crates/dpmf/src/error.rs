@@ -1,0 +1,138 @@
+//! The one error type of the library.
+
+use std::path::PathBuf;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, with the value, the place and the rule that was broken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is outside its domain.
+    #[error("{name} is {value}, but {rule}")]
+    InvalidArgument {
+        /// What was given, in the words of the signature.
+        name: &'static str,
+        /// The offending value.
+        value: String,
+        /// What it must satisfy.
+        rule: &'static str,
+    },
+    /// One entry of a vector is outside its domain.
+    #[error("{name}[{index}] is {value}, but {rule}")]
+    InvalidEntry {
+        /// The vector.
+        name: &'static str,
+        /// First bad index, zero-based.
+        index: usize,
+        /// The offending value.
+        value: f64,
+        /// What it must satisfy.
+        rule: &'static str,
+    },
+    /// One entry of a matrix is outside its domain.
+    #[error("{name}[{row}, {column}] is {value}, but {rule}")]
+    InvalidMatrixEntry {
+        /// The matrix.
+        name: &'static str,
+        /// Row of the first bad entry, zero-based.
+        row: usize,
+        /// Column of the first bad entry, zero-based.
+        column: usize,
+        /// The offending value.
+        value: f64,
+        /// What it must satisfy.
+        rule: &'static str,
+    },
+    /// Two lengths that must agree do not.
+    #[error("{name} has length {actual}, but {expected} is needed")]
+    WrongLength {
+        /// What has the wrong length.
+        name: &'static str,
+        /// The length it has.
+        actual: usize,
+        /// The length it must have.
+        expected: usize,
+    },
+    /// The request is well formed but this combination has no implementation, or is too large for memory.
+    #[error("{what}: {hint}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What to do instead.
+        hint: &'static str,
+    },
+    /// A solver stopped before its certified gap reached the target.
+    #[error(
+        "the certified gap stopped at {gap:.3e} after {iterations} iterations, above the target {target:.1e}: {reason}"
+    )]
+    NotConverged {
+        /// The gap that was reached and certified.
+        gap: f64,
+        /// The gap that was asked for.
+        target: f64,
+        /// Iterations spent.
+        iterations: usize,
+        /// Why it stopped there.
+        reason: &'static str,
+        /// The dual iterate reached; a certificate can be rebuilt from it.
+        v: Vec<f64>,
+    },
+    /// Numbers left the range in which the computation means anything.
+    #[error("{what} broke down at index {index}: {reason}")]
+    Numerical {
+        /// The computation.
+        what: &'static str,
+        /// Where, zero-based.
+        index: usize,
+        /// What was found there.
+        reason: &'static str,
+    },
+    /// The caller's progress callback asked to stop.
+    #[error("interrupted after {iterations} iterations at gap {gap:.3e}")]
+    Interrupted {
+        /// Iterations done.
+        iterations: usize,
+        /// Gap reached.
+        gap: f64,
+    },
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {reason}")]
+    Format {
+        /// The file, or `<memory>`.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// A short stable word for the variant, used as `error.kind` in JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::InvalidArgument { .. } | Error::InvalidEntry { .. } | Error::InvalidMatrixEntry { .. } => {
+                "invalid-argument"
+            }
+            Error::WrongLength { .. } => "wrong-length",
+            Error::Unsupported { .. } => "unsupported",
+            Error::NotConverged { .. } => "not-converged",
+            Error::Numerical { .. } => "numerical",
+            Error::Interrupted { .. } => "interrupted",
+            Error::Io { .. } => "io",
+            Error::Format { .. } => "format",
+        }
+    }
+
+    pub(crate) fn argument(name: &'static str, value: impl std::fmt::Display, rule: &'static str) -> Self {
+        Error::InvalidArgument { name, value: value.to_string(), rule }
+    }
+}

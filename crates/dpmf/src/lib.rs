@@ -1,0 +1,8 @@
+//! Differentially private training with optimally correlated noise.
+
+pub mod error;
+pub mod linalg;
+pub mod workload;
+
+pub use error::{Error, Result};
+pub use workload::{Average, Optimizer, Schedule, Workload};

@@ -1,0 +1,3 @@
+//! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
+
+pub mod banded;
