@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod factorization;
+pub mod factorize;
 pub mod linalg;
 pub mod workload;
 

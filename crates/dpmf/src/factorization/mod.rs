@@ -7,6 +7,12 @@
 //!
 //! `N` is what is deployed, and `C` follows from it.
 
+mod dense;
+mod independent;
+
+pub use dense::Dense;
+pub use independent::Independent;
+
 use crate::workload::Workload;
 use faer::Mat;
 

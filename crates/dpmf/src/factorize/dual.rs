@@ -1,0 +1,226 @@
+//! The outer loop: a fixed point in the dual variable `v`, stopped by a certificate.
+//!
+//! For any `v > 0`, with `x = diag X(v)` and `x̄ = Σ v_i x_i / Σ v_i`,
+//!
+//! - `X(v) / max x` is feasible, with loss `max x · Σ v_i x_i`;
+//! - no factorization has a loss below `(Σ v_i x_i)² / Σ v_i`, the paper's dual bound at its best scale of `v`.
+//!
+//! Their ratio is `max x / x̄`, so the gap closes where `x` becomes constant. The loop never sees a matrix: an
+//! [`Oracle`] turns `v` into `x`.
+
+use crate::error::{Error, Result};
+use crate::factorize::anderson::Anderson;
+use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// Evaluates `diag X(v)`, where `X(v) = D^{-1/2} (D^{1/2} AᵀA D^{1/2})^{1/2} D^{-1/2}` and `D = diag(v)`.
+pub trait Oracle {
+    /// Number of steps `n`, the length of `v`.
+    fn steps(&self) -> usize;
+
+    /// `diag X(v)` for positive `v`, with a relative error near `tolerance` or the best that f64 allows.
+    fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal>;
+}
+
+/// `diag X(v)`, and how far it may be off.
+#[derive(Clone, Debug)]
+pub struct Diagonal {
+    /// The diagonal.
+    pub x: Vec<f64>,
+    /// Bound on the relative error of every entry.
+    pub relative_error: f64,
+}
+
+/// Proof of near-optimality that travels with a factorization.
+///
+/// Guarantee: no factorization of the workload has a loss below `lower_bound`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Certificate {
+    /// Total squared loss `γ²‖B‖_F²` of the factorization at hand.
+    pub loss: f64,
+    /// Lower bound on the loss of every factorization.
+    pub lower_bound: f64,
+    /// `loss / lower_bound − 1`.
+    pub gap: f64,
+    /// Evaluations of `diag X(v)` spent.
+    pub iterations: usize,
+}
+
+impl Certificate {
+    /// The certificate of another factorization of the same workload, with this lower bound.
+    pub fn for_loss(&self, loss: f64) -> Self {
+        Self { loss, gap: loss / self.lower_bound - 1.0, ..*self }
+    }
+
+    /// `√loss / √lower_bound`.
+    pub fn ratio_to_bound(&self) -> f64 {
+        (self.loss / self.lower_bound).sqrt()
+    }
+}
+
+/// How `v` moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Iteration {
+    /// `v ← v∘x²` with Anderson acceleration in `log v`.
+    #[default]
+    Anderson,
+    /// `v ← v∘x²`. The derivative of the plain map has its spectrum in `[1/2, 1)`, so doubling the step in
+    /// `log v` still contracts, twice as fast.
+    Relaxed,
+    /// `v ← v∘x`, the paper's `v ← φ(v)`.
+    Plain,
+}
+
+/// When to stop, and how to move.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Target for the certified relative gap.
+    pub gap: f64,
+    /// How `v` moves.
+    pub iteration: Iteration,
+    /// Evaluations after which to give up.
+    pub max_iterations: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { gap: 1e-6, iteration: Iteration::default(), max_iterations: 20_000 }
+    }
+}
+
+/// One evaluation, as told to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Progress {
+    /// Evaluations so far.
+    pub iteration: usize,
+    /// Loss of the best iterate so far.
+    pub loss: f64,
+    /// Best lower bound so far.
+    pub lower_bound: f64,
+    /// `loss / lower_bound − 1`.
+    pub gap: f64,
+    /// Time since the start.
+    pub seconds: f64,
+}
+
+/// Called after every evaluation; `Break` stops the solver with [`Error::Interrupted`].
+pub type Observer<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
+
+/// A dual iterate with its certificate.
+#[derive(Clone, Debug)]
+pub struct DualSolution {
+    /// The dual variable whose `X(v)` attains the loss.
+    pub v: Vec<f64>,
+    /// `diag X(v)`.
+    pub x: Vec<f64>,
+    /// Loss, lower bound and gap.
+    pub certificate: Certificate,
+}
+
+/// Solves `diag X(v) = 1` from `start` to a certified gap.
+///
+/// Errors: [`Error::NotConverged`] with the gap and the iterate reached, [`Error::Interrupted`], and whatever
+/// the oracle reports.
+///
+/// Reference: Theorem 3.2 of \[DMRST22\] for the fixed point.
+pub fn solve(
+    oracle: &mut dyn Oracle,
+    start: Vec<f64>,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<DualSolution> {
+    check(oracle.steps(), &start, options)?;
+    let clock = Instant::now();
+    let mut anderson = Anderson::new();
+    let mut best: Option<DualSolution> = None;
+    let mut lower_bound = 0.0_f64;
+    let mut v = start;
+    let mut gap = f64::INFINITY;
+    let mut best_at = 0;
+
+    for iteration in 1..=options.max_iterations {
+        // The quadrature or rounding error need only be small beside the gap that is still open.
+        let tolerance = (1e-3 * gap).clamp(0.01 * options.gap, 1e-4);
+        let Diagonal { x, relative_error } = oracle.diagonal(&v, tolerance)?;
+        let sum_v: f64 = v.iter().sum();
+        let sum_phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
+        let max_x = x.iter().copied().fold(0.0, f64::max);
+        if !(sum_phi.is_finite() && max_x.is_finite() && x.iter().all(|&x| x > 0.0)) {
+            let index = x.iter().position(|x| !(x.is_finite() && *x > 0.0)).unwrap_or(0);
+            return Err(Error::Numerical {
+                what: "diag X(v)",
+                index,
+                reason: "an entry is not positive and finite",
+            });
+        }
+
+        // Outward: the loss is rounded up and the bound down by what the oracle may be off.
+        let loss = max_x * sum_phi * (1.0 + relative_error).powi(2);
+        lower_bound = lower_bound.max(sum_phi * sum_phi / sum_v * (1.0 - relative_error).powi(2));
+        let residual = log_step(&x, sum_phi / sum_v, options.iteration);
+        let next = match options.iteration {
+            Iteration::Anderson => anderson.step(&v, &residual),
+            Iteration::Relaxed | Iteration::Plain => {
+                v.iter().zip(&residual).map(|(v, f)| v * f.exp()).collect()
+            }
+        };
+        if best.as_ref().is_none_or(|best| loss < best.certificate.loss) {
+            let certificate = Certificate { loss, lower_bound, gap: 0.0, iterations: iteration };
+            best = Some(DualSolution { v: std::mem::take(&mut v), x, certificate });
+            best_at = iteration;
+        }
+        let Some(solution) = &mut best else { unreachable!("the first iterate has a finite loss") };
+        solution.certificate.lower_bound = lower_bound;
+        solution.certificate.iterations = iteration;
+        gap = solution.certificate.loss / lower_bound - 1.0;
+        solution.certificate.gap = gap;
+
+        let seconds = clock.elapsed().as_secs_f64();
+        let progress = Progress { iteration, loss: solution.certificate.loss, lower_bound, gap, seconds };
+        if observe(&progress).is_break() {
+            return Err(Error::Interrupted { iterations: iteration, gap });
+        }
+        if gap <= options.gap {
+            return Ok(best.expect("set above"));
+        }
+        let reason = if 4.0 * relative_error >= gap && relative_error > 0.01 * options.gap {
+            "the rest is within the rounding of 64-bit arithmetic"
+        } else if iteration == options.max_iterations {
+            "the iterations ran out"
+        } else if iteration - best_at >= 1000 {
+            "the loss stopped falling"
+        } else {
+            v = next;
+            continue;
+        };
+        let v = best.map(|best| best.v).unwrap_or_default();
+        return Err(Error::NotConverged { gap, target: options.gap, iterations: iteration, reason, v });
+    }
+    Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
+}
+
+/// Step in `log v`, free of the scale of `x`.
+fn log_step(x: &[f64], mean: f64, iteration: Iteration) -> Vec<f64> {
+    let factor = if iteration == Iteration::Plain { 1.0 } else { 2.0 };
+    x.iter().map(|x| factor * (x / mean).ln()).collect()
+}
+
+fn check(steps: usize, start: &[f64], options: &Options) -> Result<()> {
+    if !(options.gap > 0.0 && options.gap.is_finite()) {
+        return Err(Error::argument("gap", options.gap, "it must be positive and finite"));
+    }
+    if start.len() != steps {
+        return Err(Error::WrongLength { name: "dual start", actual: start.len(), expected: steps });
+    }
+    match start.iter().position(|v| !(v.is_finite() && *v > 0.0)) {
+        Some(index) => Err(Error::InvalidEntry {
+            name: "dual start",
+            index,
+            value: start[index],
+            rule: "it must be positive and finite",
+        }),
+        None => Ok(()),
+    }
+}

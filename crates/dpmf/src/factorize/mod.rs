@@ -1,0 +1,119 @@
+//! Solvers: workload in, optimum and certificate out.
+
+mod anderson;
+mod dense;
+mod dual;
+mod gradient;
+mod newton;
+mod primal;
+
+pub use dense::Dense as DenseOracle;
+pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
+
+use crate::error::{Error, Result};
+use crate::factorization::{self, Representation};
+use crate::workload::Workload;
+use faer::Mat;
+use serde::{Deserialize, Serialize};
+
+/// Largest number of steps for which n × n matrices are formed.
+pub const DENSE_LIMIT: usize = 16_384;
+
+/// How the optimum is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Solver {
+    /// `Linear` for recurrences, `Dense` for matrices.
+    #[default]
+    Auto,
+    /// The fixed point with dense decompositions, O(n³) an iteration.
+    Dense,
+    /// Newton directions on the primal problem, the rival of the paper's Figure 4.
+    Newton,
+    /// Projected gradient descent on the primal problem, the paper's other rival.
+    Gradient,
+}
+
+/// An optimal factorization in its dual form.
+#[derive(Clone, Debug)]
+pub struct Optimum {
+    /// The dual variable; `X(v)` is the optimum up to the gap.
+    pub v: Vec<f64>,
+    /// Loss, lower bound and gap.
+    pub certificate: Certificate,
+    /// The solver that found it, never `Auto`.
+    pub solver: Solver,
+    /// The primal point, from a solver that works with it.
+    primal: Option<Mat<f64>>,
+}
+
+/// Finds the factorization of least loss, to a certified gap.
+///
+/// Errors: [`Error::NotConverged`] with the gap reached, [`Error::Interrupted`] when `observe` says so,
+/// [`Error::Unsupported`] when a dense solver is asked for more than [`DENSE_LIMIT`] steps.
+pub fn optimal(
+    workload: &Workload,
+    solver: Solver,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<Optimum> {
+    let solver = match solver {
+        Solver::Auto => Solver::Dense,
+        other => other,
+    };
+    let start: Vec<f64> = workload.column_norms_sq().into_iter().map(f64::sqrt).collect();
+    match solver {
+        Solver::Auto => unreachable!("resolved above"),
+        Solver::Dense => {
+            let mut oracle = DenseOracle::new(dense_matrix(workload)?);
+            let DualSolution { v, certificate, .. } = solve(&mut oracle, start, options, observe)?;
+            Ok(Optimum { v, certificate, solver, primal: None })
+        }
+        Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
+        Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
+    }
+}
+
+fn descend(
+    workload: &Workload,
+    start: Vec<f64>,
+    direction: &mut dyn primal::Direction,
+    solver: Solver,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<Optimum> {
+    let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
+    Ok(Optimum { v: found.v, certificate: found.certificate, solver, primal: Some(found.x) })
+}
+
+fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
+    let n = workload.steps();
+    if n > DENSE_LIMIT {
+        return Err(Error::Unsupported {
+            what: format!("a dense matrix of {n} × {n} entries"),
+            hint: "matrices are formed for at most 16384 steps; use the linear solver and a streaming factorization",
+        });
+    }
+    Ok(workload.to_dense())
+}
+
+impl Optimum {
+    /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own
+    /// measured loss.
+    ///
+    /// Cost: O(n³) time, a few n × n matrices.
+    pub fn to_dense(&self, workload: &Workload) -> Result<(factorization::Dense, Certificate)> {
+        let x = match &self.primal {
+            Some(x) => x.clone(),
+            None => DenseOracle::new(dense_matrix(workload)?)
+                .primal(&self.v, 1e-2 * self.certificate.gap.abs())?,
+        };
+        let dense = factorization::Dense::from_primal(x.as_ref())?;
+        let gamma_sq = dense.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
+        let loss = gamma_sq * dense.decoder_row_norms_sq(workload).iter().sum::<f64>();
+        Ok((dense, self.certificate.for_loss(loss)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
