@@ -121,9 +121,11 @@ impl Dense {
     }
 
     /// Every entry rounded to the nearest f32.
-    pub fn rounded(&self) -> Self {
+    ///
+    /// Errors: a diagonal that vanishes or an entry that overflows in f32.
+    pub fn rounded(&self) -> Result<Self> {
         let n = self.steps();
-        Self { coloring: Mat::from_fn(n, n, |i, j| f64::from(self.coloring[(i, j)] as f32)) }
+        Self::from_coloring(Mat::from_fn(n, n, |i, j| f64::from(self.coloring[(i, j)] as f32)))
     }
 }
 
@@ -227,7 +229,7 @@ mod tests {
 
         #[test]
         fn column_norms_are_upper_bounds(n in 1..9_usize, seed in prop::collection::vec(-1.0..1.0_f64, 29)) {
-            let dense = Dense::from_coloring(lower(n, &seed)).unwrap().rounded();
+            let dense = Dense::from_coloring(lower(n, &seed)).unwrap().rounded().unwrap();
             let identity = dense.coloring() * dense.encoder();
             prop_assert!(distance(identity.as_ref(), Mat::identity(n, n).as_ref()) < 1e-10);
             for (j, bound) in dense.encoder_column_norms_sq().into_iter().enumerate() {

@@ -9,10 +9,13 @@
 
 mod dense;
 mod independent;
+pub mod tree;
 
 pub use dense::Dense;
 pub use independent::Independent;
+pub use tree::Tree;
 
+use crate::error::Result;
 use crate::workload::Workload;
 use faer::Mat;
 
@@ -57,4 +60,70 @@ pub trait Representation {
 
     /// What streaming gradient noise costs.
     fn cost(&self) -> Cost;
+}
+
+/// A factorization in one of the representations this library knows.
+#[derive(Clone, Debug)]
+pub enum Factorization {
+    /// Independent noise.
+    Independent(Independent),
+    /// A lower-triangular matrix.
+    Dense(Dense),
+    /// Tree aggregation.
+    Tree(Tree),
+}
+
+impl Factorization {
+    /// What is deployed: the same factorization with every coefficient of `N` on the f32 grid, in a form whose
+    /// rows use no later noise.
+    ///
+    /// Errors: a coefficient that leaves the range of f32.
+    pub fn deployed(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Independent(independent) => Self::Independent(*independent),
+            Self::Dense(dense) => Self::Dense(dense.rounded()?),
+            Self::Tree(tree) if tree.decoder() == tree::Decoder::HonakerFull => {
+                Self::Dense(Dense::from_coloring(tree.to_lower_triangular()?)?.rounded()?)
+            }
+            Self::Tree(tree) => Self::Tree(tree.rounded()?),
+        })
+    }
+
+    fn representation(&self) -> &dyn Representation {
+        match self {
+            Self::Independent(independent) => independent,
+            Self::Dense(dense) => dense,
+            Self::Tree(tree) => tree,
+        }
+    }
+}
+
+impl Representation for Factorization {
+    fn steps(&self) -> usize {
+        self.representation().steps()
+    }
+
+    fn noise_rows(&self) -> usize {
+        self.representation().noise_rows()
+    }
+
+    fn coloring_rows(&self) -> Rows<'_> {
+        self.representation().coloring_rows()
+    }
+
+    fn encoder(&self) -> Mat<f64> {
+        self.representation().encoder()
+    }
+
+    fn encoder_column_norms_sq(&self) -> Vec<f64> {
+        self.representation().encoder_column_norms_sq()
+    }
+
+    fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
+        self.representation().decoder_row_norms_sq(workload)
+    }
+
+    fn cost(&self) -> Cost {
+        self.representation().cost()
+    }
 }
