@@ -48,6 +48,11 @@ pub struct Certificate {
 }
 
 impl Certificate {
+    /// Puts a loss beside a lower bound.
+    pub fn new(loss: f64, lower_bound: f64, iterations: usize) -> Self {
+        Self { loss, lower_bound, gap: loss / lower_bound - 1.0, iterations }
+    }
+
     /// The certificate of another factorization of the same workload, with this lower bound.
     pub fn for_loss(&self, loss: f64) -> Self {
         Self { loss, gap: loss / self.lower_bound - 1.0, ..*self }

@@ -1,0 +1,163 @@
+//! A factorization as it will be deployed, with everything that was proved about it.
+
+use crate::error::{Error, Result};
+use crate::factorization::{Factorization, Representation};
+use crate::factorize::{Certificate, Optimum};
+use crate::loss::Loss;
+use crate::participation::Participation;
+use crate::workload::Workload;
+use serde::{Deserialize, Serialize};
+
+/// A validated mechanism: workload, deployed factorization, participation, and what is known of them.
+///
+/// Guarantee: [`Mechanism::sensitivity`] is not below the largest change that one unit of privacy can make to
+/// `C G` at unit clip, where `C` is the encoder of the coefficients as they are deployed, after rounding to
+/// f32.
+#[derive(Clone, Debug)]
+pub struct Mechanism {
+    workload: Workload,
+    factorization: Factorization,
+    participation: Participation,
+    loss: Loss,
+    bound: Option<Bound>,
+    privacy: Option<Privacy>,
+}
+
+/// A lower bound on the loss of every factorization, with the dual variable that proves it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    /// The dual variable: the bound is `(Σ v_i x_i)² / Σ v_i` with `x = diag X(v)`.
+    pub v: Vec<f64>,
+    /// The bound.
+    pub lower_bound: f64,
+    /// Evaluations spent to find it.
+    pub iterations: usize,
+}
+
+/// Noise level of a calibrated mechanism.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Privacy {
+    /// Noise multiplier σ: the noise has standard deviation `σ γ ζ`.
+    pub noise_multiplier: f64,
+    /// Clipping norm ζ.
+    pub clip: f64,
+    /// ε of the guarantee.
+    pub epsilon: f64,
+    /// δ of the guarantee.
+    pub delta: f64,
+}
+
+impl Mechanism {
+    /// Rounds the factorization to what will be deployed and measures it.
+    ///
+    /// Errors: steps of workload and factorization that differ, coefficients outside the range of f32.
+    pub fn new(
+        workload: Workload,
+        factorization: &Factorization,
+        participation: Participation,
+    ) -> Result<Self> {
+        let (actual, expected) = (factorization.steps(), workload.steps());
+        if actual != expected {
+            return Err(Error::WrongLength { name: "factorization", actual, expected });
+        }
+        let factorization = factorization.deployed()?;
+        let loss = Loss::of(&factorization, &workload, participation);
+        let index = loss.per_step().iter().position(|loss| !loss.is_finite());
+        if let Some(index) = index.or((!loss.sensitivity().is_finite()).then_some(0)) {
+            return Err(Error::Numerical {
+                what: "loss of the mechanism",
+                index,
+                reason: "it is not finite",
+            });
+        }
+        Ok(Self { workload, factorization, participation, loss, bound: None, privacy: None })
+    }
+
+    /// Adds the lower bound that an optimum proved.
+    ///
+    /// Errors: a dual variable of the wrong length or not positive; a bound that is not positive.
+    pub fn with_bound(mut self, bound: Bound) -> Result<Self> {
+        let (actual, expected) = (bound.v.len(), self.workload.steps());
+        if actual != expected {
+            return Err(Error::WrongLength { name: "dual variable", actual, expected });
+        }
+        let rule = "it must be positive and finite";
+        if let Some(index) = bound.v.iter().position(|v| !(v.is_finite() && *v > 0.0)) {
+            return Err(Error::InvalidEntry { name: "dual variable", index, value: bound.v[index], rule });
+        }
+        if !(bound.lower_bound > 0.0 && bound.lower_bound.is_finite()) {
+            return Err(Error::argument("lower bound", bound.lower_bound, rule));
+        }
+        self.bound = Some(bound);
+        Ok(self)
+    }
+
+    /// Adds the privacy section.
+    pub fn with_privacy(mut self, privacy: Privacy) -> Result<Self> {
+        for (name, value) in [
+            ("noise multiplier", privacy.noise_multiplier),
+            ("clip", privacy.clip),
+            ("epsilon", privacy.epsilon),
+            ("delta", privacy.delta),
+        ] {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(Error::argument(name, value, "it must be positive and finite"));
+            }
+        }
+        self.privacy = Some(privacy);
+        Ok(self)
+    }
+
+    /// The workload `A`.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// The factorization as deployed.
+    pub fn factorization(&self) -> &Factorization {
+        &self.factorization
+    }
+
+    /// The participation pattern that the sensitivity covers.
+    pub fn participation(&self) -> Participation {
+        self.participation
+    }
+
+    /// Sensitivity `γ` of the deployed encoder.
+    pub fn sensitivity(&self) -> f64 {
+        self.loss.sensitivity()
+    }
+
+    /// Loss of the deployed factorization.
+    pub fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
+    /// The lower bound, if one was proved.
+    pub fn bound(&self) -> Option<&Bound> {
+        self.bound.as_ref()
+    }
+
+    /// The privacy section of a calibrated mechanism.
+    pub fn privacy(&self) -> Option<&Privacy> {
+        self.privacy.as_ref()
+    }
+
+    /// Loss as deployed against the lower bound.
+    pub fn certificate(&self) -> Option<Certificate> {
+        self.bound
+            .as_ref()
+            .map(|bound| Certificate::new(self.loss.total(), bound.lower_bound, bound.iterations))
+    }
+}
+
+impl From<&Optimum> for Bound {
+    fn from(optimum: &Optimum) -> Self {
+        Self {
+            v: optimum.v.clone(),
+            lower_bound: optimum.certificate.lower_bound,
+            iterations: optimum.certificate.iterations,
+        }
+    }
+}
