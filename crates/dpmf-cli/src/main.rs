@@ -1,1 +1,76 @@
-fn main() {}
+//! The `dpmf` program.
+//!
+//! Every command builds one [`Report`]; it goes to standard output as text, or as one JSON object with
+//! `--json`. Progress and words go to standard error.
+
+mod compare;
+mod factorize;
+mod inspect;
+mod progress;
+mod report;
+mod workload;
+
+use clap::{Parser, Subcommand};
+use report::Report;
+use std::process::ExitCode;
+
+/// Differentially private training with optimally correlated noise.
+///
+/// A run of SGD is a linear map A of the clipped gradients. dpmf factors A = BC so that the noise of a given
+/// privacy level does the least harm to the iterates, proves how close to optimal it came, and streams the
+/// noise in a few model-sized buffers.
+#[derive(Parser)]
+#[command(name = "dpmf", version, about, propagate_version = true, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Print one JSON object on standard output and nothing else
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find the optimal factorization of a workload, with its certificate
+    Factorize(factorize::Args),
+    /// Put all mechanisms for a workload side by side
+    Compare(compare::Args),
+    /// Say what a mechanism file holds
+    Inspect(inspect::Args),
+    /// Recompute everything that a mechanism file claims
+    Verify(inspect::VerifyArgs),
+}
+
+fn main() -> ExitCode {
+    let wants_json = std::env::args_os().any(|argument| argument == "--json");
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && wants_json => {
+            report::print_error("usage", error.to_string().trim());
+            return ExitCode::from(2);
+        }
+        Err(error) => error.exit(),
+    };
+    let result: anyhow::Result<Report> = match &cli.command {
+        Command::Factorize(args) => factorize::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => inspect::verify(args),
+    };
+    match result {
+        Ok(report) => {
+            report.print(cli.json);
+            if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+        Err(error) => {
+            let kind = error.downcast_ref::<dpmf::Error>().map_or("failure", dpmf::Error::kind);
+            if cli.json {
+                report::print_error(kind, &format!("{error:#}"));
+            } else {
+                eprintln!("error: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The flags that describe a workload and a solver, shared by the commands.
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use dpmf::factorize::{Iteration, Options, Solver};
+use dpmf::workload::{read_matrix, read_vector};
+use dpmf::{Average, Optimizer, Schedule, Workload};
+use std::path::PathBuf;
+
+/// What the optimizer computes.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Workload")]
+pub struct WorkloadArgs {
+    /// Number of steps n (2048, 1e6, …)
+    #[arg(long, value_parser = count, required_unless_present_any = ["matrix", "schedule_file"])]
+    pub steps: Option<usize>,
+
+    /// Heavy-ball momentum β: m ← βm + g, θ ← θ − ηm
+    #[arg(long, value_name = "β", default_value_t = 0.0)]
+    pub momentum: f64,
+
+    /// Nesterov momentum: θ ← θ − η(g + βm)
+    #[arg(long)]
+    pub nesterov: bool,
+
+    /// Weight decay λ, decoupled: θ ← (1 − ηλ)θ − ηm
+    #[arg(long, value_name = "λ", default_value_t = 0.0)]
+    pub weight_decay: f64,
+
+    /// Weight decay as in PyTorch's SGD: λθ joins the gradient before the momentum
+    #[arg(long)]
+    pub coupled: bool,
+
+    /// Release averaged iterates: uniform, or ema:α for y ← αy + (1 − α)θ
+    #[arg(long, value_name = "none|uniform|ema:α", default_value = "none")]
+    pub average: Average,
+
+    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r; joined by + they multiply
+    #[arg(long, default_value = "constant")]
+    pub schedule: String,
+
+    /// Step sizes from a file, one number a line
+    #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
+    pub schedule_file: Option<PathBuf>,
+
+    /// Any lower-triangular workload matrix, from .npy, .npz or .csv
+    #[arg(long, value_name = "FILE", conflicts_with_all =
+        ["steps", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file"])]
+    pub matrix: Option<PathBuf>,
+}
+
+impl WorkloadArgs {
+    /// Builds the workload.
+    pub fn build(&self) -> anyhow::Result<Workload> {
+        if let Some(path) = &self.matrix {
+            return Ok(Workload::dense(read_matrix(path)?)?);
+        }
+        let learning_rates = match &self.schedule_file {
+            Some(path) => {
+                let rates = read_vector(path)?;
+                if let Some(steps) = self.steps
+                    && steps != rates.len()
+                {
+                    bail!(dpmf::Error::WrongLength { name: "schedule file", actual: rates.len(), expected: steps });
+                }
+                rates
+            }
+            None => self.schedule.parse::<Schedule>()?.values(self.steps.context("--steps is needed")?),
+        };
+        let optimizer = Optimizer {
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            weight_decay: self.weight_decay,
+            coupled: self.coupled,
+            average: self.average,
+        };
+        Ok(Workload::sgd(learning_rates, optimizer)?)
+    }
+
+    /// A few words for titles and tables.
+    pub fn describe(&self) -> String {
+        if let Some(path) = &self.matrix {
+            return format!("the matrix in {}", path.display());
+        }
+        let mut words = Vec::new();
+        match (self.momentum, self.nesterov) {
+            (0.0, _) => {}
+            (beta, false) => words.push(format!("momentum {beta}")),
+            (beta, true) => words.push(format!("Nesterov momentum {beta}")),
+        }
+        if self.weight_decay > 0.0 {
+            let form = if self.coupled { "coupled " } else { "" };
+            words.push(format!("{form}weight decay {}", self.weight_decay));
+        }
+        match &self.schedule_file {
+            Some(path) => words.push(format!("step sizes from {}", path.display())),
+            None if self.schedule != "constant" => words.push(format!("schedule {}", self.schedule)),
+            None => {}
+        }
+        match self.average {
+            Average::None => {}
+            Average::Uniform => words.push("averaged uniformly".into()),
+            Average::Ema(alpha) => words.push(format!("averaged with decay {alpha}")),
+        }
+        if words.is_empty() { "prefix sum".into() } else { words.join(", ") }
+    }
+}
+
+/// How the optimum is found.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Solver")]
+pub struct SolverArgs {
+    /// Which method finds the optimum
+    #[arg(long, value_enum, default_value_t = SolverName::Auto)]
+    pub solver: SolverName,
+
+    /// How the dual variable moves
+    #[arg(long, value_enum, default_value_t = IterationName::Anderson)]
+    pub iteration: IterationName,
+
+    /// Stop at this certified relative gap between the loss and its lower bound
+    #[arg(long, default_value_t = 1e-6)]
+    pub gap: f64,
+
+    /// Give up after this many iterations
+    #[arg(long, value_parser = count, default_value = "20000")]
+    pub max_iterations: usize,
+}
+
+impl SolverArgs {
+    pub fn options(&self) -> Options {
+        Options { gap: self.gap, iteration: self.iteration.into(), max_iterations: self.max_iterations }
+    }
+}
+
+/// `--solver`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SolverName {
+    /// The best for the workload
+    Auto,
+    /// Dense fixed point, O(n³) an iteration
+    Dense,
+    /// Newton directions (the paper's rival)
+    Newton,
+    /// Projected gradient descent (the paper's rival)
+    Gradient,
+}
+
+impl From<SolverName> for Solver {
+    fn from(name: SolverName) -> Self {
+        match name {
+            SolverName::Auto => Solver::Auto,
+            SolverName::Dense => Solver::Dense,
+            SolverName::Newton => Solver::Newton,
+            SolverName::Gradient => Solver::Gradient,
+        }
+    }
+}
+
+/// `--iteration`.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IterationName {
+    /// Accelerated
+    Anderson,
+    /// v ← v∘x²
+    Relaxed,
+    /// v ← v∘x, the paper's
+    Plain,
+}
+
+impl From<IterationName> for Iteration {
+    fn from(name: IterationName) -> Self {
+        match name {
+            IterationName::Anderson => Iteration::Anderson,
+            IterationName::Relaxed => Iteration::Relaxed,
+            IterationName::Plain => Iteration::Plain,
+        }
+    }
+}
+
+/// A whole number, also written like 1e6.
+pub fn count(text: &str) -> Result<usize, String> {
+    if let Ok(value) = text.parse() {
+        return Ok(value);
+    }
+    match text.parse::<f64>() {
+        Ok(x) if x.fract() == 0.0 && (0.0..=9.0e15).contains(&x) => Ok(x as usize),
+        _ => Err(format!("{text:?} is not a whole number")),
+    }
+}
