@@ -138,7 +138,9 @@ impl SolverArgs {
 pub enum SolverName {
     /// The best for the workload
     Auto,
-    /// Dense fixed point, O(n³) an iteration
+    /// Fixed point in O(n log n) an iteration, for everything but --matrix
+    Linear,
+    /// Fixed point in O(n³) an iteration
     Dense,
     /// Newton directions (the paper's rival)
     Newton,
@@ -150,6 +152,7 @@ impl From<SolverName> for Solver {
     fn from(name: SolverName) -> Self {
         match name {
             SolverName::Auto => Solver::Auto,
+            SolverName::Linear => Solver::Linear,
             SolverName::Dense => Solver::Dense,
             SolverName::Newton => Solver::Newton,
             SolverName::Gradient => Solver::Gradient,

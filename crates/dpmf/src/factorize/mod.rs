@@ -4,10 +4,12 @@ mod anderson;
 mod dense;
 mod dual;
 mod gradient;
+mod linear;
 mod newton;
 mod primal;
 
 pub use dense::Dense as DenseOracle;
+pub use linear::Linear as LinearOracle;
 pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
 
 use crate::error::{Error, Result};
@@ -26,6 +28,8 @@ pub enum Solver {
     /// `Linear` for recurrences, `Dense` for matrices.
     #[default]
     Auto,
+    /// The fixed point with banded selected inversions, O(n log n) an iteration.
+    Linear,
     /// The fixed point with dense decompositions, O(n³) an iteration.
     Dense,
     /// Newton directions on the primal problem, the rival of the paper's Figure 4.
@@ -58,15 +62,25 @@ pub fn optimal(
     observe: Observer<'_>,
 ) -> Result<Optimum> {
     let solver = match solver {
+        Solver::Auto if workload.recurrence().is_some() => Solver::Linear,
         Solver::Auto => Solver::Dense,
         other => other,
     };
     let start: Vec<f64> = workload.column_norms_sq().into_iter().map(f64::sqrt).collect();
     match solver {
         Solver::Auto => unreachable!("resolved above"),
-        Solver::Dense => {
-            let mut oracle = DenseOracle::new(dense_matrix(workload)?);
-            let DualSolution { v, certificate, .. } = solve(&mut oracle, start, options, observe)?;
+        Solver::Linear | Solver::Dense => {
+            let mut oracle: Box<dyn Oracle> = match (solver, workload.recurrence()) {
+                (Solver::Linear, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
+                (Solver::Linear, None) => {
+                    return Err(Error::Unsupported {
+                        what: "the linear solver for a matrix".into(),
+                        hint: "a dense workload has no recurrence; use the dense solver",
+                    });
+                }
+                _ => Box::new(DenseOracle::new(dense_matrix(workload)?)),
+            };
+            let DualSolution { v, certificate, .. } = solve(oracle.as_mut(), start, options, observe)?;
             Ok(Optimum { v, certificate, solver, primal: None })
         }
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),

@@ -46,6 +46,11 @@ impl LowerBanded {
         &self.rows[i * (self.bandwidth + 1)..][..self.bandwidth + 1]
     }
 
+    /// Column `j` from the diagonal down, in `N` places: zeros below the band and below the last row.
+    pub(crate) fn column<const N: usize>(&self, j: usize) -> [f64; N] {
+        std::array::from_fn(|k| if k <= self.bandwidth && j + k < self.n { self.row(j + k)[k] } else { 0.0 })
+    }
+
     /// The entry `(i, j)`, zero outside the band.
     pub fn at(&self, i: usize, j: usize) -> f64 {
         if j > i || i - j > self.bandwidth { 0.0 } else { self.row(i)[i - j] }
@@ -92,6 +97,25 @@ impl LowerBanded {
         }
     }
 
+    /// `Mᵀ x`, in place.
+    pub fn multiply_transposed(&self, x: &mut [f64]) {
+        assert_eq!(x.len(), self.n);
+        for j in 0..self.n {
+            let reach = self.bandwidth.min(self.n - 1 - j);
+            x[j] = (0..=reach).map(|k| self.row(j + k)[k] * x[j + k]).sum();
+        }
+    }
+
+    /// `M⁻ᵀ x`, in place, by backward substitution.
+    pub fn solve_transposed(&self, x: &mut [f64]) {
+        assert_eq!(x.len(), self.n);
+        for j in (0..self.n).rev() {
+            let reach = self.bandwidth.min(self.n - 1 - j);
+            let known: f64 = (1..=reach).map(|k| self.row(j + k)[k] * x[j + k]).sum();
+            x[j] = (x[j] - known) / self.row(j)[0];
+        }
+    }
+
     /// Dense copy.
     pub fn to_dense(&self) -> Mat<f64> {
         Mat::from_fn(self.n, self.n, |i, j| self.at(i, j))
@@ -112,5 +136,40 @@ impl LowerBanded {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn products_and_solves_are_those_of_the_dense_matrix(
+            n in 1..9_usize,
+            bandwidth in 0..4_usize,
+            entries in prop::collection::vec(-1.0..1.0_f64, 36),
+            x in prop::collection::vec(-1.0..1.0_f64, 9),
+        ) {
+            let m = LowerBanded::from_fn(n, bandwidth, |i, k| {
+                if k == 0 { 0.5 + entries[4 * i].abs() } else { entries[4 * i + k] }
+            });
+            let x = &x[..n];
+            let dense = m.to_dense();
+            let close = |a: &[f64], exact: &dyn Fn(usize) -> f64| {
+                a.iter().enumerate().all(|(i, a)| (a - exact(i)).abs() < 1e-12 * (1.0 + a.abs()))
+            };
+            let mut y = x.to_vec();
+            m.multiply(&mut y);
+            prop_assert!(close(&y, &|i| (0..n).map(|j| dense[(i, j)] * x[j]).sum()));
+            m.solve(&mut y);
+            prop_assert!(y.iter().zip(x).all(|(a, b)| (a - b).abs() < 1e-8));
+            let mut y = x.to_vec();
+            m.multiply_transposed(&mut y);
+            prop_assert!(close(&y, &|j| (0..n).map(|i| dense[(i, j)] * x[i]).sum()));
+            m.solve_transposed(&mut y);
+            prop_assert!(y.iter().zip(x).all(|(a, b)| (a - b).abs() < 1e-8));
+        }
     }
 }

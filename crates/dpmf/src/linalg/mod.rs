@@ -1,9 +1,10 @@
 //! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
 
 pub mod banded;
-mod front;
-mod lanes;
+pub(crate) mod front;
+pub(crate) mod lanes;
 pub mod rational;
+pub(crate) mod spectrum;
 pub mod udu;
 
 /// Widest band for which the array algorithms are compiled; momentum with averaged iterates needs 3.
