@@ -9,10 +9,12 @@
 
 mod dense;
 mod independent;
+mod toeplitz;
 pub mod tree;
 
 pub use dense::Dense;
 pub use independent::Independent;
+pub use toeplitz::Toeplitz;
 pub use tree::Tree;
 
 use crate::error::Result;
@@ -69,6 +71,8 @@ pub enum Factorization {
     Independent(Independent),
     /// A lower-triangular matrix.
     Dense(Dense),
+    /// A lower-triangular Toeplitz matrix.
+    Toeplitz(Toeplitz),
     /// Tree aggregation.
     Tree(Tree),
 }
@@ -82,6 +86,7 @@ impl Factorization {
         Ok(match self {
             Self::Independent(independent) => Self::Independent(*independent),
             Self::Dense(dense) => Self::Dense(dense.rounded()?),
+            Self::Toeplitz(toeplitz) => Self::Toeplitz(toeplitz.rounded()?),
             Self::Tree(tree) if tree.decoder() == tree::Decoder::HonakerFull => {
                 Self::Dense(Dense::from_coloring(tree.to_lower_triangular()?)?.rounded()?)
             }
@@ -93,6 +98,7 @@ impl Factorization {
         match self {
             Self::Independent(independent) => independent,
             Self::Dense(dense) => dense,
+            Self::Toeplitz(toeplitz) => toeplitz,
             Self::Tree(tree) => tree,
         }
     }

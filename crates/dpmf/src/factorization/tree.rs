@@ -41,7 +41,7 @@ pub struct Level {
 /// of a node at level `k` is `c_k` on its leaves, `c_k = (1 − below_k) / own_k`, so that `N C = I` holds for
 /// any coefficients, also rounded ones; unrounded, `c_k = 1`.
 ///
-/// Reference: \[Honaker15\] §3.2 and §3.4; Proposition A.1 of \[DMRST22\].
+/// Reference: \[Honaker15\] §3.2 and §3.4; Proposition C.1 of \[DMRST22\].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tree {
     steps: usize,
@@ -149,7 +149,9 @@ impl Tree {
     ///
     /// Cost: O(n²), the size of the result.
     ///
-    /// Errors: any other decoder; a size that memory cannot hold is the caller's to avoid.
+    /// Errors: any other decoder.
+    ///
+    /// Reference: Proposition 2.2 of \[DMRST22\].
     pub fn to_lower_triangular(&self) -> Result<Mat<f64>> {
         if self.decoder != Decoder::HonakerFull {
             return Err(Error::Unsupported {

@@ -9,7 +9,7 @@ mod container;
 
 use crate::error::{Error, Result};
 use crate::factorization::tree::{Decoder, Level};
-use crate::factorization::{Dense, Factorization, Independent, Tree};
+use crate::factorization::{Dense, Factorization, Independent, Toeplitz, Tree};
 use crate::mechanism::{Bound, Mechanism, Privacy};
 use crate::participation::Participation;
 use crate::workload::{Optimizer, Workload};
@@ -46,6 +46,7 @@ enum WorkloadHeader {
 enum FactorizationHeader {
     Independent,
     Dense,
+    Toeplitz,
     Tree { decoder: Decoder },
 }
 
@@ -131,6 +132,10 @@ fn encode(mechanism: &Mechanism) -> Result<(String, Tensors)> {
             tensors.put_f32("dense.lower_triangle", &[n * (n + 1) / 2], lower);
             FactorizationHeader::Dense
         }
+        Factorization::Toeplitz(toeplitz) => {
+            tensors.put_f32("toeplitz.first_column", &[n], toeplitz.coloring().iter().copied());
+            FactorizationHeader::Toeplitz
+        }
         Factorization::Tree(tree) => {
             let levels = tree.levels();
             tensors.put_f32("tree.own", &[levels.len()], levels.iter().map(|level| level.own));
@@ -183,6 +188,10 @@ fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
             let (_, lower) = tensors.take("dense.lower_triangle", &[Some(length)])?;
             let coloring = Mat::from_fn(n, n, |i, j| if j <= i { lower[i * (i + 1) / 2 + j] } else { 0.0 });
             Factorization::Dense(Dense::from_coloring(coloring)?)
+        }
+        FactorizationHeader::Toeplitz => {
+            let (_, column) = tensors.take("toeplitz.first_column", &[Some(n)])?;
+            Factorization::Toeplitz(Toeplitz::new(column)?)
         }
         FactorizationHeader::Tree { decoder } => {
             let (_, own) = tensors.take("tree.own", &[None])?;

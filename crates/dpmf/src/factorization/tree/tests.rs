@@ -102,7 +102,7 @@ fn losses_of_the_golden_file() {
 
 #[test]
 fn honaker_column_of_the_paper() {
-    // Table 2 of [DMRST22], √L of Honaker online.
+    // Table 3 of [DMRST22], √L of Honaker online.
     for (n, root) in [(256, 74.4), (512, 116.5), (1024, 180.8), (2048, 278.3), (4096, 425.6)] {
         assert!((total_loss(n, Decoder::HonakerOnline).sqrt() - root).abs() < 0.05, "{n}");
     }
