@@ -1,5 +1,6 @@
 //! Differentially private training with optimally correlated noise.
 
+pub mod catalog;
 pub mod error;
 pub mod factorization;
 pub mod factorize;
@@ -10,6 +11,7 @@ pub mod mechanism;
 pub mod participation;
 pub mod workload;
 
+pub use catalog::{Catalog, Method};
 pub use error::{Error, Result};
 pub use factorization::{Factorization, Representation};
 pub use factorize::{Certificate, optimal};

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::factorization::{Factorization, Representation};
-use crate::factorize::{Certificate, Optimum};
+use crate::factorize::{Certificate, Optimum, lower_bound_at};
 use crate::loss::Loss;
 use crate::participation::Participation;
 use crate::workload::Workload;
@@ -142,6 +142,13 @@ impl Mechanism {
     /// The privacy section of a calibrated mechanism.
     pub fn privacy(&self) -> Option<&Privacy> {
         self.privacy.as_ref()
+    }
+
+    /// The lower bound evaluated anew at its dual variable, without trusting the number that is stored.
+    ///
+    /// Cost: one evaluation of `diag X(v)`.
+    pub fn recompute_bound(&self) -> Result<Option<f64>> {
+        self.bound.as_ref().map(|bound| lower_bound_at(&self.workload, &bound.v)).transpose()
     }
 
     /// Loss as deployed against the lower bound.

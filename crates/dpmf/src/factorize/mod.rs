@@ -68,24 +68,36 @@ pub fn optimal(
     };
     let start: Vec<f64> = workload.column_norms_sq().into_iter().map(f64::sqrt).collect();
     match solver {
-        Solver::Auto => unreachable!("resolved above"),
-        Solver::Linear | Solver::Dense => {
-            let mut oracle: Box<dyn Oracle> = match (solver, workload.recurrence()) {
-                (Solver::Linear, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
-                (Solver::Linear, None) => {
-                    return Err(Error::Unsupported {
-                        what: "the linear solver for a matrix".into(),
-                        hint: "a dense workload has no recurrence; use the dense solver",
-                    });
-                }
-                _ => Box::new(DenseOracle::new(dense_matrix(workload)?)),
-            };
+        Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
+        Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
+        Solver::Auto | Solver::Linear | Solver::Dense => {
+            let mut oracle = oracle(workload, solver)?;
             let DualSolution { v, certificate, .. } = solve(oracle.as_mut(), start, options, observe)?;
             Ok(Optimum { v, certificate, solver, primal: None })
         }
-        Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
-        Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
     }
+}
+
+/// The lower bound `(Σ v_i x_i)² / Σ v_i` at any positive `v`, rounded down.
+///
+/// Guarantee: no factorization of the workload has a loss below it.
+pub fn lower_bound_at(workload: &Workload, v: &[f64]) -> Result<f64> {
+    let Diagonal { x, relative_error } = oracle(workload, Solver::Auto)?.diagonal(v, 1e-12)?;
+    let phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
+    Ok(phi * phi / v.iter().sum::<f64>() * (1.0 - relative_error).powi(2))
+}
+
+fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
+    Ok(match (solver, workload.recurrence()) {
+        (Solver::Linear | Solver::Auto, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
+        (Solver::Linear, None) => {
+            return Err(Error::Unsupported {
+                what: "the linear solver for a matrix".into(),
+                hint: "a dense workload has no recurrence; use the dense solver",
+            });
+        }
+        _ => Box::new(DenseOracle::new(dense_matrix(workload)?)),
+    })
 }
 
 fn descend(

@@ -1,0 +1,149 @@
+//! `dpmf inspect` and `dpmf verify`.
+
+use crate::report::{Report, number};
+use dpmf::{Factorization, Mechanism, Representation, format};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Say what a mechanism file holds: workload, factorization, loss, certificate and privacy.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A mechanism file
+    file: PathBuf,
+}
+
+/// Recompute everything that a mechanism file claims: hash, sensitivity, loss and lower bound.
+///
+/// The lower bound is evaluated anew at the dual variable in the file, so the certificate is checked without
+/// trusting the solver that found it. The hash detects damage, not malice.
+#[derive(clap::Args)]
+pub struct VerifyArgs {
+    /// A mechanism file
+    file: PathBuf,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let mechanism = format::load(&args.file)?;
+    let (json, text) = describe(&mechanism)?;
+    Ok(Report::new(json, text))
+}
+
+fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
+    let (loss, cost) = (mechanism.loss(), mechanism.factorization().cost());
+    let certificate = mechanism.certificate();
+    let hash: String = format::hash(mechanism)?.iter().map(|b| format!("{b:02x}")).collect();
+    let json = json!({
+        "steps": mechanism.workload().steps(),
+        "format": format::FORMAT,
+        "hash": hash,
+        "workload": workload_json(mechanism),
+        "factorization": kind(mechanism.factorization()),
+        "participation": mechanism.participation(),
+        "sensitivity": mechanism.sensitivity(),
+        "sqrt_loss": loss.sqrt_total(),
+        "max_sqrt_loss": loss.max_sqrt(),
+        "final_sqrt_loss": loss.final_sqrt(),
+        "certificate": certificate,
+        "ratio_to_bound": certificate.map(|c| c.ratio_to_bound()),
+        "buffers": cost.buffers,
+        "work": cost.work,
+        "privacy": mechanism.privacy(),
+    });
+    let mut text = String::new();
+    writeln!(text, "mechanism     {} for {} steps", kind(mechanism.factorization()), mechanism.workload().steps())?;
+    writeln!(text, "hash          {hash}")?;
+    match mechanism.workload().optimizer() {
+        Some((optimizer, rates)) => {
+            let (low, high) = rates.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), &r| (l.min(r), h.max(r)));
+            writeln!(
+                text,
+                "workload      momentum {}{}, weight decay {}{}, step sizes {low} to {high}, average {:?}",
+                optimizer.momentum,
+                if optimizer.nesterov { " (Nesterov)" } else { "" },
+                optimizer.weight_decay,
+                if optimizer.coupled { " (coupled)" } else { "" },
+                optimizer.average,
+            )?;
+        }
+        None => writeln!(text, "workload      a matrix")?,
+    }
+    writeln!(text, "sensitivity   {} (single participation, after rounding to f32)", mechanism.sensitivity())?;
+    writeln!(
+        text,
+        "√loss         {}   worst step {}, last step {}",
+        number(loss.sqrt_total()),
+        number(loss.max_sqrt()),
+        number(loss.final_sqrt())
+    )?;
+    match certificate {
+        Some(c) => writeln!(
+            text,
+            "certificate   {:.7} times the lower bound {}",
+            c.ratio_to_bound(),
+            number(c.lower_bound.sqrt())
+        )?,
+        None => writeln!(text, "certificate   none")?,
+    }
+    writeln!(text, "streaming     {} buffers, {} multiply-adds a coordinate and step", cost.buffers, number(cost.work))?;
+    match mechanism.privacy() {
+        Some(p) => writeln!(
+            text,
+            "privacy       ε = {}, δ = {} at noise multiplier {} and clip {}",
+            p.epsilon, p.delta, p.noise_multiplier, p.clip
+        )?,
+        None => writeln!(text, "privacy       not calibrated")?,
+    }
+    Ok((json, text))
+}
+
+fn workload_json(mechanism: &Mechanism) -> Value {
+    match mechanism.workload().optimizer() {
+        Some((optimizer, rates)) => json!({ "optimizer": optimizer, "learning_rates": rates }),
+        None => json!("matrix"),
+    }
+}
+
+fn kind(factorization: &Factorization) -> &'static str {
+    match factorization {
+        Factorization::Independent(_) => "independent",
+        Factorization::Dense(_) => "dense",
+        Factorization::Toeplitz(_) => "toeplitz",
+        Factorization::Tree(_) => "tree",
+    }
+}
+
+pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {
+    // Loading checks the hash and recomputes sensitivity and loss from the coefficients.
+    let mechanism = format::load(&args.file)?;
+    let recomputed = mechanism.recompute_bound()?;
+    let stated = mechanism.bound().map(|bound| bound.lower_bound);
+    // A bound may be understated without harm; it must not be overstated beyond rounding.
+    let holds = match (stated, recomputed) {
+        (Some(stated), Some(recomputed)) => stated <= recomputed * (1.0 + 1e-9),
+        _ => true,
+    };
+    let json = json!({
+        "ok": holds,
+        "sensitivity": mechanism.sensitivity(),
+        "sqrt_loss": mechanism.loss().sqrt_total(),
+        "lower_bound": stated,
+        "recomputed_lower_bound": recomputed,
+        "ratio_to_bound": recomputed.map(|bound| (mechanism.loss().total() / bound).sqrt()),
+    });
+    let mut text = String::new();
+    writeln!(text, "hash          matches")?;
+    writeln!(text, "sensitivity   {} recomputed, not understated", mechanism.sensitivity())?;
+    writeln!(text, "√loss         {} recomputed", number(mechanism.loss().sqrt_total()))?;
+    match (stated, recomputed) {
+        (Some(stated), Some(recomputed)) => {
+            let verdict = if holds { "holds" } else { "is OVERSTATED" };
+            writeln!(text, "lower bound   {} {verdict}; recomputed {}", number(stated), number(recomputed))?;
+            writeln!(text, "ratio         {:.7}", (mechanism.loss().total() / recomputed).sqrt())?;
+        }
+        _ => writeln!(text, "lower bound   none in the file")?,
+    }
+    let mut report = Report::new(json, text);
+    report.failed = !holds;
+    Ok(report)
+}

@@ -1,0 +1,147 @@
+//! The program as a user runs it.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn dpmf(arguments: &[&str]) -> std::process::Output {
+    Command::cargo_bin("dpmf").unwrap().args(arguments).output().unwrap()
+}
+
+/// Runs with `--json`; standard output must hold exactly one object.
+fn json(arguments: &[&str]) -> Value {
+    let output = dpmf(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["schema"], 1);
+    value
+}
+
+fn failure(arguments: &[&str]) -> (String, String) {
+    let output = dpmf(&[arguments, &["--json"]].concat());
+    assert!(!output.status.success(), "{arguments:?} must fail");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["schema"], 1);
+    let text = |key: &str| value["error"][key].as_str().unwrap().to_owned();
+    (text("kind"), text("message"))
+}
+
+fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+/// Golden √loss of the prefix sum; see golden/PROVENANCE.md.
+#[test]
+fn factorize_reaches_the_golden_optimum_with_every_solver() {
+    for solver in ["auto", "linear", "dense"] {
+        let found = json(&["factorize", "--steps", "256", "--solver", solver]);
+        assert!((float(&found["sqrt_loss"]) - 40.390631).abs() < 3e-5, "{found}");
+        assert!(float(&found["gap"]) <= 1e-6);
+        assert!(float(&found["lower_bound"]) <= float(&found["loss"]));
+        assert_eq!(found["solver"], if solver == "auto" { "linear" } else { solver });
+    }
+}
+
+/// Golden √loss with momentum; see golden/PROVENANCE.md.
+#[test]
+fn factorize_takes_momentum() {
+    for (beta, expected) in [("0.9", 411.62442), ("0.95", 719.989262)] {
+        let found = json(&["factorize", "--steps", "512", "--momentum", beta]);
+        assert!((float(&found["sqrt_loss"]) / expected - 1.0).abs() < 6e-7, "{found}");
+    }
+}
+
+/// Table "loss_values" of the paper, to the printed digits, at its two smallest sizes.
+#[test]
+fn compare_prints_the_table_of_the_paper() {
+    for (n, honaker, optimal) in [("256", 74.4, 40.4), ("512", 116.5, 62.0)] {
+        let found = json(&["compare", "--steps", n, "--mechanism", "honaker-online,optimal,sqrt-toeplitz"]);
+        let row = |name: &str| {
+            let rows = found["rows"].as_array().unwrap();
+            rows.iter().find(|row| row["mechanism"] == name).unwrap().clone()
+        };
+        let rounded = |row: Value| (float(&row["sqrt_loss"]) * 10.0).round() / 10.0;
+        assert_eq!(rounded(row("honaker-online")), honaker);
+        assert_eq!(rounded(row("optimal")), optimal);
+        let ratio = float(&row("optimal")["ratio_to_bound"]);
+        assert!((1.0..1.000001).contains(&ratio), "{ratio}");
+    }
+}
+
+#[test]
+fn a_mechanism_file_can_be_inspected_and_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let file = path.to_str().unwrap();
+    json(&["factorize", "--steps", "24", "--momentum", "0.9", "--schedule", "cooldown:0.25:0.05", "--out", file]);
+    let inspected = json(&["inspect", file]);
+    assert_eq!(inspected["steps"], 24);
+    assert_eq!(inspected["workload"]["optimizer"]["momentum"], 0.9);
+    let verified = json(&["verify", file]);
+    assert_eq!(verified["ok"], true);
+    assert_eq!(inspected["sqrt_loss"], verified["sqrt_loss"]);
+
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let (kind, message) = failure(&["verify", file]);
+    assert_eq!(kind, "format");
+    assert!(message.contains("hash does not match"), "{message}");
+}
+
+#[test]
+fn workloads_come_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    // The prefix sum for n = 3 as a matrix; golden total loss 4.6078616.
+    let matrix = write("s.csv", "1,0,0\n1,1,0\n1,1,1\n");
+    let found = json(&["factorize", "--matrix", &matrix]);
+    assert!((float(&found["loss"]) - 4.6078616).abs() < 1e-5);
+    assert_eq!(found["solver"], "dense");
+    let schedule = write("eta.txt", "1\n1\n1\n");
+    let found = json(&["factorize", "--schedule-file", &schedule]);
+    assert!((float(&found["loss"]) - 4.6078616).abs() < 1e-5);
+    let (kind, _) = failure(&["factorize", "--schedule-file", &schedule, "--steps", "4"]);
+    assert_eq!(kind, "wrong-length");
+    let upper = write("u.csv", "1,1\n0,1\n");
+    let (_, message) = failure(&["factorize", "--matrix", &upper]);
+    assert!(message.contains("[0, 1] is 1, but a workload must be lower triangular"), "{message}");
+}
+
+#[test]
+fn bad_input_is_answered_in_words() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["factorize", "--steps", "0"], "steps is 0"),
+        (&["factorize", "--steps", "8", "--momentum", "1"], "momentum is 1"),
+        (&["factorize", "--steps", "8", "--momentum", "nan"], "momentum is NaN"),
+        (&["factorize", "--steps", "8", "--weight-decay", "1"], "learning rate[0] is 1"),
+        (&["factorize", "--steps", "8", "--schedule", "linear"], "schedule is linear"),
+        (&["factorize", "--steps", "8", "--gap", "0"], "gap is 0"),
+        (&["factorize", "--steps", "8", "--average", "ema:1"], "average decay is 1"),
+        (&["factorize"], "--steps"),
+        (&["factorize", "--steps", "1.5"], "not a whole number"),
+        (&["factorize", "--steps", "8", "--matrix", "x.npy"], "cannot be used with"),
+        (&["compare", "--steps", "8", "--mechanism", "magic"], "mechanism is magic"),
+        (&["inspect", "no-such-file.safetensors"], "no-such-file.safetensors"),
+        (&["verify", "Cargo.toml"], "Cargo.toml"),
+        (&["nonsense"], "nonsense"),
+    ];
+    for (arguments, expected) in cases {
+        let (_, message) = failure(arguments);
+        assert!(message.contains(expected), "{arguments:?}: {message}");
+        let output = dpmf(arguments);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(expected), "{arguments:?}");
+    }
+}
+
+#[test]
+fn tables_are_readable_text() {
+    let output = dpmf(&["compare", "--steps", "16", "--momentum", "0.9"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("momentum 0.9, 16 steps"), "{text}");
+    assert!(text.contains("honaker-online"));
+}

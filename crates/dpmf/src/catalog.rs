@@ -1,0 +1,144 @@
+//! All mechanisms by name, for tables, training and tests.
+
+use crate::error::{Error, Result};
+use crate::factorization::tree::Decoder;
+use crate::factorization::{Factorization, Independent, Toeplitz, Tree};
+use crate::factorize::{Observer, Optimum, Options, Solver, optimal};
+use crate::mechanism::{Bound, Mechanism};
+use crate::participation::Participation;
+use crate::workload::Workload;
+use serde::{Deserialize, Serialize};
+use std::cell::OnceCell;
+
+/// A mechanism by its name in every table.
+///
+/// Those made for the prefix sum serve any other workload by post-processing, `B = A S⁻¹B_S`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// Independent noise at every step, as in DP-SGD.
+    Independent,
+    /// Tree aggregation with the plain binary decoder.
+    Tree,
+    /// Tree aggregation with Honaker's estimator from below, as in DP-FTRL.
+    HonakerOnline,
+    /// Tree aggregation with Honaker's estimator from all nodes.
+    HonakerFull,
+    /// The square root of the prefix sum.
+    SqrtToeplitz,
+    /// The optimum of the prefix sum.
+    OptimalPrefix,
+    /// The optimum of the workload.
+    Optimal,
+}
+
+impl Method {
+    /// Every mechanism, in the order of the tables.
+    pub const ALL: [Method; 7] = [
+        Method::Independent,
+        Method::Tree,
+        Method::HonakerOnline,
+        Method::HonakerFull,
+        Method::SqrtToeplitz,
+        Method::OptimalPrefix,
+        Method::Optimal,
+    ];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Independent => "independent",
+            Method::Tree => "tree",
+            Method::HonakerOnline => "honaker-online",
+            Method::HonakerFull => "honaker-full",
+            Method::SqrtToeplitz => "sqrt-toeplitz",
+            Method::OptimalPrefix => "optimal-prefix",
+            Method::Optimal => "optimal",
+        }
+    }
+}
+
+impl std::str::FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Method::ALL.into_iter().find(|method| method.name() == text);
+        found.ok_or_else(|| {
+            Error::argument(
+                "mechanism",
+                text,
+                "it must be independent, tree, honaker-online, honaker-full, sqrt-toeplitz, optimal-prefix, \
+                 structured, optimal or state-space",
+            )
+        })
+    }
+}
+
+/// Builds mechanisms for one workload, solving for each optimum once.
+pub struct Catalog {
+    workload: Workload,
+    solver: Solver,
+    options: Options,
+    optimum: OnceCell<Optimum>,
+    prefix: OnceCell<Optimum>,
+}
+
+impl Catalog {
+    /// A catalogue for the workload; nothing is solved yet.
+    pub fn new(workload: Workload, solver: Solver, options: Options) -> Self {
+        Self { workload, solver, options, optimum: OnceCell::new(), prefix: OnceCell::new() }
+    }
+
+    /// The workload.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// The optimum of the workload.
+    pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
+        solved(&self.optimum, || optimal(&self.workload, self.solver, &self.options, observe))
+    }
+
+    /// The optimum of the prefix sum with as many steps.
+    fn prefix(&self, observe: Observer<'_>) -> Result<&Optimum> {
+        if self.workload.is_prefix_sum() {
+            return self.optimum(observe);
+        }
+        let workload = Workload::prefix_sum(self.workload.steps())?;
+        solved(&self.prefix, || optimal(&workload, Solver::Auto, &self.options, observe))
+    }
+
+    /// A factorization by name, before rounding.
+    ///
+    /// Errors: those of the solver, and of sizes that do not fit a dense matrix.
+    pub fn factorization(&self, method: Method, observe: Observer<'_>) -> Result<Factorization> {
+        let n = self.workload.steps();
+        Ok(match method {
+            Method::Independent => Factorization::Independent(Independent::new(n)),
+            Method::Tree => Factorization::Tree(Tree::new(n, Decoder::Binary)?),
+            Method::HonakerOnline => Factorization::Tree(Tree::new(n, Decoder::HonakerOnline)?),
+            Method::HonakerFull => Factorization::Tree(Tree::new(n, Decoder::HonakerFull)?),
+            Method::SqrtToeplitz => Factorization::Toeplitz(Toeplitz::sqrt_prefix_sum(n)?),
+            Method::OptimalPrefix => {
+                let prefix = Workload::prefix_sum(n)?;
+                Factorization::Dense(self.prefix(observe)?.to_dense(&prefix)?.0)
+            }
+            Method::Optimal => Factorization::Dense(self.optimum(observe)?.to_dense(&self.workload)?.0),
+        })
+    }
+
+    /// A mechanism by name, as deployed, with the lower bound for its workload.
+    pub fn mechanism(&self, method: Method, observe: Observer<'_>) -> Result<Mechanism> {
+        let factorization = self.factorization(method, observe)?;
+        let bound = Bound::from(self.optimum(observe)?);
+        Mechanism::new(self.workload.clone(), &factorization, Participation::Single)?.with_bound(bound)
+    }
+}
+
+fn solved(cell: &OnceCell<Optimum>, solve: impl FnOnce() -> Result<Optimum>) -> Result<&Optimum> {
+    if let Some(optimum) = cell.get() {
+        return Ok(optimum);
+    }
+    let optimum = solve()?;
+    Ok(cell.get_or_init(|| optimum))
+}

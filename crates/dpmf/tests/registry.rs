@@ -1,0 +1,155 @@
+//! Properties that every mechanism in the catalogue must have: a new one is covered by joining `Method::ALL`.
+
+use dpmf::factorize::{Options, Progress, Solver};
+use dpmf::{Average, Catalog, Factorization, Method, Optimizer, Representation, Schedule, Workload, format};
+use faer::Mat;
+use proptest::prelude::*;
+use std::ops::ControlFlow;
+
+fn quiet(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn workload(n: usize, optimizer: Optimizer, schedule: &str) -> Workload {
+    Workload::sgd(schedule.parse::<Schedule>().unwrap().values(n), optimizer).unwrap()
+}
+
+/// One workload of every kind.
+fn workloads(n: usize) -> Vec<(&'static str, Workload)> {
+    let momentum = Optimizer { momentum: 0.9, ..Default::default() };
+    let nesterov = Optimizer { nesterov: true, ..momentum };
+    let decoupled = Optimizer { weight_decay: 0.2, ..momentum };
+    let coupled = Optimizer { coupled: true, ..decoupled };
+    let uniform = Optimizer { average: Average::Uniform, ..Default::default() };
+    let ema = Optimizer { average: Average::Ema(0.7), ..momentum };
+    let matrix = Mat::from_fn(n, n, |i, j| if i >= j { 1.0 / (1.0 + (i - j) as f64).sqrt() } else { 0.0 });
+    vec![
+        ("prefix sum", Workload::prefix_sum(n).unwrap()),
+        ("schedule", workload(n, Optimizer::default(), "warmup:4+cosine:0.1")),
+        ("momentum", workload(n, momentum, "constant")),
+        ("cooldown", workload(n, momentum, "cooldown:0.25:0.05")),
+        ("nesterov", workload(n, nesterov, "decay:0.25:0.15")),
+        ("decoupled decay", workload(n, decoupled, "constant")),
+        ("coupled decay", workload(n, coupled, "exp:0.95")),
+        ("uniform average", workload(n, uniform, "constant")),
+        ("exponential average", workload(n, ema, "constant")),
+        ("matrix", Workload::dense(matrix).unwrap()),
+    ]
+}
+
+fn catalog(workload: Workload) -> Catalog {
+    Catalog::new(workload, Solver::Auto, Options { gap: 1e-7, ..Options::default() })
+}
+
+fn coloring(factorization: &Factorization) -> Mat<f64> {
+    let (n, m) = (factorization.steps(), factorization.noise_rows());
+    let mut dense = Mat::zeros(n, m);
+    let mut rows = factorization.coloring_rows();
+    let mut row = vec![0.0; m];
+    for i in 0..n {
+        row.fill(0.0);
+        rows(&mut row);
+        for j in 0..m {
+            dense[(i, j)] = row[j];
+        }
+    }
+    dense
+}
+
+/// `N C = I` (so `B C = A`), norms equal those of the dense matrices, loss is not below the bound, and files
+/// round-trip, for what is designed and for what is deployed.
+fn check(name: &str, catalog: &Catalog, method: Method) {
+    let n = catalog.workload().steps();
+    let label = format!("{} for {name}, n = {n}", method.name());
+    let designed = catalog.factorization(method, &mut quiet).unwrap();
+    let mechanism = catalog.mechanism(method, &mut quiet).unwrap();
+    let a = catalog.workload().to_dense();
+    for factorization in [&designed, mechanism.factorization()] {
+        let (coloring, encoder) = (coloring(factorization), factorization.encoder());
+        let identity = &coloring * &encoder;
+        let distance = (identity - Mat::<f64>::identity(n, n)).norm_max();
+        assert!(distance < 1e-8, "{label}: N C is off the identity by {distance:e}");
+
+        let decoder = &a * &coloring;
+        let decoder_norms = factorization.decoder_row_norms_sq(catalog.workload());
+        let encoder_norms = factorization.encoder_column_norms_sq();
+        for i in 0..n {
+            let exact = decoder.row(i).squared_norm_l2();
+            assert!((decoder_norms[i] - exact).abs() <= 1e-8 * exact, "{label}: row {i}");
+            let exact = encoder.col(i).squared_norm_l2();
+            assert!((encoder_norms[i] - exact).abs() <= 1e-8 * exact, "{label}: column {i}");
+        }
+        let sensitivity = dpmf::Participation::Single.sensitivity(&encoder_norms);
+        for j in 0..n {
+            assert!(encoder.col(j).norm_l2() <= sensitivity, "{label}: column {j} exceeds the sensitivity");
+        }
+    }
+
+    let certificate = mechanism.certificate().unwrap();
+    assert!(certificate.gap > -1e-12, "{label}: the loss beats its lower bound by {}", -certificate.gap);
+    let bytes = format::to_bytes(&mechanism).unwrap();
+    let back = format::from_bytes(&bytes).unwrap();
+    assert_eq!(back.loss(), mechanism.loss(), "{label}");
+    assert_eq!(back.certificate(), mechanism.certificate(), "{label}");
+    assert_eq!(format::to_bytes(&back).unwrap(), bytes, "{label}");
+    let recomputed = mechanism.recompute_bound().unwrap().unwrap();
+    assert!(certificate.lower_bound <= recomputed * (1.0 + 1e-6), "{label}");
+}
+
+#[test]
+fn every_mechanism_for_every_workload() {
+    for n in [1, 2, 3, 12, 33] {
+        for (name, workload) in workloads(n) {
+            let catalog = catalog(workload);
+            for method in Method::ALL {
+                check(name, &catalog, method);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn random_optimizers(
+        rates in prop::collection::vec(0.05..1.5_f64, 1..14),
+        momentum in prop_oneof![Just(0.0), 0.1..0.98_f64],
+        weight_decay in prop_oneof![Just(0.0), 0.01..0.5_f64],
+    ) {
+        let optimizer = Optimizer { momentum, weight_decay, ..Default::default() };
+        let catalog = catalog(Workload::sgd(rates, optimizer).unwrap());
+        for method in Method::ALL {
+            check("a random optimizer", &catalog, method);
+        }
+    }
+}
+
+/// The optimum is the best of all mechanisms, on every workload.
+#[test]
+fn nothing_beats_the_optimum() {
+    for (name, workload) in workloads(32) {
+        let catalog = catalog(workload);
+        let best = catalog.mechanism(Method::Optimal, &mut quiet).unwrap().loss().total();
+        for method in Method::ALL {
+            let loss = catalog.mechanism(method, &mut quiet).unwrap().loss().total();
+            assert!(loss >= best * (1.0 - 1e-6), "{} for {name}: {loss} < {best}", method.name());
+        }
+    }
+}
+
+/// At one and the same dual variable, the dense and the linear oracle agree.
+#[test]
+fn dense_and_linear_oracles_agree() {
+    use dpmf::factorize::{DenseOracle, LinearOracle, Oracle};
+    for (name, workload) in workloads(40) {
+        let Some(recurrence) = workload.recurrence() else { continue };
+        let v: Vec<f64> = (0..40).map(|i| 1.0 + (7.0 * i as f64).sin().abs() * 5.0).collect();
+        let sum = |oracle: &mut dyn Oracle| -> f64 {
+            oracle.diagonal(&v, 1e-13).unwrap().x.iter().zip(&v).map(|(x, v)| x * v).sum()
+        };
+        let dense = sum(&mut DenseOracle::new(workload.to_dense()));
+        let linear = sum(&mut LinearOracle::new(recurrence).unwrap());
+        assert!((dense / linear - 1.0).abs() < 1e-9, "{name}: {dense} {linear}");
+    }
+}
