@@ -9,11 +9,13 @@
 
 mod dense;
 mod independent;
+mod structured;
 mod toeplitz;
 pub mod tree;
 
 pub use dense::Dense;
 pub use independent::Independent;
+pub use structured::Structured;
 pub use toeplitz::Toeplitz;
 pub use tree::Tree;
 
