@@ -108,6 +108,8 @@ fn kind(factorization: &Factorization) -> &'static str {
     match factorization {
         Factorization::Independent(_) => "independent",
         Factorization::Dense(_) => "dense",
+        Factorization::StateSpace(_) => "state-space",
+        Factorization::Structured(_) => "structured",
         Factorization::Toeplitz(_) => "toeplitz",
         Factorization::Tree(_) => "tree",
     }

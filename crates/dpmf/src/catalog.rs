@@ -2,12 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::factorization::tree::Decoder;
-use crate::factorization::{Factorization, Independent, Toeplitz, Tree};
-use crate::factorize::{Observer, Optimum, Options, Solver, optimal};
+use crate::factorization::{Factorization, Independent, Structured, Toeplitz, Tree};
+use crate::factorize::{Observer, Optimum, Options, Solver, Target, optimal};
 use crate::mechanism::{Bound, Mechanism};
 use crate::participation::Participation;
 use crate::workload::Workload;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::cell::OnceCell;
 
 /// A mechanism by its name in every table.
@@ -28,20 +29,26 @@ pub enum Method {
     SqrtToeplitz,
     /// The optimum of the prefix sum.
     OptimalPrefix,
+    /// The paper's streaming approximation of the optimum: a few diagonals and a masked low-rank part.
+    Structured,
     /// The optimum of the workload.
     Optimal,
+    /// The optimum of the workload as a stream of a few states.
+    StateSpace,
 }
 
 impl Method {
     /// Every mechanism, in the order of the tables.
-    pub const ALL: [Method; 7] = [
+    pub const ALL: [Method; 9] = [
         Method::Independent,
         Method::Tree,
         Method::HonakerOnline,
         Method::HonakerFull,
         Method::SqrtToeplitz,
         Method::OptimalPrefix,
+        Method::Structured,
         Method::Optimal,
+        Method::StateSpace,
     ];
 
     /// The name.
@@ -53,7 +60,9 @@ impl Method {
             Method::HonakerFull => "honaker-full",
             Method::SqrtToeplitz => "sqrt-toeplitz",
             Method::OptimalPrefix => "optimal-prefix",
+            Method::Structured => "structured",
             Method::Optimal => "optimal",
+            Method::StateSpace => "state-space",
         }
     }
 }
@@ -123,8 +132,42 @@ impl Catalog {
                 let prefix = Workload::prefix_sum(n)?;
                 Factorization::Dense(self.prefix(observe)?.to_dense(&prefix)?.0)
             }
+            Method::Structured => {
+                let (diagonals, rank) = Structured::default_shape(n);
+                self.structured(diagonals, rank, observe)?
+            }
             Method::Optimal => Factorization::Dense(self.optimum(observe)?.to_dense(&self.workload)?.0),
+            Method::StateSpace => self.state_space(Target::default(), observe)?,
         })
+    }
+
+    /// The paper's structured form with `h` diagonals and rank `r`.
+    ///
+    /// It is fitted to the optimum of the workload, or of the prefix sum if the workload is a matrix, which has
+    /// no recurrence to stream.
+    pub fn structured(&self, diagonals: usize, rank: usize, observe: Observer<'_>) -> Result<Factorization> {
+        let (workload, optimum) = self.streamable(observe)?;
+        let recurrence = workload.recurrence().expect("streamable workloads are recurrences");
+        let (dense, _) = optimum.to_dense(&workload)?;
+        let mut decoder = dense.coloring().to_owned();
+        for j in 0..decoder.ncols() {
+            recurrence.apply(decoder.col_as_slice_mut(j));
+        }
+        Ok(Factorization::Structured(Structured::fit(decoder.as_ref(), recurrence, diagonals, rank)?))
+    }
+
+    /// The optimum as a stream of a few states; of the prefix sum if the workload is a matrix.
+    pub fn state_space(&self, target: Target, observe: Observer<'_>) -> Result<Factorization> {
+        let (workload, optimum) = self.streamable(observe)?;
+        Ok(Factorization::StateSpace(optimum.to_state_space(&workload, target)?))
+    }
+
+    /// The workload if it is a recurrence, else the prefix sum, with its optimum.
+    fn streamable(&self, observe: Observer<'_>) -> Result<(Cow<'_, Workload>, &Optimum)> {
+        if self.workload.recurrence().is_some() {
+            return Ok((Cow::Borrowed(&self.workload), self.optimum(observe)?));
+        }
+        Ok((Cow::Owned(Workload::prefix_sum(self.workload.steps())?), self.prefix(observe)?))
     }
 
     /// A mechanism by name, as deployed, with the lower bound for its workload.

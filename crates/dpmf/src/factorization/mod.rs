@@ -9,12 +9,14 @@
 
 mod dense;
 mod independent;
+pub mod state_space;
 mod structured;
 mod toeplitz;
 pub mod tree;
 
 pub use dense::Dense;
 pub use independent::Independent;
+pub use state_space::StateSpace;
 pub use structured::Structured;
 pub use toeplitz::Toeplitz;
 pub use tree::Tree;
@@ -73,6 +75,10 @@ pub enum Factorization {
     Independent(Independent),
     /// A lower-triangular matrix.
     Dense(Dense),
+    /// A filter of a few states.
+    StateSpace(StateSpace),
+    /// A few diagonals and a masked low-rank part.
+    Structured(Structured),
     /// A lower-triangular Toeplitz matrix.
     Toeplitz(Toeplitz),
     /// Tree aggregation.
@@ -88,6 +94,8 @@ impl Factorization {
         Ok(match self {
             Self::Independent(independent) => Self::Independent(*independent),
             Self::Dense(dense) => Self::Dense(dense.rounded()?),
+            Self::StateSpace(filter) => Self::StateSpace(filter.rounded()?),
+            Self::Structured(structured) => Self::Structured(structured.rounded()?),
             Self::Toeplitz(toeplitz) => Self::Toeplitz(toeplitz.rounded()?),
             Self::Tree(tree) if tree.decoder() == tree::Decoder::HonakerFull => {
                 Self::Dense(Dense::from_coloring(tree.to_lower_triangular()?)?.rounded()?)
@@ -100,6 +108,8 @@ impl Factorization {
         match self {
             Self::Independent(independent) => independent,
             Self::Dense(dense) => dense,
+            Self::StateSpace(filter) => filter,
+            Self::Structured(structured) => structured,
             Self::Toeplitz(toeplitz) => toeplitz,
             Self::Tree(tree) => tree,
         }

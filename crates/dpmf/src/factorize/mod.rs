@@ -13,6 +13,7 @@ pub use linear::Linear as LinearOracle;
 pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
 
 use crate::error::{Error, Result};
+use crate::factorization::state_space::Order;
 use crate::factorization::{self, Representation};
 use crate::workload::Workload;
 use faer::Mat;
@@ -20,6 +21,9 @@ use serde::{Deserialize, Serialize};
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
+
+/// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
+const MAX_STATES: usize = 32;
 
 /// How the optimum is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,7 +127,39 @@ fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     Ok(workload.to_dense())
 }
 
+/// How small a streaming factorization should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// As many states, one model-sized buffer each, as given.
+    Buffers(usize),
+    /// As few states as keep the root loss within this relative excess over the lower bound.
+    Tolerance(f64),
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Target::Tolerance(1e-4)
+    }
+}
+
 impl Optimum {
+    /// The optimum as a stream of a few states, coefficients on the f32 grid.
+    ///
+    /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
+    pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<factorization::StateSpace> {
+        let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
+            what: "streaming the optimum of a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense factorization",
+        })?;
+        let order = match target {
+            Target::Buffers(states) => Order::Fixed(states),
+            Target::Tolerance(excess) => {
+                Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
+            }
+        };
+        factorization::StateSpace::truncated(recurrence, &self.v, order)
+    }
+
     /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own
     /// measured loss.
     ///

@@ -9,10 +9,12 @@ mod container;
 
 use crate::error::{Error, Result};
 use crate::factorization::tree::{Decoder, Level};
-use crate::factorization::{Dense, Factorization, Independent, Toeplitz, Tree};
+use crate::factorization::state_space::Parts;
+use crate::factorization::{Dense, Factorization, Independent, StateSpace, Structured, Toeplitz, Tree};
+use crate::linalg::banded::LowerBanded;
 use crate::mechanism::{Bound, Mechanism, Privacy};
 use crate::participation::Participation;
-use crate::workload::{Optimizer, Workload};
+use crate::workload::{Optimizer, Recurrence, Workload};
 use container::Tensors;
 use faer::Mat;
 use serde::{Deserialize, Serialize};
@@ -46,6 +48,8 @@ enum WorkloadHeader {
 enum FactorizationHeader {
     Independent,
     Dense,
+    StateSpace { order: usize },
+    Structured { rank: usize },
     Toeplitz,
     Tree { decoder: Decoder },
 }
@@ -132,6 +136,27 @@ fn encode(mechanism: &Mechanism) -> Result<(String, Tensors)> {
             tensors.put_f32("dense.lower_triangle", &[n * (n + 1) / 2], lower);
             FactorizationHeader::Dense
         }
+        Factorization::StateSpace(filter) => {
+            let (r, parts) = (filter.order(), filter.parts());
+            tensors.put_f32("state_space.direct", &[n], parts.direct.iter().copied());
+            tensors.put_f32("state_space.output", &[n, r], parts.output.iter().copied());
+            tensors.put_f32("state_space.input", &[n, r], parts.input.iter().copied());
+            tensors.put_f32("state_space.increment", &[n, r * (r + 1) / 2], parts.increment.iter().copied());
+            FactorizationHeader::StateSpace { order: r }
+        }
+        Factorization::Structured(structured) => {
+            let rank = structured.rank();
+            let below = structured.left().len().checked_div(rank).unwrap_or(0);
+            tensors.put_f32("structured.left", &[below, rank], structured.left().iter().copied());
+            tensors.put_f32("structured.right", &[below, rank], structured.right().iter().copied());
+            put_banded(&mut tensors, "structured.band", structured.band());
+            let recurrence = structured.recurrence();
+            put_banded(&mut tensors, "structured.recurrence.left", &recurrence.left);
+            if let Some(right) = &recurrence.right {
+                put_banded(&mut tensors, "structured.recurrence.right", right);
+            }
+            FactorizationHeader::Structured { rank }
+        }
         Factorization::Toeplitz(toeplitz) => {
             tensors.put_f32("toeplitz.first_column", &[n], toeplitz.coloring().iter().copied());
             FactorizationHeader::Toeplitz
@@ -189,6 +214,34 @@ fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
             let coloring = Mat::from_fn(n, n, |i, j| if j <= i { lower[i * (i + 1) / 2 + j] } else { 0.0 });
             Factorization::Dense(Dense::from_coloring(coloring)?)
         }
+        FactorizationHeader::StateSpace { order: r } => {
+            let triangle = r.checked_mul(r.saturating_add(1)).map(|twice| twice / 2);
+            let triangle = triangle.ok_or_else(|| damaged(format!("{r} states are too many")))?;
+            let mut take = |name: &str, width: Option<usize>| {
+                let shape = [Some(n), width];
+                tensors.take(name, if width.is_some() { &shape } else { &shape[..1] }).map(|(_, values)| values)
+            };
+            let parts = Parts {
+                direct: take("state_space.direct", None)?,
+                output: take("state_space.output", Some(r))?,
+                input: take("state_space.input", Some(r))?,
+                increment: take("state_space.increment", Some(triangle))?,
+            };
+            Factorization::StateSpace(StateSpace::from_parts(r, parts)?)
+        }
+        FactorizationHeader::Structured { rank } => {
+            let (_, left) = tensors.take("structured.left", &[None, Some(rank)])?;
+            let (_, right) = tensors.take("structured.right", &[None, Some(rank)])?;
+            let band = take_banded(&mut tensors, "structured.band", n)?;
+            let recurrence = Recurrence {
+                left: take_banded(&mut tensors, "structured.recurrence.left", n)?,
+                right: match tensors.contains("structured.recurrence.right") {
+                    true => Some(take_banded(&mut tensors, "structured.recurrence.right", n)?),
+                    false => None,
+                },
+            };
+            Factorization::Structured(Structured::new(band, rank, left, right, recurrence)?)
+        }
         FactorizationHeader::Toeplitz => {
             let (_, column) = tensors.take("toeplitz.first_column", &[Some(n)])?;
             Factorization::Toeplitz(Toeplitz::new(column)?)
@@ -218,6 +271,21 @@ fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
     }
     tensors.finish()?;
     Ok(mechanism)
+}
+
+/// Rows from the diagonal leftwards, as the type itself holds them.
+fn put_banded(tensors: &mut Tensors, name: &str, matrix: &LowerBanded) {
+    let rows = (0..matrix.n()).flat_map(|i| matrix.row(i).iter().copied());
+    tensors.put_f32(name, &[matrix.n(), matrix.bandwidth() + 1], rows);
+}
+
+fn take_banded(tensors: &mut Tensors, name: &str, n: usize) -> Result<LowerBanded> {
+    let (shape, values) = tensors.take(name, &[Some(n), None])?;
+    let width = shape[1];
+    if width == 0 || width > n {
+        return Err(damaged(format!("tensor {name} has {width} diagonals, but 1 to {n} are needed")));
+    }
+    Ok(LowerBanded::from_fn(n, width - 1, |i, k| values[i * width + k]))
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 pub mod banded;
 pub(crate) mod front;
+pub(crate) mod gramian;
 pub(crate) mod lanes;
 pub mod rational;
+pub(crate) mod small;
 pub(crate) mod spectrum;
 pub mod udu;
 
