@@ -44,7 +44,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         "rows": rows.iter().map(|(name, mechanism)| row_json(name, mechanism, lower_bound)).collect::<Vec<_>>(),
     });
     let head = ["mechanism", "√loss", "max", "final", "ratio", "buffers", "work"];
-    let cells: Vec<_> = rows.iter().map(|(name, mechanism)| row_cells(name, mechanism, lower_bound)).collect();
+    let cells: Vec<_> =
+        rows.iter().map(|(name, mechanism)| row_cells(name, mechanism, lower_bound)).collect();
     let text = format!(
         "{}, {} steps; no mechanism has a √loss below {}\n\n{}",
         args.workload.describe(),

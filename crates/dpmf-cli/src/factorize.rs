@@ -15,8 +15,10 @@ use std::time::Instant;
 /// multiplier; the lower bound holds for every factorization. The solver stops when their relative gap is
 /// certified to be below --gap.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  dpmf factorize --steps 2048\n  dpmf factorize --steps 2048 --momentum 0.95 \
-    --schedule cooldown:0.25:0.05 --out m.safetensors")]
+#[command(
+    after_help = "Examples:\n  dpmf factorize --steps 2048\n  dpmf factorize --steps 2048 --momentum 0.95 \
+    --schedule cooldown:0.25:0.05 --out m.safetensors"
+)]
 pub struct Args {
     #[command(flatten)]
     workload: WorkloadArgs,
@@ -33,9 +35,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let workload = args.workload.build()?;
     let spinner = Spinner::new("factorize");
     let clock = Instant::now();
-    let optimum = dpmf::optimal(&workload, args.solver.solver.into(), &args.solver.options(), &mut |progress| {
-        spinner.observe(progress)
-    })?;
+    let optimum =
+        dpmf::optimal(&workload, args.solver.solver.into(), &args.solver.options(), &mut |progress| {
+            spinner.observe(progress)
+        })?;
     let seconds = clock.elapsed().as_secs_f64();
     let certificate = optimum.certificate;
     let iteration = dpmf::factorize::Iteration::from(args.solver.iteration);

@@ -51,7 +51,12 @@ fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
         "privacy": mechanism.privacy(),
     });
     let mut text = String::new();
-    writeln!(text, "mechanism     {} for {} steps", kind(mechanism.factorization()), mechanism.workload().steps())?;
+    writeln!(
+        text,
+        "mechanism     {} for {} steps",
+        kind(mechanism.factorization()),
+        mechanism.workload().steps()
+    )?;
     writeln!(text, "hash          {hash}")?;
     match mechanism.workload().optimizer() {
         Some((optimizer, rates)) => {
@@ -68,7 +73,11 @@ fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
         }
         None => writeln!(text, "workload      a matrix")?,
     }
-    writeln!(text, "sensitivity   {} (single participation, after rounding to f32)", mechanism.sensitivity())?;
+    writeln!(
+        text,
+        "sensitivity   {} (single participation, after rounding to f32)",
+        mechanism.sensitivity()
+    )?;
     writeln!(
         text,
         "√loss         {}   worst step {}, last step {}",
@@ -85,7 +94,12 @@ fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
         )?,
         None => writeln!(text, "certificate   none")?,
     }
-    writeln!(text, "streaming     {} buffers, {} multiply-adds a coordinate and step", cost.buffers, number(cost.work))?;
+    writeln!(
+        text,
+        "streaming     {} buffers, {} multiply-adds a coordinate and step",
+        cost.buffers,
+        number(cost.work)
+    )?;
     match mechanism.privacy() {
         Some(p) => writeln!(
             text,

@@ -6,6 +6,7 @@
 mod compare;
 mod factorize;
 mod inspect;
+mod plot;
 mod progress;
 mod report;
 mod workload;
@@ -36,6 +37,8 @@ enum Command {
     Factorize(factorize::Args),
     /// Put all mechanisms for a workload side by side
     Compare(compare::Args),
+    /// Draw a figure
+    Plot(plot::Args),
     /// Say what a mechanism file holds
     Inspect(inspect::Args),
     /// Recompute everything that a mechanism file claims
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Factorize(args) => factorize::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Plot(args) => plot::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => inspect::verify(args),
     };

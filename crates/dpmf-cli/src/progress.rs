@@ -25,7 +25,11 @@ impl Spinner {
     /// Shows one evaluation of the solver.
     pub fn observe(&self, progress: &Progress) -> ControlFlow<()> {
         let Progress { iteration, gap, loss, .. } = progress;
-        self.bar.set_message(format!("{}: iteration {iteration}, √loss {:.4}, gap {gap:.1e}", self.label, loss.sqrt()));
+        self.bar.set_message(format!(
+            "{}: iteration {iteration}, √loss {:.4}, gap {gap:.1e}",
+            self.label,
+            loss.sqrt()
+        ));
         ControlFlow::Continue(())
     }
 

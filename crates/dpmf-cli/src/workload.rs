@@ -61,7 +61,11 @@ impl WorkloadArgs {
                 if let Some(steps) = self.steps
                     && steps != rates.len()
                 {
-                    bail!(dpmf::Error::WrongLength { name: "schedule file", actual: rates.len(), expected: steps });
+                    bail!(dpmf::Error::WrongLength {
+                        name: "schedule file",
+                        actual: rates.len(),
+                        expected: steps
+                    });
                 }
                 rates
             }

@@ -72,7 +72,17 @@ fn a_mechanism_file_can_be_inspected_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
     let file = path.to_str().unwrap();
-    json(&["factorize", "--steps", "24", "--momentum", "0.9", "--schedule", "cooldown:0.25:0.05", "--out", file]);
+    json(&[
+        "factorize",
+        "--steps",
+        "24",
+        "--momentum",
+        "0.9",
+        "--schedule",
+        "cooldown:0.25:0.05",
+        "--out",
+        file,
+    ]);
     let inspected = json(&["inspect", file]);
     assert_eq!(inspected["steps"], 24);
     assert_eq!(inspected["workload"]["optimizer"]["momentum"], 0.9);

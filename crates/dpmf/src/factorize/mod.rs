@@ -9,8 +9,8 @@ mod newton;
 mod primal;
 
 pub use dense::Dense as DenseOracle;
-pub use linear::Linear as LinearOracle;
 pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
+pub use linear::Linear as LinearOracle;
 
 use crate::error::{Error, Result};
 use crate::factorization::state_space::Order;

@@ -8,8 +8,8 @@
 mod container;
 
 use crate::error::{Error, Result};
-use crate::factorization::tree::{Decoder, Level};
 use crate::factorization::state_space::Parts;
+use crate::factorization::tree::{Decoder, Level};
 use crate::factorization::{Dense, Factorization, Independent, StateSpace, Structured, Toeplitz, Tree};
 use crate::linalg::banded::LowerBanded;
 use crate::mechanism::{Bound, Mechanism, Privacy};
@@ -219,7 +219,9 @@ fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
             let triangle = triangle.ok_or_else(|| damaged(format!("{r} states are too many")))?;
             let mut take = |name: &str, width: Option<usize>| {
                 let shape = [Some(n), width];
-                tensors.take(name, if width.is_some() { &shape } else { &shape[..1] }).map(|(_, values)| values)
+                tensors
+                    .take(name, if width.is_some() { &shape } else { &shape[..1] })
+                    .map(|(_, values)| values)
             };
             let parts = Parts {
                 direct: take("state_space.direct", None)?,
@@ -282,8 +284,8 @@ fn put_banded(tensors: &mut Tensors, name: &str, matrix: &LowerBanded) {
 fn take_banded(tensors: &mut Tensors, name: &str, n: usize) -> Result<LowerBanded> {
     let (shape, values) = tensors.take(name, &[Some(n), None])?;
     let width = shape[1];
-    if width == 0 || width > n {
-        return Err(damaged(format!("tensor {name} has {width} diagonals, but 1 to {n} are needed")));
+    if width == 0 {
+        return Err(damaged(format!("tensor {name} has no diagonal")));
     }
     Ok(LowerBanded::from_fn(n, width - 1, |i, k| values[i * width + k]))
 }

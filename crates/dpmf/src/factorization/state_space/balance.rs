@@ -53,8 +53,7 @@ impl Balance {
         self.v.fill(0.0);
         // In units of the output: a state counts by what it does to the iterates.
         let unit: Vec<f64> = (0..n).map(|a| observability[a * n + a].max(0.0).sqrt()).collect();
-        let scaled: Vec<f64> =
-            (0..n * n).map(|k| controllability[k] * (unit[k / n] * unit[k % n])).collect();
+        let scaled: Vec<f64> = (0..n * n).map(|k| controllability[k] * (unit[k / n] * unit[k % n])).collect();
         let mut factor = small::pivoted_cholesky(&scaled, n, NEGLIGIBLE);
         let rank = factor.len() / n.max(1);
         for column in factor.chunks_exact_mut(n.max(1)) {
@@ -65,11 +64,7 @@ impl Balance {
         let mut image = vec![0.0; n * rank];
         let mut form = vec![0.0; rank * rank];
         multiply(&mut image, MatRef::from_row_major_slice(observability, n, n), z);
-        multiply(
-            &mut form,
-            z.transpose(),
-            MatRef::from_row_major_slice(&image, n, rank),
-        );
+        multiply(&mut form, z.transpose(), MatRef::from_row_major_slice(&image, n, rank));
         let mut vectors = vec![0.0; rank * rank];
         small::jacobi(&mut form, &mut vectors, rank, 1e-12);
         for k in 0..rank.min(self.columns) {
@@ -93,7 +88,7 @@ impl Balance {
             return;
         }
         let Self { v, w, image, small: form, gram, rotation, .. } = self;
-                // Rayleigh–Ritz for ΠΩ, symmetric in the inner product of Ω, on the span of V.
+        // Rayleigh–Ritz for ΠΩ, symmetric in the inner product of Ω, on the span of V.
         multiply(w, by_rows(observability, n), by_rows(v, n));
         multiply(gram, by_rows(v, n).transpose(), by_rows(w, n));
         multiply(image, by_rows(controllability, n), by_rows(w, n));

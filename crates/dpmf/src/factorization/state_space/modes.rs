@@ -80,7 +80,8 @@ impl Modes {
         let block = |c: usize, d: usize| if transposed { self.at(d, c) } else { self.at(c, d) };
         // Rows, then columns.
         for c in 0..m {
-            for (lane, target) in scratch[c * q * states..][..q * states].chunks_exact_mut(states).enumerate() {
+            for (lane, target) in scratch[c * q * states..][..q * states].chunks_exact_mut(states).enumerate()
+            {
                 let f = block(c, 0)[lane];
                 let source = &g[lane * states..][..states];
                 target.iter_mut().zip(source).for_each(|(t, s)| *t = f * s);

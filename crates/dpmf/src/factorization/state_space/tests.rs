@@ -20,7 +20,9 @@ fn solve(a: &Mat<f64>, rounds: usize) -> (Vec<f64>, f64) {
         let phi: f64 = (0..n).map(|i| v[i] * x[(i, i)]).sum();
         bound = bound.max(phi * phi / v.iter().sum::<f64>());
         let max = (0..n).map(|i| x[(i, i)]).fold(0.0, f64::max);
-        if max * phi / bound - 1.0 < 1e-9 { break; }
+        if max * phi / bound - 1.0 < 1e-9 {
+            break;
+        }
         (0..n).for_each(|i| v[i] *= x[(i, i)] * x[(i, i)]);
     }
     (v, bound)

@@ -142,8 +142,8 @@ impl Observability {
         let weighted: Vec<f64> = (0..m)
             .map(|a| plant.input.iter().enumerate().map(|(b, g)| self.plants[a * m + b] * g).sum())
             .collect();
-        let energy: f64 = plant.direct * plant.direct
-            + weighted.iter().zip(&plant.input).map(|(w, g)| w * g).sum::<f64>();
+        let energy: f64 =
+            plant.direct * plant.direct + weighted.iter().zip(&plant.input).map(|(w, g)| w * g).sum::<f64>();
         for column in self.cross.chunks_exact_mut(n) {
             f.apply_transposed(column, moved);
             column.copy_from_slice(moved);
@@ -309,7 +309,8 @@ impl<'a> Sweep<'a> {
         block.controllability[..square].copy_from_slice(&filter.spread);
         for k in 0..block.direct.len() {
             let i = block.start + k;
-            let law = Law { gains: &block.gains[k * states..][..states], spread: &block.spread[k * q..][..q] };
+            let law =
+                Law { gains: &block.gains[k * states..][..states], spread: &block.spread[k * q..][..q] };
             processes.plant.step(i, &mut plant);
             processes.transition(&plant, law, &mut transition);
             let h = &mut block.h[k * states..][..states];
@@ -343,7 +344,8 @@ impl<'a> Sweep<'a> {
             if c >= kept { 0.0 } else { x.iter().enumerate().map(|(a, x)| x * basis[a * columns + c]).sum() }
         };
         for k in 0..len {
-            let law = Law { gains: &block.gains[k * states..][..states], spread: &block.spread[k * q..][..q] };
+            let law =
+                Law { gains: &block.gains[k * states..][..states], spread: &block.spread[k * q..][..q] };
             processes.plant.step(block.start + k, &mut plant);
             processes.transition(&plant, law, &mut transition);
             out.push(block.direct[k]);
@@ -352,7 +354,11 @@ impl<'a> Sweep<'a> {
             transition.apply_rows(&basis.v, columns, &mut moved);
             let (pi, omega) = gramians(k + 1);
             // The next block starts from the same basis.
-            if k + 1 == len { basis.find(pi, omega) } else { basis.refine(pi, omega) }
+            if k + 1 == len {
+                basis.find(pi, omega)
+            } else {
+                basis.refine(pi, omega)
+            }
             let g = &block.g[k * states..][..states];
             out.extend((0..keep).map(|c| project(&basis.w, g, c)));
             if columns > 0 {
@@ -388,7 +394,12 @@ pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Res
                 }
             }
         }
-        assembly.push(block.direct[k], &block.h[k * states..][..states], &f, &block.g[k * states..][..states]);
+        assembly.push(
+            block.direct[k],
+            &block.h[k * states..][..states],
+            &f,
+            &block.g[k * states..][..states],
+        );
     }
     assembly.finish()
 }

@@ -1,0 +1,81 @@
+//! `dpmf plot error`: the paper's first figure, for any workload.
+
+use super::figure::{self, COLORS, Mark, Panel, Series};
+use crate::progress::Spinner;
+use crate::report::Report;
+use crate::workload::{SolverArgs, WorkloadArgs};
+use dpmf::{Catalog, Method, Workload};
+use plotters::prelude::SeriesLabelPosition;
+use std::path::PathBuf;
+
+/// Squared error of every step, by mechanism.
+///
+/// Two panels: the prefix sum with as many steps, and the workload itself, where prefix-sum mechanisms serve by
+/// post-processing. One panel if the workload is the prefix sum.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  dpmf plot error --steps 512 --momentum 0.95 -o error.svg")]
+pub struct Args {
+    #[command(flatten)]
+    workload: WorkloadArgs,
+
+    #[command(flatten)]
+    solver: SolverArgs,
+
+    /// Only these mechanisms
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "honaker-online,honaker-full,optimal-prefix,optimal"
+    )]
+    mechanism: Vec<Method>,
+
+    /// Logarithmic error axis
+    #[arg(long)]
+    log: bool,
+
+    /// The picture, .svg or .png
+    #[arg(long, short, value_name = "FILE")]
+    out: PathBuf,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let workload = args.workload.build()?;
+    let mut panels = Vec::new();
+    if !workload.is_prefix_sum() {
+        let steps = workload.steps();
+        let title = format!("prefix sum, {steps} steps");
+        panels.push(panel(args, Workload::prefix_sum(steps)?, title)?);
+    }
+    let title = format!("{}, {} steps", args.workload.describe(), workload.steps());
+    panels.push(panel(args, workload, title)?);
+    figure::draw(&panels, &args.out)?;
+    Ok(super::report(&panels, &args.out))
+}
+
+fn panel(args: &Args, workload: Workload, title: String) -> anyhow::Result<Panel> {
+    let spinner = Spinner::new("plot error");
+    let prefix_sum = workload.is_prefix_sum();
+    let catalog = Catalog::new(workload, args.solver.solver.into(), args.solver.options());
+    let mut series = Vec::new();
+    for (&method, &color) in args.mechanism.iter().zip(COLORS.iter().cycle()) {
+        // For the prefix sum its own optimum is the optimum: one curve.
+        let twice = method == Method::OptimalPrefix && args.mechanism.contains(&Method::Optimal);
+        if prefix_sum && twice {
+            continue;
+        }
+        let mechanism = catalog.mechanism(method, &mut |progress| spinner.observe(progress))?;
+        let losses = mechanism.loss().per_step().iter().enumerate();
+        let points = losses.map(|(i, loss)| (i as f64 + 1.0, *loss)).collect();
+        series.push(Series { label: method.name().into(), points, mark: Mark::Line, color });
+    }
+    Ok(Panel {
+        title,
+        x_label: "step".into(),
+        y_label: "expected squared error".into(),
+        x_log: false,
+        y_log: args.log,
+        series,
+        legend: SeriesLabelPosition::UpperLeft,
+    })
+}
