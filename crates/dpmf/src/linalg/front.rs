@@ -4,6 +4,9 @@
 //! `L Lᵀ + tD`, whose rows are the columns of `L` (weight 1) and the unit vectors (weight `t v_j`). Forming `G` would
 //! square its condition number. Instead the rows are rotated, one at a time, into a small triangle that moves along
 //! the band: square-root-free Givens rotations, one division each, with no subtraction of what was once added.
+//!
+//! Loops over the triangle are written as loops over the square with a condition: all bounds are then constants, the
+//! compiler unrolls them and keeps the front in registers.
 
 use super::lanes::Lanes;
 
@@ -28,24 +31,29 @@ impl<const N: usize, const M: usize> Front<N, M> {
     /// In row `r` the rotation in the plane of `√d·u` and `√α·z` takes `d` to `d̄ = d + α z_r²`, `u` to
     /// `(d u + α z_r z)/d̄`, `z` to `z − z_r u` and `α` to `α d/d̄`. Cost: `N − 1` divisions, O(N²) products.
     #[inline(always)]
-    pub fn add(&mut self, mut alpha: Lanes<M>, mut z: [Lanes<M>; N]) -> Lanes<M> {
-        let mut first = Lanes::ZERO;
+    pub fn add(&mut self, alpha: Lanes<M>, mut z: [Lanes<M>; N]) -> Lanes<M> {
+        let mut first = Lanes::splat(1.0);
+        // α = numerator · inverse, multiplied out as late as possible: a pivot then waits for its predecessor's
+        // reciprocal, one product and one sum.
+        let (mut numerator, mut inverse) = (alpha, first);
         for r in 0..N {
             let f = z[r];
-            let g = alpha * f;
             let d = self.weight[r];
-            let pivot = d + g * f;
+            let pivot = d + (numerator * (f * f)) * inverse;
             self.weight[r] = pivot;
             if r + 1 < N {
-                let inverse = pivot.reciprocal();
+                let alpha = numerator * inverse;
+                inverse = pivot.reciprocal();
+                numerator = alpha * d;
                 let keep = d * inverse;
-                let take = g * inverse;
-                for s in r + 1..N {
-                    let old = self.unit[r][s];
-                    self.unit[r][s] = keep * old + take * z[s];
-                    z[s] = z[s] - f * old;
+                let take = (alpha * f) * inverse;
+                for s in 0..N {
+                    if s > r {
+                        let old = self.unit[r][s];
+                        self.unit[r][s] = keep * old + take * z[s];
+                        z[s] = z[s] - f * old;
+                    }
                 }
-                alpha *= keep;
                 if r == 0 {
                     first = inverse;
                 }
@@ -63,8 +71,10 @@ impl<const N: usize, const M: usize> Front<N, M> {
         row[0] = self.weight[0];
         for r in 1..N {
             self.weight[r - 1] = self.weight[r];
-            for s in r + 1..N {
-                self.unit[r - 1][s - 1] = self.unit[r][s];
+            for s in 1..N {
+                if s > r {
+                    self.unit[r - 1][s - 1] = self.unit[r][s];
+                }
             }
             self.unit[r - 1][N - 1] = Lanes::ZERO;
         }
@@ -105,10 +115,16 @@ impl<const N: usize, const M: usize> InverseFront<N, M> {
         let mut weight = inverse_pivot + self.weight[w - 1] * (last * last);
         let mut carry = [Lanes::ZERO; N];
         let mut next = Self::empty();
-        for r in (0..w - 1).rev() {
+        for k in 1..N {
+            if k == w {
+                break;
+            }
+            let r = w - 1 - k;
             let mut y = l[r + 1];
-            for s in r + 1..w {
-                y += self.unit[r][s] * l[s + 1];
+            for s in 0..N {
+                if s > r && s < w {
+                    y += self.unit[r][s] * l[s + 1];
+                }
             }
             let g = self.weight[r] * y;
             let total = weight + g * y;
@@ -117,15 +133,19 @@ impl<const N: usize, const M: usize> InverseFront<N, M> {
             let take = g * inverse;
             next.weight[r + 1] = self.weight[r] * keep;
             // The entry of row r is −y; `carry` is kept with that sign outside.
-            carry[r] = take;
-            for s in r + 1..w - 1 {
-                next.unit[r + 1][s + 1] = self.unit[r][s] - y * carry[s];
-                carry[s] = keep * carry[s] + take * self.unit[r][s];
+            for s in 0..N {
+                if s > r && s + 1 < w {
+                    next.unit[r + 1][s + 1] = self.unit[r][s] - y * carry[s];
+                    carry[s] = keep * carry[s] + take * self.unit[r][s];
+                }
             }
+            carry[r] = take;
             weight = total;
         }
-        for s in 0..w - 1 {
-            next.unit[0][s + 1] = Lanes::ZERO - carry[s];
+        for s in 0..N {
+            if s + 1 < w {
+                next.unit[0][s + 1] = Lanes::ZERO - carry[s];
+            }
         }
         next.weight[0] = weight;
         *self = next;
@@ -139,8 +159,10 @@ impl<const N: usize, const M: usize> InverseFront<N, M> {
         let mut total = Lanes::ZERO;
         for r in 0..w {
             let mut y = Lanes::splat(a[r]);
-            for s in r + 1..w {
-                y += self.unit[r][s] * Lanes::splat(a[s]);
+            for s in 0..N {
+                if s > r && s < w {
+                    y += self.unit[r][s] * Lanes::splat(a[s]);
+                }
             }
             total += self.weight[r] * (y * y);
         }

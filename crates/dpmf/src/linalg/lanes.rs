@@ -49,14 +49,14 @@ macro_rules! lanewise {
             fn $method(self, other: Self) -> Self {
                 let mut out = self.0;
                 for i in 0..M {
-                    out[i] = out[i] $op other.0[i];
+                    out[i] $op other.0[i];
                 }
                 Self(out)
             }
         }
     )*};
 }
-lanewise!(Add add +, Sub sub -, Mul mul *);
+lanewise!(Add add +=, Sub sub -=, Mul mul *=);
 
 impl<const M: usize> AddAssign for Lanes<M> {
     #[inline(always)]

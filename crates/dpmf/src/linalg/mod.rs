@@ -4,6 +4,7 @@ pub mod banded;
 pub(crate) mod front;
 pub(crate) mod gramian;
 pub(crate) mod lanes;
+pub(crate) mod pencil;
 pub mod rational;
 pub(crate) mod small;
 pub(crate) mod spectrum;

@@ -38,8 +38,9 @@ impl Spectrum {
     /// An interval that holds the spectrum of `A D Aᵀ`, `D = diag(v)`, and so that of `D^{1/2}AᵀAD^{1/2}`.
     ///
     /// Above by the trace, `Σ v_j ‖A e_j‖²`. Below by the largest row sum of `|G||G|ᵀ` with `G = D^{-1/2}R⁻¹P`, the
-    /// root of the inverse; `|R⁻¹| ≤ ⟨R⟩⁻¹`, the inverse of the comparison matrix, entry by entry. When there is no
-    /// `R` this is at most `(w + 1)²` times the largest diagonal entry, so never far off. Cost: O(n w).
+    /// root of the inverse; `|R⁻¹| ≤ ⟨R⟩⁻¹`, the inverse of the comparison matrix, entry by entry. Without `R` the
+    /// entries `(i, j)` of `|G||G|ᵀ` are at most the geometric mean of its diagonal there, so the bound is off by
+    /// `2w + 1` at most. Cost: O(n w).
     pub fn bounds(&self, v: &[f64]) -> (f64, f64) {
         let trace: f64 = self.column_norms_sq.iter().zip(v).map(|(a, v)| a * v).sum();
         let root: Vec<f64> = v.iter().map(|v| 1.0 / v.sqrt()).collect();
@@ -53,16 +54,20 @@ impl Spectrum {
             right.solve(&mut sums);
         }
         let largest = sums.iter().zip(&root).map(|(s, r)| s * r).fold(0.0, f64::max);
-        // All sums are of positive terms but the column norms, whose rotations cost a few digits at worst.
+        // Room for rounding: sums of positive terms, except inside the column norms of a wide band.
         (0.999 / largest, trace / 0.9)
     }
 }
 
+/// Bandwidth of the array algorithm for `A = P⁻¹R`: that of `P`, and one more than that of `R`, whose columns must fit
+/// in the block of the inverse that is kept.
+pub(crate) fn array_bandwidth(recurrence: &Recurrence) -> usize {
+    recurrence.right.as_ref().map_or(0, |r| r.bandwidth() + 1).max(recurrence.left.bandwidth())
+}
+
 /// Squared column norms of `A = P⁻¹R`: the diagonal of `Rᵀ(PPᵀ)⁻¹R`, a sum of squares at every step.
 pub(crate) fn column_norms_sq(recurrence: &Recurrence) -> Result<Vec<f64>> {
-    let reach = recurrence.right.as_ref().map_or(0, LowerBanded::bandwidth);
-    let bandwidth = recurrence.left.bandwidth().max(reach + 1);
-    with_band!(bandwidth, N => {
+    with_band!(array_bandwidth(recurrence), N => {
         let n = recurrence.left.n();
         let mut norms = vec![0.0; n];
         let mut inverse = InverseFront::<N, 1>::empty();
