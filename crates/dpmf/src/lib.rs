@@ -1,6 +1,7 @@
 //! Differentially private training with optimally correlated noise.
 
 pub mod catalog;
+pub mod accounting;
 pub mod error;
 pub mod factorization;
 pub mod factorize;
