@@ -10,6 +10,7 @@
 //! arithmetic and the unfavourable end is returned: ε, δ, μ, ρ and σ as results are rounded up, a clipping norm
 //! and a μ that may be spent are rounded down.
 
+pub mod calibrate;
 pub mod gaussian;
 pub mod paper;
 pub mod rdp;
@@ -19,6 +20,7 @@ pub(crate) mod interval;
 pub(crate) mod normal;
 pub(crate) mod search;
 
+pub use calibrate::{Account, Calibration, Terms, compose};
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

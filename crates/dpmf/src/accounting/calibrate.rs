@@ -1,0 +1,488 @@
+//! Solving for the noise, for ε, for δ or for the clipping norm, and composing mechanisms.
+
+use super::interval::Interval;
+use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, zcdp};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Relative slack when a stated ε is compared with a recomputed one: far above rounding, far below meaning.
+const RECHECK: f64 = 1e-9;
+
+/// `μ = factor/σ`: what a noise multiplier is worth under an adjacency.
+///
+/// Guarantee: rounded up.
+/// Errors: σ not positive and finite, or so small that μ overflows.
+pub fn mu(noise_multiplier: f64, adjacency: Adjacency) -> Result<f64> {
+    check_positive("noise multiplier", noise_multiplier)?;
+    let mu = (Interval::exact(adjacency.sensitivity_factor()) / noise_multiplier).hi;
+    if mu.is_infinite() {
+        return Err(Error::argument(
+            "noise multiplier",
+            noise_multiplier,
+            "it is too small for any guarantee",
+        ));
+    }
+    Ok(mu)
+}
+
+/// Smallest noise multiplier that gives (ε, δ).
+///
+/// Guarantee: rounded up, so that the accountant's ε at the result, itself rounded up, is at most ε.
+/// Errors: ε not positive and finite, δ outside (0, 1), a target out of the accountant's reach.
+pub fn noise_multiplier(
+    epsilon: f64,
+    delta: f64,
+    adjacency: Adjacency,
+    accountant: Accountant,
+) -> Result<f64> {
+    let allowed = accountant.mu(epsilon, delta)?;
+    let mut sigma = (Interval::exact(adjacency.sensitivity_factor()) / allowed).hi;
+    if sigma.is_infinite() {
+        return Err(Error::argument("epsilon", epsilon, "it is too small: the noise would be infinite"));
+    }
+    // Outward roundings in a row can leave ε a few units above the target; the noise goes up until it is not.
+    while accountant.epsilon(mu(sigma, adjacency)?, delta)? > epsilon {
+        sigma *= 1.0 + 2.0 * f64::EPSILON;
+    }
+    Ok(sigma)
+}
+
+/// The noise multiplier of one mechanism that is exactly as private as all the given ones together:
+/// `σ = 1/√(Σ σ_i⁻²)`, since the μ of Gaussian mechanisms add in quadrature and their ρ simply add.
+///
+/// Guarantee: rounded down, so that the noise is not overstated; the mechanisms may be chosen adaptively.
+/// Errors: no mechanism, or a multiplier that is not positive and finite, with its index.
+///
+/// Reference: Corollary 3.3 of \[DRS22\].
+pub fn compose(noise_multipliers: &[f64]) -> Result<f64> {
+    if noise_multipliers.is_empty() {
+        return Err(Error::argument("noise multipliers", 0, "at least one mechanism is needed"));
+    }
+    let mut total = Interval::exact(0.0);
+    // Scaled by the smallest multiplier, so that no square overflows.
+    let mut smallest = f64::INFINITY;
+    for (index, &value) in noise_multipliers.iter().enumerate() {
+        if !(value > 0.0 && value.is_finite()) {
+            let rule = "it must be positive and finite";
+            return Err(Error::InvalidEntry { name: "noise multipliers", index, value, rule });
+        }
+        smallest = smallest.min(value);
+    }
+    for &value in noise_multipliers {
+        total = total + (Interval::exact(smallest) / value).square();
+    }
+    Ok((Interval::exact(smallest) / total.sqrt()).lo)
+}
+
+/// One noise multiplier seen by every accountant.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    /// Standard deviation of the noise in units of `γζ`.
+    pub noise_multiplier: f64,
+    /// Which data sets are neighbours.
+    pub adjacency: Adjacency,
+    /// The δ at which every ε below holds.
+    pub delta: f64,
+    /// Gaussian differential privacy, rounded up.
+    pub mu: f64,
+    /// Zero-concentrated differential privacy, rounded up.
+    pub rho: f64,
+    /// ε of the Gaussian mechanism itself.
+    pub epsilon_exact: f64,
+    /// ε by the best real Rényi order.
+    pub epsilon_zcdp: f64,
+    /// ε by the best integer Rényi order from 2 to 512.
+    pub epsilon_rdp: f64,
+    /// ε by the closed form of the paper's theorem.
+    pub epsilon_paper: f64,
+}
+
+impl Account {
+    /// Evaluates every accountant.
+    ///
+    /// Guarantee: every ε, μ and ρ is rounded up.
+    /// Errors: σ not positive and finite or too small for any guarantee, δ outside (0, 1).
+    pub fn new(noise_multiplier: f64, delta: f64, adjacency: Adjacency) -> Result<Self> {
+        check_delta(delta)?;
+        let mu = mu(noise_multiplier, adjacency)?;
+        let overflow =
+            |_| Error::argument("noise multiplier", noise_multiplier, "it is too small for any guarantee");
+        let epsilon = |accountant: Accountant| accountant.epsilon(mu, delta).map_err(overflow);
+        Ok(Self {
+            noise_multiplier,
+            adjacency,
+            delta,
+            mu,
+            rho: zcdp::rho(mu)?,
+            epsilon_exact: epsilon(Accountant::Exact)?,
+            epsilon_zcdp: epsilon(Accountant::Zcdp)?,
+            epsilon_rdp: epsilon(Accountant::Rdp)?,
+            epsilon_paper: epsilon(Accountant::Paper)?,
+        })
+    }
+
+    /// The ε of one accountant.
+    pub fn epsilon(&self, accountant: Accountant) -> f64 {
+        match accountant {
+            Accountant::Exact => self.epsilon_exact,
+            Accountant::Zcdp => self.epsilon_zcdp,
+            Accountant::Rdp => self.epsilon_rdp,
+            Accountant::Paper => self.epsilon_paper,
+        }
+    }
+}
+
+/// What stays fixed while noise, ε and δ are traded against each other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Which data sets are neighbours.
+    pub adjacency: Adjacency,
+    /// How ε and δ follow from the noise.
+    pub accountant: Accountant,
+    /// Sensitivity `γ` of the mechanism as deployed, for contributions of unit norm.
+    pub sensitivity: f64,
+    /// Clipping norm `ζ` of one contribution.
+    pub clip: f64,
+}
+
+/// A calibrated Gaussian mechanism: everything that ties its noise to its guarantee.
+///
+/// Guarantee: noise of standard deviation `noise_std` on the encoded stream gives (`epsilon`, `delta`) under
+/// `adjacency`. Deserialising repeats the computation and refuses a record that claims more than it proves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked", into = "Unchecked")]
+pub struct Calibration {
+    terms: Terms,
+    noise_multiplier: f64,
+    epsilon: f64,
+    delta: f64,
+    mu: f64,
+    noise_std: f64,
+}
+
+/// The fields of [`Calibration`] as they stand in a file.
+#[derive(Serialize, Deserialize)]
+struct Unchecked {
+    epsilon: f64,
+    delta: f64,
+    adjacency: Adjacency,
+    accountant: Accountant,
+    noise_multiplier: f64,
+    sensitivity: f64,
+    clip: f64,
+    noise_std: f64,
+    mu: f64,
+    rho: f64,
+}
+
+impl Terms {
+    /// The least noise that gives (ε, δ).
+    ///
+    /// Guarantee: σ and the standard deviation are rounded up.
+    /// Errors: sensitivity, clip or ε not positive and finite, δ outside (0, 1), a target out of the
+    /// accountant's reach.
+    pub fn calibrate_noise(self, epsilon: f64, delta: f64) -> Result<Calibration> {
+        self.check()?;
+        let sigma = noise_multiplier(epsilon, delta, self.adjacency, self.accountant)?;
+        self.finish(sigma, epsilon, delta)
+    }
+
+    /// The ε that a noise multiplier gives at δ.
+    ///
+    /// Guarantee: ε is rounded up.
+    /// Errors: sensitivity, clip or σ not positive and finite, δ outside (0, 1).
+    pub fn account_epsilon(self, noise_multiplier: f64, delta: f64) -> Result<Calibration> {
+        self.check()?;
+        let epsilon = self.accountant.epsilon(mu(noise_multiplier, self.adjacency)?, delta)?;
+        self.finish(noise_multiplier, epsilon, delta)
+    }
+
+    /// The δ that a noise multiplier gives at ε.
+    ///
+    /// Guarantee: δ is rounded up.
+    /// Errors: sensitivity, clip, σ or ε not positive and finite; an ε at which the accountant proves no δ
+    /// below 1.
+    pub fn account_delta(self, noise_multiplier: f64, epsilon: f64) -> Result<Calibration> {
+        self.check()?;
+        let delta = self.accountant.delta(mu(noise_multiplier, self.adjacency)?, epsilon)?;
+        if delta >= 1.0 {
+            return Err(Error::argument(
+                "epsilon",
+                epsilon,
+                "no delta below 1 can be shown for it at this noise",
+            ));
+        }
+        self.finish(noise_multiplier, epsilon, delta)
+    }
+
+    /// The largest clipping norm for which noise of a given standard deviation still gives (ε, δ);
+    /// `self.clip` is ignored and replaced.
+    ///
+    /// Guarantee: the clip is rounded down.
+    /// Errors: sensitivity, standard deviation or ε not positive and finite, δ outside (0, 1), a target out of
+    /// the accountant's reach.
+    pub fn calibrate_clip(self, noise_std: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+        check_positive("noise standard deviation", noise_std)?;
+        check_positive("sensitivity", self.sensitivity)?;
+        let sigma = noise_multiplier(epsilon, delta, self.adjacency, self.accountant)?;
+        let mut clip = (Interval::exact(noise_std) / (Interval::exact(sigma) * self.sensitivity)).lo;
+        // Rounded down until the noise this clip asks for, itself rounded up, is not more than there is.
+        while standard_deviation(sigma, self.sensitivity, clip) > noise_std {
+            clip = clip.next_down();
+        }
+        let terms = Self { clip, ..self };
+        terms.check()?;
+        terms.finish(sigma, epsilon, delta)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_positive("sensitivity", self.sensitivity)?;
+        check_positive("clip", self.clip)
+    }
+
+    fn finish(self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+        let noise_std = standard_deviation(noise_multiplier, self.sensitivity, self.clip);
+        check_positive("noise standard deviation", noise_std)?;
+        let mu = mu(noise_multiplier, self.adjacency)?;
+        zcdp::rho(mu)?;
+        Ok(Calibration { terms: self, noise_multiplier, epsilon, delta, mu, noise_std })
+    }
+}
+
+/// `σγζ`, rounded up: more noise is safe, less is not.
+fn standard_deviation(noise_multiplier: f64, sensitivity: f64, clip: f64) -> f64 {
+    (Interval::exact(noise_multiplier) * sensitivity * clip).hi
+}
+
+impl Calibration {
+    /// Adjacency, accountant, sensitivity and clip.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// σ: the standard deviation in units of `γζ`.
+    pub fn noise_multiplier(&self) -> f64 {
+        self.noise_multiplier
+    }
+
+    /// `σγζ`: the standard deviation of every entry of `Z`.
+    pub fn noise_std(&self) -> f64 {
+        self.noise_std
+    }
+
+    /// ε.
+    pub fn epsilon(&self) -> f64 {
+        self.epsilon
+    }
+
+    /// δ.
+    pub fn delta(&self) -> f64 {
+        self.delta
+    }
+
+    /// μ of Gaussian differential privacy.
+    pub fn mu(&self) -> f64 {
+        self.mu
+    }
+
+    /// ρ of zero-concentrated differential privacy, `μ²/2` rounded up.
+    pub fn rho(&self) -> f64 {
+        (Interval::exact(self.mu).square() * 0.5).hi
+    }
+
+    /// Every accountant's ε at this noise and δ.
+    ///
+    /// Errors: as [`Account::new`]; none that a calibration has not already passed but overflow of a weaker
+    /// accountant.
+    pub fn account(&self) -> Result<Account> {
+        Account::new(self.noise_multiplier, self.delta, self.terms.adjacency)
+    }
+}
+
+impl From<Calibration> for Unchecked {
+    fn from(c: Calibration) -> Self {
+        let Terms { adjacency, accountant, sensitivity, clip } = c.terms;
+        Self {
+            epsilon: c.epsilon,
+            delta: c.delta,
+            adjacency,
+            accountant,
+            noise_multiplier: c.noise_multiplier,
+            sensitivity,
+            clip,
+            noise_std: c.noise_std,
+            mu: c.mu,
+            rho: c.rho(),
+        }
+    }
+}
+
+impl TryFrom<Unchecked> for Calibration {
+    type Error = Error;
+
+    fn try_from(u: Unchecked) -> Result<Self> {
+        let Unchecked { adjacency, accountant, sensitivity, clip, .. } = u;
+        let terms = Terms { adjacency, accountant, sensitivity, clip };
+        let proved = terms.account_epsilon(u.noise_multiplier, u.delta)?;
+        if u.epsilon != 0.0 {
+            check_epsilon(u.epsilon)?;
+        }
+        if proved.epsilon > u.epsilon * (1.0 + RECHECK) {
+            return Err(Error::argument("epsilon", u.epsilon, "the stated noise does not prove it"));
+        }
+        let understates = |stated: f64, proved: f64| stated.is_nan() || stated < proved * (1.0 - RECHECK);
+        if understates(u.noise_std, proved.noise_std) {
+            let rule = "it is less than multiplier × sensitivity × clip";
+            return Err(Error::argument("noise standard deviation", u.noise_std, rule));
+        }
+        if understates(u.mu, proved.mu) || understates(u.rho, proved.rho()) {
+            return Err(Error::argument("mu", u.mu, "the stated noise does not prove it"));
+        }
+        Ok(Self { epsilon: u.epsilon, ..proved })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn terms(adjacency: Adjacency, accountant: Accountant) -> Terms {
+        Terms { adjacency, accountant, sensitivity: 1.25, clip: 0.3 }
+    }
+
+    #[test]
+    fn account_of_the_papers_noise() {
+        // golden/golden.json, gaussian_epsilon_delta_1e-6, first column.
+        let account = Account::new(0.341, 1e-6, Adjacency::ReplaceWithZero).unwrap();
+        for (accountant, expected) in Accountant::ALL.into_iter().zip([17.648, 18.688, 18.853, 20.303]) {
+            assert!((account.epsilon(accountant) - expected).abs() < 6e-4, "{accountant}");
+        }
+        assert!(
+            (account.mu - 1.0 / 0.341).abs() < 1e-14 && (account.rho - 0.5 / 0.341 / 0.341).abs() < 1e-14
+        );
+    }
+
+    #[test]
+    fn replacing_one_record_costs_twice_the_noise() {
+        let zero = Account::new(1.5, 1e-6, Adjacency::ReplaceWithZero).unwrap();
+        let added = Account::new(1.5, 1e-6, Adjacency::AddOrRemove).unwrap();
+        let one = Account::new(3.0, 1e-6, Adjacency::ReplaceOne).unwrap();
+        assert_eq!(zero.epsilon_exact, added.epsilon_exact);
+        assert_eq!(zero.epsilon_exact, one.epsilon_exact);
+        assert!(
+            Account::new(1.5, 1e-6, Adjacency::ReplaceOne).unwrap().epsilon_exact > zero.epsilon_exact * 1.9
+        );
+    }
+
+    #[test]
+    fn composition_in_closed_form() {
+        // 1/3² + 1/4² = (5/12)²; four equal ones halve the multiplier.
+        assert!((compose(&[3.0, 4.0]).unwrap() - 2.4).abs() < 1e-14);
+        assert!((compose(&[2.0; 4]).unwrap() - 1.0).abs() < 1e-14);
+        assert!(compose(&[2.0; 4]).unwrap() <= 1.0);
+        assert!((compose(&[1e-200, 1e200]).unwrap() / 1e-200 - 1.0).abs() < 1e-14);
+        assert!(compose(&[]).is_err());
+        assert!(compose(&[1.0, 0.0]).unwrap_err().to_string().starts_with("noise multipliers[1] is 0"));
+        // ρ adds: 1/(2·9) + 1/(2·16).
+        let account = Account::new(compose(&[3.0, 4.0]).unwrap(), 1e-6, Adjacency::ReplaceWithZero).unwrap();
+        assert!(
+            (account.rho - (1.0 / 18.0 + 1.0 / 32.0)).abs() < 1e-15 && account.rho >= 1.0 / 18.0 + 1.0 / 32.0
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_four_unknowns_agree(
+            epsilon in 0.05..30.0_f64,
+            exponent in -20.0..-1.0_f64,
+            adjacency in prop::sample::select(Adjacency::ALL.to_vec()),
+            accountant in prop::sample::select(Accountant::ALL.to_vec()),
+        ) {
+            let (delta, terms) = (10f64.powf(exponent), terms(adjacency, accountant));
+            let Ok(calibration) = terms.calibrate_noise(epsilon, delta) else {
+                // Only the grid of Rényi orders has unreachable targets.
+                prop_assert_eq!(accountant, Accountant::Rdp);
+                return Ok(());
+            };
+            let sigma = calibration.noise_multiplier();
+            let back = terms.account_epsilon(sigma, delta).unwrap();
+            prop_assert!(back.epsilon() <= epsilon && back.epsilon() > epsilon * (1.0 - 1e-8), "{}", back.epsilon());
+            let less = terms.account_epsilon(sigma * 0.999, delta).unwrap();
+            prop_assert!(less.epsilon() > epsilon);
+            let back = terms.account_delta(sigma, epsilon).unwrap();
+            prop_assert!((back.delta().ln() / delta.ln() - 1.0).abs() < 1e-8);
+            let clip = terms.calibrate_clip(calibration.noise_std(), epsilon, delta).unwrap();
+            prop_assert!(clip.terms().clip <= 0.3 * (1.0 + 1e-14) && clip.terms().clip > 0.3 * (1.0 - 1e-12));
+            prop_assert!(clip.noise_std() <= calibration.noise_std());
+            // The standard deviation covers σ Δ with Δ = γζ.
+            prop_assert!(calibration.noise_std() >= sigma * 1.25 * 0.3);
+
+            let json = serde_json::to_string(&calibration).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Calibration>(&json).unwrap(), calibration);
+        }
+    }
+
+    #[test]
+    fn files_that_claim_too_much_are_refused() {
+        let honest = terms(Adjacency::ReplaceWithZero, Accountant::Exact).calibrate_noise(2.0, 1e-6).unwrap();
+        let json = serde_json::to_value(honest).unwrap();
+        let with = |name: &str, value: serde_json::Value| {
+            let mut json = json.clone();
+            json[name] = value;
+            serde_json::from_value::<Calibration>(json)
+        };
+        assert!(with("epsilon", 2.5.into()).is_ok());
+        for (name, value) in [
+            ("epsilon", 1.99),
+            ("epsilon", -1.0),
+            ("delta", 1e-7),
+            ("delta", 1.0),
+            ("noise_multiplier", honest.noise_multiplier() * 0.99),
+            ("noise_std", honest.noise_std() * 0.99),
+            ("sensitivity", 1.3),
+            ("clip", 0.31),
+            ("clip", 0.0),
+            ("mu", honest.mu() * 0.99),
+            ("rho", honest.rho() * 0.99),
+        ] {
+            assert!(with(name, value.into()).is_err(), "{name} = {value}");
+        }
+        assert!(with("adjacency", "replace-one".into()).is_err());
+        assert!(with("accountant", "rdp".into()).is_err());
+    }
+
+    #[test]
+    fn bad_input_is_named() {
+        let good = terms(Adjacency::ReplaceWithZero, Accountant::Exact);
+        let message = |result: Result<Calibration>| result.unwrap_err().to_string();
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(message(good.calibrate_noise(bad, 1e-6)).starts_with("epsilon is"));
+            assert!(message(good.account_epsilon(bad, 1e-6)).starts_with("noise multiplier is"));
+            assert!(message(good.account_delta(1.0, bad)).starts_with("epsilon is"));
+            assert!(message(Terms { clip: bad, ..good }.calibrate_noise(1.0, 1e-6)).starts_with("clip is"));
+            assert!(
+                message(Terms { sensitivity: bad, ..good }.calibrate_noise(1.0, 1e-6))
+                    .starts_with("sensitivity")
+            );
+            assert!(message(good.calibrate_clip(bad, 1.0, 1e-6)).starts_with("noise standard deviation is"));
+        }
+        for bad in [0.0, 1.0, 2.0, -0.1, f64::NAN] {
+            assert!(message(good.calibrate_noise(1.0, bad)).starts_with("delta is"));
+            assert!(
+                Account::new(1.0, bad, Adjacency::ReplaceOne)
+                    .unwrap_err()
+                    .to_string()
+                    .starts_with("delta is")
+            );
+        }
+        assert!(
+            Account::new(1e-320, 1e-6, Adjacency::ReplaceOne).unwrap_err().to_string().contains("too small")
+        );
+        assert!(
+            Account::new(1e-200, 1e-6, Adjacency::ReplaceOne).unwrap_err().to_string().contains("too small")
+        );
+        let paper = Terms { accountant: Accountant::Paper, ..good };
+        assert!(message(paper.account_delta(0.5, 1.0)).contains("no delta below 1"));
+    }
+}
