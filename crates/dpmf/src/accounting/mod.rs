@@ -14,6 +14,8 @@ pub mod calibrate;
 pub mod gaussian;
 pub mod paper;
 pub mod rdp;
+pub mod statement;
+pub mod utility;
 pub mod zcdp;
 
 pub(crate) mod interval;
@@ -21,6 +23,8 @@ pub(crate) mod normal;
 pub(crate) mod search;
 
 pub use calibrate::{Account, Calibration, Terms, compose};
+pub use statement::{KeyOrigin, PrivacyStatement, PrivacyUnit};
+pub use utility::RegretBound;
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,332 @@
+//! The privacy statement: a guarantee with its conditions, as data and in words.
+
+use super::{Accountant, Adjacency, Calibration};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Whose data is protected as one piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrivacyUnit {
+    /// One record, e.g. one training example.
+    Record,
+    /// All records of one user, clipped together into one contribution.
+    #[default]
+    User,
+}
+
+impl PrivacyUnit {
+    fn name(self) -> &'static str {
+        match self {
+            PrivacyUnit::Record => "record",
+            PrivacyUnit::User => "user",
+        }
+    }
+}
+
+impl std::str::FromStr for PrivacyUnit {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "record" => Ok(PrivacyUnit::Record),
+            "user" => Ok(PrivacyUnit::User),
+            _ => Err(Error::argument("privacy unit", text, "it must be record or user")),
+        }
+    }
+}
+
+/// Where the key of the noise comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyOrigin {
+    /// The operating system's random source.
+    #[default]
+    System,
+    /// A number given by the user, for repeatable experiments.
+    Seeded,
+}
+
+/// A calibrated mechanism's guarantee, together with everything it depends on.
+///
+/// Built from a checked [`Calibration`]; reading one from a file repeats the check. The sentences under `covers`
+/// and `does_not_cover` follow from the other fields and are written for people: they are never read back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Document", into = "Document")]
+pub struct PrivacyStatement {
+    unit: PrivacyUnit,
+    participation: String,
+    steps: usize,
+    key: KeyOrigin,
+    calibration: Calibration,
+}
+
+/// The statement as it stands in a file.
+#[derive(Serialize, Deserialize)]
+struct Document {
+    unit: PrivacyUnit,
+    participation: String,
+    steps: usize,
+    key: KeyOrigin,
+    #[serde(flatten)]
+    calibration: Calibration,
+    #[serde(default)]
+    covers: Vec<String>,
+    #[serde(default)]
+    does_not_cover: Vec<String>,
+    #[serde(default)]
+    words: String,
+}
+
+impl PrivacyStatement {
+    /// A statement about `steps` steps under a participation pattern, told in words that complete
+    /// "each user takes part …", such as `in at most one step`.
+    ///
+    /// Errors: no steps, an empty participation.
+    pub fn new(
+        calibration: Calibration,
+        unit: PrivacyUnit,
+        participation: impl Into<String>,
+        steps: usize,
+        key: KeyOrigin,
+    ) -> Result<Self> {
+        let participation = participation.into();
+        if steps == 0 {
+            return Err(Error::argument("steps", 0, "at least one step is needed"));
+        }
+        if participation.trim().is_empty() {
+            return Err(Error::argument(
+                "participation",
+                "empty",
+                "the sensitivity means nothing without it",
+            ));
+        }
+        Ok(Self { unit, participation, steps, key, calibration })
+    }
+
+    /// The same statement for noise from a key of another origin.
+    pub fn with_key(self, key: KeyOrigin) -> Self {
+        Self { key, ..self }
+    }
+
+    /// σ, ε, δ and what ties them together.
+    pub fn calibration(&self) -> &Calibration {
+        &self.calibration
+    }
+
+    /// Whose data is protected.
+    pub fn unit(&self) -> PrivacyUnit {
+        self.unit
+    }
+
+    /// How often, and how far apart, one unit takes part.
+    pub fn participation(&self) -> &str {
+        &self.participation
+    }
+
+    /// Number of steps the mechanism was built for.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Origin of the noise key.
+    pub fn key(&self) -> KeyOrigin {
+        self.key
+    }
+
+    /// What (ε, δ) covers, one sentence each.
+    pub fn covers(&self) -> Vec<String> {
+        vec![
+            format!(
+                "Everything released over all {} steps together: noisy gradient sums, iterates, and whatever is computed from them.",
+                self.steps
+            ),
+            "Streams chosen adaptively: each gradient may depend on every earlier release.".into(),
+            "Stopping early, and steps that were burned after a crash.".into(),
+            "Means, when the denominator was fixed before training; also when clients drop out, down to an empty cohort, which releases noise alone.".into(),
+        ]
+    }
+
+    /// What (ε, δ) does not cover or takes for granted, one sentence each.
+    pub fn does_not_cover(&self) -> Vec<String> {
+        let key = match self.key {
+            KeyOrigin::System => {
+                "The key: whoever has it can remove the noise. It was drawn from the operating system and must stay secret."
+            }
+            KeyOrigin::Seeded => {
+                "The key was derived from a seed: the guarantee holds only if that number is secret and cannot be guessed."
+            }
+        };
+        let mut lines = vec![
+            "Hyperparameters, architectures or stopping rules chosen by looking at private data in other runs.".into(),
+            "The initial model, the schedule, the cohort size and the denominator, all taken as public.".into(),
+            key.into(),
+            "Floating-point arithmetic: the proof is for real-valued Gaussian noise, while sampling and adding happen in finite precision, so the lowest bits of a release are outside it (see SECURITY.md).".into(),
+        ];
+        if self.calibration.terms().adjacency == Adjacency::AddOrRemove {
+            lines.insert(
+                1,
+                format!("An assignment to steps that moves when a {} joins or leaves.", self.unit.name()),
+            );
+        }
+        lines
+    }
+}
+
+impl From<PrivacyStatement> for Document {
+    fn from(s: PrivacyStatement) -> Self {
+        let (covers, does_not_cover, words) = (s.covers(), s.does_not_cover(), s.to_string());
+        let PrivacyStatement { unit, participation, steps, key, calibration } = s;
+        Self { unit, participation, steps, key, calibration, covers, does_not_cover, words }
+    }
+}
+
+impl TryFrom<Document> for PrivacyStatement {
+    type Error = Error;
+
+    fn try_from(d: Document) -> Result<Self> {
+        Self::new(d.calibration, d.unit, d.participation, d.steps, d.key)
+    }
+}
+
+impl fmt::Display for PrivacyStatement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let c = &self.calibration;
+        let (terms, unit) = (c.terms(), self.unit.name());
+        writeln!(
+            f,
+            "({}, {:e})-differential privacy for every {unit}, over {} steps.",
+            round_up(c.epsilon()),
+            c.delta(),
+            self.steps
+        )?;
+        let relation = match terms.adjacency {
+            Adjacency::ReplaceWithZero => {
+                format!("one {unit}'s data replaced with none, its contributions becoming zero")
+            }
+            Adjacency::AddOrRemove => {
+                format!("one {unit} added or removed, all others keeping their steps")
+            }
+            Adjacency::ReplaceOne => {
+                format!("one {unit}'s data replaced with any other (twice the sensitivity of removing it)")
+            }
+        };
+        writeln!(f, "Neighbours: {relation} ({}).", terms.adjacency)?;
+        writeln!(f, "Participation: each {unit} takes part {}.", self.participation)?;
+        writeln!(
+            f,
+            "Noise: standard deviation {:.6e} = multiplier {:.6} × sensitivity as deployed {:.6} × clipping norm {}.",
+            c.noise_std(),
+            c.noise_multiplier(),
+            terms.sensitivity,
+            terms.clip
+        )?;
+        let accountant = match terms.accountant {
+            Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
+            Accountant::Zcdp => "zero-concentrated privacy, converted at the best real order",
+            Accountant::Rdp => "Rényi privacy at integer orders from 2 to 512",
+            Accountant::Paper => "the closed form of the matrix mechanism's privacy theorem",
+        };
+        writeln!(f, "Accountant: {accountant}; μ = {:.6}, ρ = {:.6e}.", c.mu(), c.rho())?;
+        writeln!(f, "Covered:")?;
+        self.covers().iter().try_for_each(|line| writeln!(f, "  - {line}"))?;
+        writeln!(f, "Not covered, or taken for granted:")?;
+        self.does_not_cover().iter().try_for_each(|line| writeln!(f, "  - {line}"))
+    }
+}
+
+/// ε for people: four decimals, rounded up, without trailing zeros.
+fn round_up(epsilon: f64) -> String {
+    // A target such as 0.1 is not a round number in binary; it should still print as itself.
+    let scaled = epsilon * 1e4;
+    let nearest = scaled.round();
+    let digits = if (scaled - nearest).abs() < 1e-8 * scaled { nearest } else { scaled.ceil() };
+    if digits > 1e15 { format!("{epsilon:e}") } else { format!("{}", digits / 1e4) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accounting::Terms;
+
+    fn statement(adjacency: Adjacency, key: KeyOrigin) -> PrivacyStatement {
+        let terms = Terms { adjacency, accountant: Accountant::Exact, sensitivity: 1.5, clip: 0.3 };
+        let calibration = terms.calibrate_noise(8.0, 1e-6).unwrap();
+        PrivacyStatement::new(calibration, PrivacyUnit::User, "in at most one step", 2048, key).unwrap()
+    }
+
+    #[test]
+    fn words_say_what_the_numbers_mean() {
+        let text = statement(Adjacency::ReplaceWithZero, KeyOrigin::System).to_string();
+        for part in [
+            "(8, 1e-6)-differential privacy for every user, over 2048 steps.",
+            "one user's data replaced with none",
+            "each user takes part in at most one step",
+            "sensitivity as deployed 1.5",
+            "clipping norm 0.3",
+            "exact trade-off of the Gaussian",
+            "Hyperparameters",
+            "denominator was fixed before training",
+            "Stopping early",
+            "chosen adaptively",
+            "Floating-point arithmetic",
+            "drawn from the operating system",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing from\n{text}");
+        }
+        let seeded = statement(Adjacency::ReplaceOne, KeyOrigin::Seeded).to_string();
+        assert!(seeded.contains("only if that number is secret") && !seeded.contains("operating system"));
+        assert!(seeded.contains("twice the sensitivity"));
+        let added = statement(Adjacency::AddOrRemove, KeyOrigin::System).to_string();
+        assert!(added.contains("An assignment to steps that moves when a user joins"));
+    }
+
+    #[test]
+    fn json_is_flat_and_checked_on_reading() {
+        let statement = statement(Adjacency::ReplaceWithZero, KeyOrigin::Seeded);
+        let json = serde_json::to_value(&statement).unwrap();
+        for (name, value) in [
+            ("unit", "user"),
+            ("key", "seeded"),
+            ("adjacency", "replace-with-zero"),
+            ("accountant", "exact"),
+            ("participation", "in at most one step"),
+        ] {
+            assert_eq!(json[name], value);
+        }
+        assert_eq!(json["epsilon"], 8.0);
+        assert_eq!(json["does_not_cover"].as_array().unwrap().len(), 4);
+        assert_eq!(serde_json::from_value::<PrivacyStatement>(json.clone()).unwrap(), statement);
+
+        for (name, value) in [("epsilon", 7.9), ("sensitivity", 1.6), ("steps", 0.0), ("delta", 1e-8)] {
+            let mut json = json.clone();
+            json[name] = if name == "steps" { 0.into() } else { value.into() };
+            assert!(serde_json::from_value::<PrivacyStatement>(json).is_err(), "{name}");
+        }
+        // Sentences in a file are not believed.
+        let mut edited = json.clone();
+        edited["covers"] = serde_json::json!(["Everything."]);
+        edited["words"] = "perfect privacy".into();
+        assert_eq!(serde_json::from_value::<PrivacyStatement>(edited).unwrap(), statement);
+    }
+
+    #[test]
+    fn epsilon_is_printed_rounded_up() {
+        for (epsilon, text) in
+            [(8.0, "8"), (0.1, "0.1"), (1.00001, "1.0001"), (17.648, "17.648"), (0.99990001, "1")]
+        {
+            assert_eq!(round_up(epsilon), text);
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_unsaid() {
+        let calibration = *statement(Adjacency::ReplaceWithZero, KeyOrigin::System).calibration();
+        let new = |participation, steps| {
+            PrivacyStatement::new(calibration, PrivacyUnit::Record, participation, steps, KeyOrigin::System)
+        };
+        assert!(new(" ", 3).unwrap_err().to_string().starts_with("participation is empty"));
+        assert!(new("once", 0).unwrap_err().to_string().starts_with("steps is 0"));
+    }
+}
