@@ -2,6 +2,7 @@
 
 pub mod catalog;
 pub mod accounting;
+pub mod audit;
 pub mod error;
 pub mod factorization;
 pub mod factorize;
