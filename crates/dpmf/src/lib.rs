@@ -1,8 +1,8 @@
 //! Differentially private training with optimally correlated noise.
 
-pub mod catalog;
 pub mod accounting;
 pub mod audit;
+pub mod catalog;
 pub mod error;
 pub mod factorization;
 pub mod factorize;

@@ -35,9 +35,9 @@ const LANES: usize = 8;
 ///
 /// ```
 /// use dpmf::Workload;
-/// use dpmf::factorize::linear::{Linear, Oracle};
+/// use dpmf::factorize::{LinearOracle, Oracle};
 /// let workload = Workload::prefix_sum(1)?;
-/// let mut linear = Linear::new(workload.recurrence().unwrap())?;
+/// let mut linear = LinearOracle::new(workload.recurrence().unwrap())?;
 /// let diagonal = linear.diagonal(&[4.0], 1e-12)?;
 /// assert!((diagonal.x[0] - 0.5).abs() < 1e-12);
 /// # Ok::<(), dpmf::Error>(())
