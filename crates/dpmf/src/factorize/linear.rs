@@ -12,11 +12,12 @@ use crate::linalg::{MAX_BANDWIDTH, with_band};
 use crate::workload::Recurrence;
 use rayon::prelude::*;
 
-/// Nodes in one pass over a bidiagonal workload: four AVX2 registers hide the latency of its one division a step.
-const LANES_BIDIAGONAL: usize = 16;
-
-/// Nodes in one pass over any other band, whose front takes more registers.
+/// Nodes in one pass over the band: two AVX2 registers.
 const LANES: usize = 8;
+
+/// Nodes in one pass over a bidiagonal workload, whose front is small: four registers, to hide the latency of the
+/// one division a step.
+const LANES_BIDIAGONAL: usize = 2 * LANES;
 
 /// `diag X(v)` of a recurrence `A = P⁻¹R`, in O(n) a node.
 ///
@@ -30,7 +31,7 @@ const LANES: usize = 8;
 /// an allowance for rounding, see [`Linear::rounding`].
 ///
 /// Cost: O(Q n w²) time with `Q = O(log(κ) log(1/tolerance))` nodes, κ the squared condition number of `AD^{1/2}`;
-/// `n` numbers for every 16 (w = 1) or 8 nodes. Nodes share SIMD lanes and are spread over threads; neither changes
+/// `n` numbers for every 8 nodes. Nodes share SIMD lanes and are spread over threads; neither changes
 /// a bit of the result.
 ///
 /// ```
@@ -87,7 +88,7 @@ impl Linear {
         self.rounding
     }
 
-    /// The nodes and weights that [`Oracle::diagonal`] uses: the fewest for the tolerance, filled up to whole passes.
+    /// The nodes and weights that [`Oracle::diagonal`] uses: the fewest for the tolerance, filled up to a multiple of 8.
     ///
     /// Errors: as [`Oracle::diagonal`].
     pub fn quadrature(&self, v: &[f64], tolerance: f64) -> Result<InverseSqrt> {
@@ -105,29 +106,21 @@ impl Linear {
             Some(_) => (min, max),
         };
         let fewest = InverseSqrt::on(min, max, tolerance)?.len();
-        let lanes = if self.width == 2 { LANES_BIDIAGONAL } else { LANES };
-        InverseSqrt::with_nodes(min, max, fewest.next_multiple_of(lanes))
+        InverseSqrt::with_nodes(min, max, fewest.next_multiple_of(LANES))
     }
 
-    /// The contributions to `diag X` of `M` nodes at a time.
-    fn parts<const N: usize, const M: usize>(&self, v: &[f64], root: &InverseSqrt) -> Vec<Vec<f64>> {
-        let (left, _) = self.left.as_chunks();
-        let (nodes, _) = root.nodes.as_chunks();
-        let (weights, _) = root.weights.as_chunks();
-        nodes
-            .par_iter()
-            .zip(weights)
-            .map(|(&t, &omega)| {
-                let alpha = Lanes::<M>(omega).reciprocal();
-                let tau = Lanes::<M>(t) * alpha;
-                match &self.right {
-                    None => Pencil::<N, M, false> { left, right: &[], v, alpha, tau }.diagonal(),
-                    Some(right) => {
-                        Pencil::<N, M, true> { left, right: right.as_chunks().0, v, alpha, tau }.diagonal()
-                    }
-                }
-            })
-            .collect()
+    /// What `M` nodes contribute to `diag X`.
+    fn part<const N: usize, const M: usize>(&self, v: &[f64], nodes: &[f64], weights: &[f64]) -> Vec<f64> {
+        let lanes = |x: &[f64]| Lanes::<M>(std::array::from_fn(|q| x[q]));
+        let alpha = lanes(weights).reciprocal();
+        let tau = lanes(nodes) * alpha;
+        let (left, _) = self.left.as_chunks::<N>();
+        match &self.right {
+            None => Pencil::<N, M, false> { left, right: &[], v, alpha, tau }.diagonal(),
+            Some(right) => {
+                Pencil::<N, M, true> { left, right: right.as_chunks().0, v, alpha, tau }.diagonal()
+            }
+        }
     }
 }
 
@@ -138,10 +131,16 @@ impl Oracle for Linear {
 
     fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal> {
         let root = self.quadrature(v, tolerance)?;
-        let parts = with_band!(self.width - 1, N => match N {
-            2 => self.parts::<N, LANES_BIDIAGONAL>(v, &root),
-            _ => self.parts::<N, LANES>(v, &root),
-        })?;
+        let lanes = if self.width == 2 { LANES_BIDIAGONAL } else { LANES };
+        let parts: Vec<Vec<f64>> = root
+            .nodes
+            .par_chunks(lanes)
+            .zip(root.weights.par_chunks(lanes))
+            .map(|(t, omega)| match t.len() {
+                LANES_BIDIAGONAL => Ok(self.part::<2, LANES_BIDIAGONAL>(v, t, omega)),
+                _ => with_band!(self.width - 1, N => self.part::<N, LANES>(v, t, omega)),
+            })
+            .collect::<Result<_>>()?;
         // Summed in the order of the nodes, whichever thread was first.
         let mut x = vec![0.0; self.n];
         x.par_iter_mut().enumerate().with_min_len(1 << 14).for_each(|(i, x)| {
@@ -331,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn nodes_follow_the_tolerance_in_whole_passes() {
+    fn nodes_follow_the_tolerance_in_eights() {
         let nodes = |workload: &Workload, tolerance| {
             let v: Vec<f64> = workload.column_norms_sq().into_iter().map(f64::sqrt).collect();
             linear(workload).quadrature(&v, tolerance).unwrap().len()
         };
-        // A prototype needed 37 for 1e-13 at n = 4096; filled up to a multiple of 16.
+        // A prototype needed 37 for 1e-13 at n = 4096; filled up to a multiple of 8.
         let prefix = Workload::prefix_sum(4096).unwrap();
-        assert_eq!((nodes(&prefix, 1e-13), nodes(&prefix, 1e-3)), (48, 16));
+        assert_eq!((nodes(&prefix, 1e-13), nodes(&prefix, 1e-3)), (40, 16));
         let momentum = sgd("cooldown:0.25:0.05", 4096, Optimizer { momentum: 0.95, ..Default::default() });
         assert_eq!((nodes(&momentum, 1e-13), nodes(&momentum, 1e-3)), (72, 24));
     }
