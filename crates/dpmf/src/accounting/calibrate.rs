@@ -1,7 +1,7 @@
 //! Solving for the noise, for ε, for δ or for the clipping norm, and composing mechanisms.
 
 use super::interval::Interval;
-use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, zcdp};
+use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, shown, zcdp};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,11 @@ pub fn noise_multiplier(
     let allowed = accountant.mu(epsilon, delta)?;
     let mut sigma = (Interval::exact(adjacency.sensitivity_factor()) / allowed).hi;
     if sigma.is_infinite() {
-        return Err(Error::argument("epsilon", epsilon, "it is too small: the noise would be infinite"));
+        return Err(Error::argument(
+            "epsilon",
+            shown(epsilon),
+            "it is too small: the noise would be infinite",
+        ));
     }
     // Outward roundings in a row can leave ε a few units above the target; the noise goes up until it is not.
     while accountant.epsilon(mu(sigma, adjacency)?, delta)? > epsilon {
@@ -105,8 +109,9 @@ impl Account {
     pub fn new(noise_multiplier: f64, delta: f64, adjacency: Adjacency) -> Result<Self> {
         check_delta(delta)?;
         let mu = mu(noise_multiplier, adjacency)?;
-        let overflow =
-            |_| Error::argument("noise multiplier", noise_multiplier, "it is too small for any guarantee");
+        let overflow = |_| {
+            Error::argument("noise multiplier", shown(noise_multiplier), "it is too small for any guarantee")
+        };
         let epsilon = |accountant: Accountant| accountant.epsilon(mu, delta).map_err(overflow);
         Ok(Self {
             noise_multiplier,

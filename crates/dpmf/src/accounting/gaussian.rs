@@ -11,7 +11,7 @@
 //! Reference: Theorem 8 of \[BW18\]; Corollary 2.13 of \[DRS22\].
 
 use super::interval::Interval;
-use super::{check_delta, check_epsilon, check_positive, normal, search};
+use super::{check_delta, check_epsilon, check_positive, normal, search, shown};
 use crate::error::{Error, Result};
 
 /// Below this `R(a) − R(b)` would cancel, and its Taylor series about the midpoint is used instead.
@@ -107,7 +107,7 @@ pub fn epsilon(mu: f64, delta: f64) -> Result<f64> {
         above *= 1.0 + 1e-9;
     }
     if above.is_infinite() {
-        return Err(Error::argument("mu", mu, "its epsilon is too large to be a number"));
+        return Err(Error::argument("mu", shown(mu), "its epsilon is too large to be a number"));
     }
     Ok(search::first_true(0.0, above, holds))
 }

@@ -182,22 +182,32 @@ impl std::str::FromStr for Accountant {
     }
 }
 
-fn check_positive(name: &'static str, value: f64) -> Result<()> {
+/// A number for an error message, without hundreds of zeros.
+pub(crate) fn shown(x: f64) -> String {
+    let magnitude = x.abs();
+    if x == 0.0 || (1e-4..1e9).contains(&magnitude) || !x.is_finite() {
+        x.to_string()
+    } else {
+        format!("{x:e}")
+    }
+}
+
+pub(crate) fn check_positive(name: &'static str, value: f64) -> Result<()> {
     if value > 0.0 && value.is_finite() {
         return Ok(());
     }
-    Err(Error::argument(name, value, "it must be positive and finite"))
+    Err(Error::argument(name, shown(value), "it must be positive and finite"))
 }
 
-fn check_epsilon(epsilon: f64) -> Result<()> {
+pub(crate) fn check_epsilon(epsilon: f64) -> Result<()> {
     check_positive("epsilon", epsilon)
 }
 
-fn check_delta(delta: f64) -> Result<()> {
+pub(crate) fn check_delta(delta: f64) -> Result<()> {
     if delta > 0.0 && delta < 1.0 {
         return Ok(());
     }
-    Err(Error::argument("delta", delta, "it must lie strictly between 0 and 1"))
+    Err(Error::argument("delta", shown(delta), "it must lie strictly between 0 and 1"))
 }
 
 #[cfg(test)]
@@ -216,6 +226,13 @@ mod tests {
         }
         assert!("swap".parse::<Adjacency>().unwrap_err().to_string().starts_with("adjacency is swap, but"));
         assert!("pld".parse::<Accountant>().unwrap_err().to_string().starts_with("accountant is pld, but"));
+    }
+
+    #[test]
+    fn tiny_values_are_named_briefly() {
+        assert!(check_delta(-1e-300).unwrap_err().to_string().starts_with("delta is -1e-300, but"));
+        assert!(check_epsilon(-0.5).unwrap_err().to_string().starts_with("epsilon is -0.5, but"));
+        assert!(check_epsilon(f64::INFINITY).unwrap_err().to_string().starts_with("epsilon is inf, but"));
     }
 
     #[test]

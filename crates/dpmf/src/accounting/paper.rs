@@ -7,7 +7,7 @@
 //! Reference: Theorem 3.1 of \[DMRST22\].
 
 use super::interval::Interval;
-use super::{check_delta, check_epsilon, check_positive};
+use super::{check_delta, check_epsilon, check_positive, shown};
 use crate::error::{Error, Result};
 
 /// ε of the closed form: the positive root of `σ²ε² − ε − 2 ln(1/δ) = 0` at `σ = 1/μ`.
@@ -22,7 +22,7 @@ pub fn epsilon(mu: f64, delta: f64) -> Result<f64> {
     let root = (mu.square() - Interval::exact(delta).ln() * 8.0).sqrt();
     let epsilon = (mu * (mu + root) * 0.5).hi;
     if epsilon.is_infinite() {
-        return Err(Error::argument("mu", mu.hi, "its epsilon is too large to be a number"));
+        return Err(Error::argument("mu", shown(mu.hi), "its epsilon is too large to be a number"));
     }
     Ok(epsilon)
 }

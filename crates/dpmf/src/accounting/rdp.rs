@@ -1,7 +1,7 @@
 //! Rényi differential privacy on a grid of integer orders: the route by which the paper's ε were computed.
 
 use super::interval::Interval;
-use super::{check_delta, check_epsilon, check_positive, search, zcdp};
+use super::{check_delta, check_epsilon, check_positive, search, shown, zcdp};
 use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
 
@@ -36,7 +36,7 @@ pub fn epsilon(mu: f64, delta: f64) -> Result<f64> {
     };
     let epsilon = ORDERS.map(at).fold(f64::INFINITY, f64::min).max(0.0);
     if epsilon.is_infinite() {
-        return Err(Error::argument("mu", mu, "its epsilon is too large to be a number"));
+        return Err(Error::argument("mu", shown(mu), "its epsilon is too large to be a number"));
     }
     Ok(epsilon)
 }

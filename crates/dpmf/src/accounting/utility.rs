@@ -146,6 +146,43 @@ mod tests {
     }
 
     #[test]
+    fn the_bound_holds_and_needs_the_dimension() {
+        // ℓ(θ) = ‖θ − θ*‖ in 100 dimensions, independent noise on every gradient (B = S), 50 runs. With the noise
+        // this large the bound is nearly attained, and without √d it would be passed several times over.
+        use crate::audit::game::rng;
+        use rand_distr::{Distribution, StandardNormal};
+        let (n, d, eta, runs) = (64, 100, 0.1, 50);
+        let decoder_norm = (n as f64 * (n as f64 + 1.0) / 2.0).sqrt();
+        let setting = RegretSetting {
+            steps: n,
+            dimension: d,
+            lipschitz: 1.0,
+            distance: 1.0,
+            noise_std: 5.0,
+            decoder_norm,
+        };
+        let mut rng = rng(4, 0);
+        let mut regret = 0.0;
+        for _ in 0..runs {
+            // θ* is the origin and θ₀ at distance 1 from it.
+            let mut theta = vec![0.0; d];
+            theta[0] = 1.0;
+            for _ in 0..n {
+                let norm = theta.iter().map(|x| x * x).sum::<f64>().sqrt();
+                regret += norm / f64::from(runs) / n as f64;
+                for x in &mut theta {
+                    let noise: f64 = StandardNormal.sample(&mut rng);
+                    *x -= eta * (*x / norm + setting.noise_std * noise);
+                }
+            }
+        }
+        let (bound, printed) =
+            (setting.at(eta).unwrap(), RegretSetting { dimension: 1, ..setting }.at(eta).unwrap());
+        assert!(regret < bound.total && regret > 0.7 * bound.total, "{regret} {bound:?}");
+        assert!(regret > 4.0 * printed.total, "{regret} {printed:?}");
+    }
+
+    #[test]
     fn bad_input_is_named() {
         let message = |setting: RegretSetting| setting.at(0.1).unwrap_err().to_string();
         assert!(message(RegretSetting { steps: 0, ..SETTING }).starts_with("steps is 0"));

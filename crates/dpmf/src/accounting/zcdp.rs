@@ -4,7 +4,7 @@
 //! exactly, i.e. `ρ = γ²ζ²/(2σ²)` for noise of standard deviation σ under sensitivity `γζ`.
 
 use super::interval::Interval;
-use super::{check_delta, check_epsilon, check_positive, search};
+use super::{check_delta, check_epsilon, check_positive, search, shown};
 use crate::error::{Error, Result};
 
 /// `ρ = μ²/2` of a Gaussian.
@@ -61,7 +61,7 @@ pub fn epsilon(rho: f64, delta: f64) -> Result<f64> {
     let order = (1.0 + excess).max(1.0 + 4.0 * f64::EPSILON);
     let epsilon = epsilon_at_order(order, Interval::exact(rho) * order, ln_delta).hi.max(0.0);
     if epsilon.is_infinite() {
-        return Err(Error::argument("rho", rho, "its epsilon is too large to be a number"));
+        return Err(Error::argument("rho", shown(rho), "its epsilon is too large to be a number"));
     }
     Ok(epsilon)
 }
@@ -77,7 +77,7 @@ pub fn epsilon_simple(rho: f64, delta: f64) -> Result<f64> {
     check_delta(delta)?;
     let epsilon = ((-Interval::exact(delta).ln() * rho).sqrt() * 2.0 + rho).hi;
     if epsilon.is_infinite() {
-        return Err(Error::argument("rho", rho, "its epsilon is too large to be a number"));
+        return Err(Error::argument("rho", shown(rho), "its epsilon is too large to be a number"));
     }
     Ok(epsilon)
 }

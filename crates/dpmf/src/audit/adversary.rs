@@ -10,9 +10,50 @@
 
 use super::game::{Adversary, Neighbours, Player};
 use super::mechanism::NoiseModel;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// Keeps a difference below the allowed norm in spite of rounding; costs 1e-12 of μ.
 const SHRINK: f64 = 1.0 - 1e-12;
+
+/// The adversaries by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdversaryKind {
+    /// [`Informed::worst_column`].
+    #[default]
+    WorstColumn,
+    /// [`Informed::descent`].
+    Adaptive,
+    /// [`Informed::first_answer`].
+    Paper,
+}
+
+impl AdversaryKind {
+    /// Every adversary.
+    pub const ALL: [AdversaryKind; 3] =
+        [AdversaryKind::WorstColumn, AdversaryKind::Adaptive, AdversaryKind::Paper];
+
+    /// The name used on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            AdversaryKind::WorstColumn => "worst-column",
+            AdversaryKind::Adaptive => "adaptive",
+            AdversaryKind::Paper => "paper",
+        }
+    }
+}
+
+impl std::str::FromStr for AdversaryKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| Error::argument("adversary", text, "it must be worst-column, adaptive or paper"))
+    }
+}
 
 /// Where and how an adversary puts its one difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +76,19 @@ pub struct Informed<'a> {
 }
 
 impl<'a> Informed<'a> {
+    /// The adversary of a name.
+    pub fn of(kind: AdversaryKind, model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
+        match kind {
+            AdversaryKind::WorstColumn => Self::worst_column(model, neighbours),
+            AdversaryKind::Adaptive => Self::descent(model, neighbours),
+            AdversaryKind::Paper => Self::first_answer(model, neighbours),
+        }
+    }
+
     /// The best non-adaptive adversary: the difference goes where the encoder's column is longest.
+    ///
+    /// A factorization with more noise rows than steps hides part of its noise from every observer of the
+    /// answers; against it even this adversary stays below the μ of the sensitivity.
     pub fn worst_column(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
         Self::new(model, neighbours, Strategy::WorstColumn { step: model.worst_step(0) })
     }
@@ -81,9 +134,9 @@ impl<'a> Informed<'a> {
 impl Adversary for Informed<'_> {
     fn name(&self) -> &'static str {
         match self.strategy {
-            Strategy::WorstColumn { .. } => "worst-column",
-            Strategy::FirstAnswer { .. } => "paper",
-            Strategy::Descent { .. } => "adaptive",
+            Strategy::WorstColumn { .. } => AdversaryKind::WorstColumn.name(),
+            Strategy::FirstAnswer { .. } => AdversaryKind::Paper.name(),
+            Strategy::Descent { .. } => AdversaryKind::Adaptive.name(),
         }
     }
 
@@ -251,6 +304,19 @@ mod tests {
         assert_eq!(observe(Informed::first_answer(&model, &neighbours)), (1, 200));
         let (steps, directions) = observe(Informed::descent(&model, &neighbours));
         assert!(steps >= 4 && directions > 190, "{steps} {directions}");
+    }
+
+    #[test]
+    fn names_round_trip() {
+        let model = NoiseModel::new(&Mat::identity(2, 2), 1.0).unwrap();
+        let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 1.0).unwrap();
+        for kind in AdversaryKind::ALL {
+            assert_eq!(kind.name().parse::<AdversaryKind>().unwrap(), kind);
+            assert_eq!(Informed::of(kind, &model, &neighbours).name(), kind.name());
+        }
+        assert!(
+            "best".parse::<AdversaryKind>().unwrap_err().to_string().starts_with("adversary is best, but")
+        );
     }
 
     #[test]

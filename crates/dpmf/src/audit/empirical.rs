@@ -10,7 +10,7 @@
 
 use super::binomial::upper_limit;
 use super::game::{self, Adversary, Neighbours, Outcome, StreamMechanism};
-use crate::accounting::{Calibration, gaussian, normal};
+use crate::accounting::{Calibration, check_delta, check_epsilon, check_positive, gaussian, normal};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,16 @@ pub struct Test {
 }
 
 impl Test {
+    /// Measured false positive rate; NaN if the first stream was never played.
+    pub fn false_positive_rate(&self) -> f64 {
+        self.false_positives as f64 / self.first_games as f64
+    }
+
+    /// Measured false negative rate; NaN if the second stream was never played.
+    pub fn false_negative_rate(&self) -> f64 {
+        self.false_negatives as f64 / self.second_games as f64
+    }
+
     /// Lower bound on μ, if the trade-off is Gaussian for some μ; zero when the errors show nothing.
     pub fn mu_lower(&self) -> f64 {
         let (alpha, beta) = (self.false_positive_limit, self.false_negative_limit);
@@ -246,15 +256,9 @@ fn check(promise: &Promise, options: &AuditOptions) -> Result<()> {
             "it must lie strictly between 0 and 1",
         ));
     }
-    for (name, value) in [("epsilon", promise.epsilon), ("mu", promise.mu)] {
-        if !(value > 0.0 && value.is_finite()) {
-            return Err(Error::argument(name, value, "it must be positive and finite"));
-        }
-    }
-    if !(promise.delta > 0.0 && promise.delta < 1.0) {
-        return Err(Error::argument("delta", promise.delta, "it must lie strictly between 0 and 1"));
-    }
-    Ok(())
+    check_epsilon(promise.epsilon)?;
+    check_positive("mu", promise.mu)?;
+    check_delta(promise.delta)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Many games are played in lockstep: a mechanism that noises a model of `w` coordinates is as many games as it
 //! has independent blocks of coordinates, which is how the deployed engines are fastest.
 
-use crate::accounting::Adjacency;
+use crate::accounting::{Adjacency, check_positive};
 use crate::error::{Error, Result};
 use chacha20::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
@@ -92,9 +92,7 @@ impl Neighbours {
     ///
     /// Errors: a clip that is not positive and finite.
     pub fn single(adjacency: Adjacency, clip: f64) -> Result<Self> {
-        if !(clip > 0.0 && clip.is_finite()) {
-            return Err(Error::argument("clip", clip, "it must be positive and finite"));
-        }
+        check_positive("clip", clip)?;
         Ok(Self { adjacency, clip, participations: 1, separation: 1 })
     }
 
@@ -121,8 +119,7 @@ impl Watch {
             };
         }
         let distance = first.iter().zip(second).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-        // A NaN fails the comparison, as it should.
-        if !(distance <= neighbours.distance()) {
+        if distance.is_nan() || distance > neighbours.distance() {
             return Err(foul(
                 step,
                 format_args!("a difference of norm {distance}"),

@@ -1,6 +1,7 @@
 //! The Gaussian matrix mechanism as the game sees it, and what is public about its noise.
 
 use super::game::{AuditRng, Session, StreamMechanism};
+use crate::accounting::check_positive;
 use crate::error::{Error, Result};
 use crate::factorization::Representation;
 use crate::workload::Workload;
@@ -31,13 +32,7 @@ impl MatrixMechanism {
         if dimension == 0 {
             return Err(Error::argument("dimension", 0, "at least one coordinate is needed"));
         }
-        if !(noise_std > 0.0 && noise_std.is_finite()) {
-            return Err(Error::argument(
-                "noise standard deviation",
-                noise_std,
-                "it must be positive and finite",
-            ));
-        }
+        check_positive("noise standard deviation", noise_std)?;
         for row in 0..coloring.nrows() {
             for column in 0..coloring.ncols() {
                 let value = coloring[(row, column)];
@@ -213,6 +208,7 @@ impl NoiseModel {
 mod tests {
     use super::*;
     use crate::audit::game::rng;
+    use crate::factorization::{Cost, Rows};
 
     fn lower(rows: &[&[f64]]) -> Mat<f64> {
         Mat::from_fn(rows.len(), rows.len(), |i, j| rows[i].get(j).copied().unwrap_or(0.0))
@@ -229,6 +225,43 @@ mod tests {
         let dense = Workload::dense(workload.to_dense()).unwrap();
         let same = MatrixMechanism::from_decoder(&dense, &b, 2.0, 1).unwrap();
         assert!((same.coloring() - &n).norm_max() < 1e-15);
+    }
+
+    #[test]
+    fn a_factorization_plays_with_its_own_coloring() {
+        /// Two steps, three noise rows: one more than the answers can tell.
+        struct Wide;
+        impl Representation for Wide {
+            fn steps(&self) -> usize {
+                2
+            }
+            fn noise_rows(&self) -> usize {
+                3
+            }
+            fn coloring_rows(&self) -> Rows<'_> {
+                let mut step = 0.0;
+                Box::new(move |out| {
+                    step += 1.0;
+                    out.copy_from_slice(&[step, 0.0, 1.0]);
+                })
+            }
+            fn encoder(&self) -> Mat<f64> {
+                Mat::zeros(3, 2)
+            }
+            fn encoder_column_norms_sq(&self) -> Vec<f64> {
+                vec![0.0; 2]
+            }
+            fn cost(&self) -> Cost {
+                Cost { buffers: 0, work: 3.0 }
+            }
+        }
+        let mechanism = MatrixMechanism::of(&Wide, 1.0, 1).unwrap();
+        assert_eq!(mechanism.coloring().shape(), (2, 3));
+        // NNᵀ = [2 3; 3 5], of determinant 1: its inverse is [5 −3; −3 2].
+        let model = mechanism.noise_model().unwrap();
+        for (w, expected) in model.weights(0).iter().zip([5.0, -3.0]) {
+            assert!((w - expected).abs() < 1e-6, "{w}");
+        }
     }
 
     #[test]

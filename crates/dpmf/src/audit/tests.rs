@@ -2,7 +2,7 @@
 
 use super::adversary::Informed;
 use super::*;
-use crate::accounting::{Accountant, Adjacency, Calibration, Terms};
+use crate::accounting::{Accountant, Adjacency, Calibration, Terms, gaussian};
 use faer::Mat;
 
 /// `C` of the square-root factorization of the prefix sum: Toeplitz with coefficients `binom(2k, k)/4ᵏ`.
@@ -54,6 +54,11 @@ fn honest_mechanisms_are_audited_to_within_eight_percent() {
         assert!((adversary.mu() / calibration.mu() - 1.0).abs() < 1e-8);
         let promise = Promise::from(&calibration);
         let report = audit(&mechanism, &adversary, &neighbours, promise, options(1_000_000)).unwrap();
+        // The measured point lies on the promised trade-off curve; α = 1e-5 for its two rates.
+        let (alpha, beta) = (report.test.false_positive_rate(), report.test.false_negative_rate());
+        assert!(
+            (gaussian::trade_off(promise.mu, alpha).unwrap() - beta).abs() < 9.0 * (0.25_f64 / 1e6).sqrt()
+        );
         assert!(report.epsilon_lower > 0.92 * epsilon && report.epsilon_lower <= epsilon, "{report:?}");
         assert!(report.epsilon_assumption_free > 0.3 && !report.refuted(), "{report:?}");
     }
@@ -176,8 +181,7 @@ fn a_bound_fails_no_more_often_than_it_says() {
     let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 1.0).unwrap();
     let model = mechanism.noise_model().unwrap();
     let adversary = Informed::worst_column(&model, &neighbours);
-    let promise =
-        Promise { epsilon: crate::accounting::gaussian::epsilon(1.0, 1e-6).unwrap(), delta: 1e-6, mu: 1.0 };
+    let promise = Promise { epsilon: gaussian::epsilon(1.0, 1e-6).unwrap(), delta: 1e-6, mu: 1.0 };
     let bounds: Vec<f64> = (0..300)
         .map(|seed| {
             let options = AuditOptions { trials: 1000, confidence: 0.9, seed };
