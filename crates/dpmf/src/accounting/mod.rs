@@ -9,6 +9,26 @@
 //! Guarantee: what is reported is never better than what is true. Formulas are evaluated in interval
 //! arithmetic and the unfavourable end is returned: ε, δ, μ, ρ and σ as results are rounded up, a clipping norm
 //! and a μ that may be spent are rounded down.
+//!
+//! ```
+//! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms};
+//!
+//! let terms = Terms {
+//!     adjacency: Adjacency::ReplaceWithZero,
+//!     accountant: Accountant::Exact,
+//!     sensitivity: 1.0,
+//!     clip: 0.3,
+//! };
+//! let calibration = terms.calibrate_noise(8.0, 1e-6)?;
+//! assert!((calibration.noise_multiplier() - 0.65294).abs() < 1e-5);
+//! // The same noise by the route of the paper would be reported as a larger ε.
+//! assert!(calibration.account()?.epsilon_rdp > 8.5);
+//!
+//! let statement =
+//!     PrivacyStatement::new(calibration, PrivacyUnit::User, "in at most one step", 2048, KeyOrigin::System)?;
+//! assert!(statement.to_string().starts_with("(8, 1e-6)-differential privacy for every user"));
+//! # Ok::<(), dpmf::Error>(())
+//! ```
 
 pub mod calibrate;
 pub mod gaussian;

@@ -7,6 +7,25 @@
 //!
 //! An audit can refute a guarantee and never prove one: it finds sensitivities that are too small, noise that
 //! repeats or is scaled wrongly, and nothing of what no adversary here looks for.
+//!
+//! ```
+//! use dpmf::accounting::{Accountant, Adjacency, Terms};
+//! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
+//!
+//! let adjacency = Adjacency::ReplaceWithZero;
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sensitivity: 1.0, clip: 1.0 };
+//! let promise = terms.calibrate_noise(2.0, 1e-5)?;
+//!
+//! // Independent noise on four steps, at half the deviation that the promise needs.
+//! let mechanism = MatrixMechanism::new(faer::Mat::identity(4, 4), 0.5 * promise.noise_std(), 1)?;
+//! let neighbours = Neighbours::single(adjacency, 1.0)?;
+//! let model = mechanism.noise_model()?;
+//! let adversary = Informed::of(AdversaryKind::WorstColumn, &model, &neighbours);
+//! let options = AuditOptions { trials: 20_000, ..Default::default() };
+//! let report = audit(&mechanism, &adversary, &neighbours, (&promise).into(), options)?;
+//! assert!(report.refuted() && report.epsilon_lower > 3.0);
+//! # Ok::<(), dpmf::Error>(())
+//! ```
 
 pub mod adversary;
 pub mod binomial;
