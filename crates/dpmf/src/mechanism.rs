@@ -1,12 +1,14 @@
 //! A factorization as it will be deployed, with everything that was proved about it.
 
+use crate::accounting::{
+    Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms,
+};
 use crate::error::{Error, Result};
 use crate::factorization::{Factorization, Representation};
 use crate::factorize::{Certificate, Optimum, lower_bound_at};
 use crate::loss::Loss;
 use crate::participation::Participation;
 use crate::workload::Workload;
-use serde::{Deserialize, Serialize};
 
 /// A validated mechanism: workload, deployed factorization, participation, and what is known of them.
 ///
@@ -20,7 +22,21 @@ pub struct Mechanism {
     participation: Participation,
     loss: Loss,
     bound: Option<Bound>,
-    privacy: Option<Privacy>,
+    privacy: Option<PrivacyStatement>,
+}
+
+/// Relative difference below which two computations of a sensitivity on different machines agree.
+pub(crate) const SENSITIVITY_SLACK: f64 = 1e-12;
+
+/// What a guarantee is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Conditions {
+    /// Whose data is protected as one piece.
+    pub unit: PrivacyUnit,
+    /// Which data sets are neighbours.
+    pub adjacency: Adjacency,
+    /// How ε and δ follow from the noise.
+    pub accountant: Accountant,
 }
 
 /// A lower bound on the loss of every factorization, with the dual variable that proves it.
@@ -32,20 +48,6 @@ pub struct Bound {
     pub lower_bound: f64,
     /// Evaluations spent to find it.
     pub iterations: usize,
-}
-
-/// Noise level of a calibrated mechanism.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Privacy {
-    /// Noise multiplier σ: the noise has standard deviation `σ γ ζ`.
-    pub noise_multiplier: f64,
-    /// Clipping norm ζ.
-    pub clip: f64,
-    /// ε of the guarantee.
-    pub epsilon: f64,
-    /// δ of the guarantee.
-    pub delta: f64,
 }
 
 impl Mechanism {
@@ -93,20 +95,48 @@ impl Mechanism {
         Ok(self)
     }
 
-    /// Adds the privacy section.
-    pub fn with_privacy(mut self, privacy: Privacy) -> Result<Self> {
-        for (name, value) in [
-            ("noise multiplier", privacy.noise_multiplier),
-            ("clip", privacy.clip),
-            ("epsilon", privacy.epsilon),
-            ("delta", privacy.delta),
-        ] {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(Error::argument(name, value, "it must be positive and finite"));
-            }
+    /// Adds the privacy statement of a calibration.
+    ///
+    /// Errors: a statement about other steps, or one that rests on a smaller sensitivity than the mechanism has.
+    pub fn with_privacy(mut self, statement: PrivacyStatement) -> Result<Self> {
+        let (actual, expected) = (statement.steps(), self.workload.steps());
+        if actual != expected {
+            return Err(Error::WrongLength { name: "privacy statement", actual, expected });
         }
-        self.privacy = Some(privacy);
+        let stated = statement.calibration().terms().sensitivity;
+        if stated < self.sensitivity() * (1.0 - SENSITIVITY_SLACK) {
+            let rule = "the privacy statement must not rest on less than the sensitivity as deployed";
+            return Err(Error::argument("sensitivity", stated, rule));
+        }
+        self.privacy = Some(statement);
         Ok(self)
+    }
+
+    /// Solves for the noise that gives (ε, δ) at a clipping norm, and states what that means.
+    ///
+    /// Errors: ε or clip not positive and finite, δ outside (0, 1).
+    pub fn calibrated(self, epsilon: f64, delta: f64, clip: f64, conditions: Conditions) -> Result<Self> {
+        let calibration = self.terms(clip, conditions).calibrate_noise(epsilon, delta)?;
+        self.with_calibration(calibration, conditions)
+    }
+
+    /// Takes a noise multiplier as given, and states the ε that it gives at δ.
+    ///
+    /// Errors: σ or clip not positive and finite, δ outside (0, 1).
+    pub fn with_noise(self, noise_multiplier: f64, delta: f64, clip: f64, conditions: Conditions) -> Result<Self> {
+        let calibration = self.terms(clip, conditions).account_epsilon(noise_multiplier, delta)?;
+        self.with_calibration(calibration, conditions)
+    }
+
+    fn terms(&self, clip: f64, conditions: Conditions) -> Terms {
+        let Conditions { adjacency, accountant, .. } = conditions;
+        Terms { adjacency, accountant, sensitivity: self.sensitivity(), clip }
+    }
+
+    fn with_calibration(self, calibration: Calibration, conditions: Conditions) -> Result<Self> {
+        let (steps, participation) = (self.workload.steps(), self.participation.words());
+        let statement = PrivacyStatement::new(calibration, conditions.unit, participation, steps, KeyOrigin::System)?;
+        self.with_privacy(statement)
     }
 
     /// The workload `A`.
@@ -139,8 +169,8 @@ impl Mechanism {
         self.bound.as_ref()
     }
 
-    /// The privacy section of a calibrated mechanism.
-    pub fn privacy(&self) -> Option<&Privacy> {
+    /// The privacy statement of a calibrated mechanism.
+    pub fn privacy(&self) -> Option<&PrivacyStatement> {
         self.privacy.as_ref()
     }
 

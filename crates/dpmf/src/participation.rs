@@ -13,6 +13,13 @@ pub enum Participation {
 }
 
 impl Participation {
+    /// In words that complete "each user takes part …".
+    pub fn words(self) -> &'static str {
+        match self {
+            Participation::Single => "in at most one step",
+        }
+    }
+
     /// The sensitivity `γ` of an encoder with the given squared column norms.
     ///
     /// Guarantee: `‖C(G − H)‖_F ≤ γ ζ` for all neighbouring streams whose rows differ by at most `ζ`; equality is

@@ -1,4 +1,5 @@
 use super::*;
+use crate::mechanism::Conditions;
 use crate::factorize::{Options, Solver, optimal};
 use crate::workload::Schedule;
 use proptest::prelude::*;
@@ -15,7 +16,7 @@ fn example() -> Mechanism {
         .unwrap()
         .with_bound(Bound::from(&optimum))
         .unwrap()
-        .with_privacy(Privacy { noise_multiplier: 0.7, clip: 2.0, epsilon: 8.0, delta: 1e-6 })
+        .calibrated(8.0, 1e-6, 2.0, Conditions::default())
         .unwrap()
 }
 
@@ -66,6 +67,9 @@ fn consistent_forgeries_are_refused() {
     assert!(refused(&|h| h["factorization"] = "unknown".into()).contains("bad header"));
     assert!(refused(&|h| h["bound"]["lower_bound"] = (-1.0).into()).contains("lower bound is -1"));
     assert!(refused(&|h| h["privacy"]["clip"] = 0.0.into()).contains("clip is 0"));
+    assert!(refused(&|h| h["privacy"]["epsilon"] = 4.0.into()).contains("epsilon"));
+    assert!(refused(&|h| h["privacy"]["sensitivity"] = 0.5.into()).contains("bad header"));
+    assert!(refused(&|h| h["privacy"]["steps"] = 7.into()).contains("privacy statement has length 7"));
     assert!(refused(&|h| h["surprise"] = 1.into()).contains("unknown field"));
 }
 
