@@ -118,4 +118,21 @@ mod tests {
             prop_assert!(smallest * smallest < 100.0 * min, "{} {min}", smallest * smallest);
         }
     }
+
+    #[test]
+    fn column_norms_keep_their_digits_in_long_averages() {
+        // Three slow poles: a recursion on the Gramian itself, instead of its factor, is off by 1e-6 here.
+        let n = 1000;
+        let optimizer = Optimizer { momentum: 0.95, average: Average::Ema(0.99), ..Default::default() };
+        let eta = "cooldown:0.25:0.05".parse::<crate::Schedule>().unwrap().values(n);
+        let workload = Workload::sgd(eta, optimizer).unwrap();
+        let norms = column_norms_sq(workload.recurrence().unwrap()).unwrap();
+        for j in [0, 1, n / 3, n - 2, n - 1] {
+            let mut column = vec![0.0; n];
+            column[j] = 1.0;
+            workload.apply(&mut column);
+            let exact: f64 = column.iter().map(|a| a * a).sum();
+            assert!((norms[j] / exact - 1.0).abs() < 1e-9, "column {j}: {:e}", norms[j] / exact - 1.0);
+        }
+    }
 }
