@@ -101,11 +101,7 @@ fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
         number(cost.work)
     )?;
     match mechanism.privacy() {
-        Some(p) => writeln!(
-            text,
-            "privacy       ε = {}, δ = {} at noise multiplier {} and clip {}",
-            p.epsilon, p.delta, p.noise_multiplier, p.clip
-        )?,
+        Some(statement) => write!(text, "\n{statement}")?,
         None => writeln!(text, "privacy       not calibrated")?,
     }
     Ok((json, text))

@@ -3,6 +3,8 @@
 //! Every command builds one [`Report`]; it goes to standard output as text, or as one JSON object with
 //! `--json`. Progress and words go to standard error.
 
+mod account;
+mod audit;
 mod compare;
 mod factorize;
 mod inspect;
@@ -37,6 +39,12 @@ enum Command {
     Factorize(factorize::Args),
     /// Put all mechanisms for a workload side by side
     Compare(compare::Args),
+    /// Solve for the noise that gives (ε, δ)
+    Calibrate(account::CalibrateArgs),
+    /// What a noise multiplier is worth, by every accountant
+    Account(account::Args),
+    /// Attack a mechanism and bound its ε from below
+    Audit(audit::Args),
     /// Draw a figure
     Plot(plot::Args),
     /// Say what a mechanism file holds
@@ -58,6 +66,9 @@ fn main() -> ExitCode {
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Factorize(args) => factorize::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Calibrate(args) => account::calibrate(args),
+        Command::Account(args) => account::run(args),
+        Command::Audit(args) => audit::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => inspect::verify(args),

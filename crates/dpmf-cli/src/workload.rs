@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
     /// Number of steps n (2048, 1e6, …)
-    #[arg(long, value_parser = count, required_unless_present_any = ["matrix", "schedule_file"])]
+    #[arg(long, value_parser = count)]
     pub steps: Option<usize>,
 
     /// Heavy-ball momentum β: m ← βm + g, θ ← θ − ηm
@@ -69,7 +69,7 @@ impl WorkloadArgs {
                 }
                 rates
             }
-            None => self.schedule.parse::<Schedule>()?.values(self.steps.context("--steps is needed")?),
+            None => self.schedule.parse::<Schedule>()?.values(self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?),
         };
         let optimizer = Optimizer {
             momentum: self.momentum,
@@ -79,6 +79,11 @@ impl WorkloadArgs {
             average: self.average,
         };
         Ok(Workload::sgd(learning_rates, optimizer)?)
+    }
+
+    /// Whether any flag names a workload.
+    pub fn is_given(&self) -> bool {
+        self.steps.is_some() || self.matrix.is_some() || self.schedule_file.is_some()
     }
 
     /// A few words for titles and tables.

@@ -3,8 +3,9 @@
 mod buffers;
 mod convergence;
 mod error;
-mod figure;
+pub mod figure;
 mod heatmap;
+mod privacy;
 
 use crate::report::Report;
 use serde_json::{Value, json};
@@ -27,6 +28,8 @@ enum Figure {
     Convergence(convergence::Args),
     /// Loss over the certified bound against model-sized buffers
     Buffers(buffers::Args),
+    /// ε against δ, and the trade-off curve with the audited point on it
+    Privacy(privacy::Args),
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
@@ -35,6 +38,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         Figure::Heatmap(args) => heatmap::run(args),
         Figure::Convergence(args) => convergence::run(args),
         Figure::Buffers(args) => buffers::run(args),
+        Figure::Privacy(args) => privacy::run(args),
     }
 }
 

@@ -24,7 +24,7 @@ pub trait Oracle {
 }
 
 /// `diag X(v)`, and how far it may be off.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Diagonal {
     /// The diagonal.
     pub x: Vec<f64>,

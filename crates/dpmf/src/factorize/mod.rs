@@ -70,7 +70,7 @@ pub fn optimal(
         Solver::Auto => Solver::Dense,
         other => other,
     };
-    let start: Vec<f64> = workload.column_norms_sq().into_iter().map(f64::sqrt).collect();
+    let start: Vec<f64> = workload.column_norms_sq()?.into_iter().map(f64::sqrt).collect();
     match solver {
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),

@@ -11,6 +11,7 @@ pub use schedule::Schedule;
 
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
+use crate::linalg::spectrum::column_norms_sq;
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 
@@ -176,11 +177,15 @@ impl Workload {
         }
     }
 
-    /// Squared column norms `‖A e_j‖²`. Cost: O(n w³), or O(n²) for a dense matrix.
-    pub fn column_norms_sq(&self) -> Vec<f64> {
+    /// Squared column norms `‖A e_j‖²`.
+    ///
+    /// Cost: O(n w²), or O(n²) for a dense matrix.
+    ///
+    /// Errors: a recurrence wider than the array algorithms serve.
+    pub fn column_norms_sq(&self) -> Result<Vec<f64>> {
         match &self.kind {
-            Kind::Recurrence { recurrence, .. } => recurrence.column_norms_sq(),
-            Kind::Dense(a) => (0..a.ncols()).map(|j| a.col(j).squared_norm_l2()).collect(),
+            Kind::Recurrence { recurrence, .. } => column_norms_sq(recurrence),
+            Kind::Dense(a) => Ok((0..a.ncols()).map(|j| a.col(j).squared_norm_l2()).collect()),
         }
     }
 
@@ -270,54 +275,6 @@ impl Recurrence {
     /// The recurrence with every coefficient replaced by `f(coefficient)`.
     pub fn map(&self, f: impl Fn(f64) -> f64 + Copy) -> Self {
         Self { left: self.left.map(f), right: self.right.as_ref().map(|r| r.map(f)) }
-    }
-
-    /// Squared column norms of `A`, from the energy `sᵀQ_i s` that a state `s = (ψ_{i−1}, …, ψ_{i−w})`
-    /// sends into steps `i, i + 1, …`: a backward recursion over sums of squares, without cancellation.
-    fn column_norms_sq(&self) -> Vec<f64> {
-        let n = self.left.n();
-        let w = self.left.bandwidth().max(1);
-        let reach = self.right.as_ref().map_or(0, LowerBanded::bandwidth);
-        // gramians[(i) % (reach + 2)] is Q_i; Q_n = 0.
-        let mut gramians = vec![vec![0.0; w * w]; reach + 2];
-        let mut norms = vec![0.0; n];
-        let feedback = |i: usize, k: usize| -> f64 {
-            let row = self.left.row(i);
-            if k < row.len() && k <= i { -row[k] / row[0] } else { 0.0 }
-        };
-        for j in (0..n).rev() {
-            // Response to a unit gradient at step j, as far as R reaches, newest first.
-            let last = (j + reach).min(n - 1);
-            let mut state = vec![0.0; w];
-            for i in j..=last {
-                let input = self.right.as_ref().map_or(1.0, |r| r.row(i)[i - j]) / self.left.row(i)[0];
-                let response = input + (0..w).map(|k| feedback(i, k + 1) * state[k]).sum::<f64>();
-                norms[j] += response * response;
-                state.rotate_right(1);
-                state[0] = response;
-            }
-            let q = &gramians[(last + 1) % (reach + 2)];
-            for a in 0..w {
-                for b in 0..w {
-                    norms[j] += state[a] * q[a * w + b] * state[b];
-                }
-            }
-            // Q_j = c cᵀ + Fᵀ Q_{j+1} F, where F shifts the state and puts c·s in front.
-            let c: Vec<f64> = (0..w).map(|k| feedback(j, k + 1)).collect();
-            let next = &gramians[(j + 1) % (reach + 2)];
-            let at = |a: usize, b: usize| if a < w && b < w { next[a * w + b] } else { 0.0 };
-            let mut q = vec![0.0; w * w];
-            for a in 0..w {
-                for b in 0..w {
-                    q[a * w + b] = c[a] * c[b] * (1.0 + at(0, 0))
-                        + c[a] * at(0, b + 1)
-                        + at(a + 1, 0) * c[b]
-                        + at(a + 1, b + 1);
-                }
-            }
-            gramians[j % (reach + 2)] = q;
-        }
-        norms
     }
 }
 

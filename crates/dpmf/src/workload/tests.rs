@@ -69,7 +69,7 @@ proptest! {
             prop_assert!((b - g).abs() < 1e-8);
         }
 
-        let norms = workload.column_norms_sq();
+        let norms = workload.column_norms_sq().unwrap();
         for j in 0..eta.len() {
             let exact = dense.col(j).squared_norm_l2();
             prop_assert!((norms[j] - exact).abs() < 1e-10 * exact, "column {j}: {} {exact}", norms[j]);

@@ -1,0 +1,199 @@
+//! `dpmf audit`.
+
+use crate::plot::{self, figure};
+use crate::progress::Spinner;
+use crate::report::{Report, number, table};
+use crate::workload::count;
+use anyhow::bail;
+use dpmf::audit::{AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise};
+use dpmf::{Error, Representation, accounting, audit, format};
+use plotters::prelude::SeriesLabelPosition;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Multiplications that an audit may cost before it is refused.
+const MOST_WORK: f64 = 2e13;
+
+/// Play the adaptive privacy game against a calibrated mechanism and bound its ε from below; or show the
+/// counter-example, noise that is private for fixed inputs and not for adaptive ones.
+///
+/// A bound above the promise refutes it (and the command fails); a bound just below it says the promise is tight.
+/// The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second assumes nothing.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  dpmf audit m8.safetensors --trials 1e6\n  dpmf audit counterexample -o counterexample.svg")]
+pub struct Args {
+    /// A calibrated mechanism file, or the word counterexample
+    target: PathBuf,
+
+    /// Games to play
+    #[arg(long, value_parser = count, default_value = "1e6")]
+    trials: usize,
+
+    /// δ at which ε is bounded; the mechanism's own by default, 1e-6 for the counter-example
+    #[arg(long, value_name = "δ")]
+    delta: Option<f64>,
+
+    /// Who plays: worst-column, adaptive or paper
+    #[arg(long, default_value = "worst-column")]
+    adversary: AdversaryKind,
+
+    /// Coordinates of an input: 2 by default, 1000 for the counter-example
+    #[arg(long, value_parser = count)]
+    dimension: Option<usize>,
+
+    /// Confidence of every bound
+    #[arg(long, default_value_t = 0.999)]
+    confidence: f64,
+
+    /// Seed of the simulation
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Noise σ of the counter-example
+    #[arg(long, default_value_t = 4.0)]
+    noise: f64,
+
+    /// Draw the counter-example to .svg or .png
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let options = AuditOptions { trials: args.trials as u64, confidence: args.confidence, seed: args.seed };
+    if args.target == Path::new("counterexample") {
+        return counterexample(args, options);
+    }
+    if args.out.is_some() {
+        bail!("-o draws the counter-example; for a mechanism use `dpmf plot privacy`");
+    }
+    let report = play(&args.target, args.adversary, args.delta, args.dimension.unwrap_or(2), options)?;
+    let verdict = if report.refuted() { "REFUTED" } else { "not refuted" };
+    let text = format!(
+        "{} games, {} adversary, {} steps, confidence {}\n\n{}\n\nThe promise is {verdict}.",
+        options.trials,
+        report.adversary,
+        report.steps,
+        options.confidence,
+        table(
+            &["", "μ", &format!("ε at δ = {:e}", report.promise.delta)],
+            &[
+                vec!["promised".into(), number(report.promise.mu), number(report.promise.epsilon)],
+                vec!["at least, Gaussian".into(), number(report.mu_lower), number(report.epsilon_lower)],
+                vec!["at least, no assumption".into(), "".into(), number(report.epsilon_assumption_free)],
+            ]
+        )
+    );
+    let mut json = serde_json::to_value(&report)?;
+    json["refuted"] = report.refuted().into();
+    let mut result = Report::new(json, text);
+    result.failed = report.refuted();
+    Ok(result)
+}
+
+/// Audits a mechanism file.
+pub fn play(
+    path: &Path,
+    adversary: AdversaryKind,
+    delta: Option<f64>,
+    dimension: usize,
+    options: AuditOptions,
+) -> anyhow::Result<audit::AuditReport> {
+    let mechanism = format::load(path)?;
+    let Some(statement) = mechanism.privacy() else {
+        bail!(Error::Unsupported {
+            what: "auditing an uncalibrated mechanism".into(),
+            hint: "it promises nothing yet; run `dpmf calibrate` first",
+        });
+    };
+    let calibration = statement.calibration();
+    let (n, m) = (mechanism.workload().steps(), mechanism.factorization().noise_rows());
+    let work = options.trials as f64 * n as f64 * m as f64 * dimension as f64;
+    if work > MOST_WORK {
+        bail!(Error::Unsupported {
+            what: format!("{} games of {n} steps", options.trials),
+            hint: "they would take hours; lower --trials or audit a mechanism with fewer steps",
+        });
+    }
+    let mut promise = Promise::from(calibration);
+    if let Some(delta) = delta
+        && delta != promise.delta
+    {
+        let epsilon = accounting::gaussian::epsilon(calibration.mu(), delta)?;
+        promise = Promise { epsilon, delta, ..promise };
+    }
+    let spinner = Spinner::new("audit");
+    spinner.say(&format!("playing {} games", options.trials));
+    let subject = MatrixMechanism::of(mechanism.factorization(), calibration.noise_std(), dimension)?;
+    let model = subject.noise_model()?;
+    let neighbours = Neighbours::single(calibration.terms().adjacency, calibration.terms().clip)?;
+    let player = Informed::of(adversary, &model, &neighbours);
+    Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
+}
+
+fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
+    use audit::counterexample::sufficient_eta;
+    let (delta, dimension) = (args.delta.unwrap_or(1e-6), args.dimension.unwrap_or(1000));
+    let spinner = Spinner::new("counter-example");
+    let at = |dimension: usize| CounterExample::new(dimension, args.noise, sufficient_eta(dimension));
+    let mechanism = at(dimension)?;
+    spinner.say("bounding ε");
+    let row = mechanism.row(delta)?;
+    let dimensions = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
+    let rows = dimensions.into_iter().map(|d| at(d)?.row(delta)).collect::<dpmf::Result<Vec<_>>>()?;
+    // d draws a game: a million games in a thousand dimensions would take long and show no more.
+    let trials = options.trials.min(100_000_000 / dimension as u64).max(1);
+    spinner.say(&format!("playing {trials} games thrice"));
+    let attacks = mechanism.simulate(delta, AuditOptions { trials, ..options })?;
+    let cells: Vec<Vec<String>> = attacks
+        .iter()
+        .map(|attack| {
+            let limit = match (attack.mechanism, attack.adversary) {
+                ("gaussian", _) => row.epsilon_gaussian,
+                (_, "fixed") => row.epsilon_nonadaptive,
+                _ => f64::NAN,
+            };
+            let promised = if limit.is_nan() { "none holds".into() } else { format!("≤ {}", number(limit)) };
+            vec![
+                format!("{} against {}", attack.adversary, attack.mechanism),
+                format!("{:.4}", attack.success),
+                promised,
+                format!("≥ {}", number(attack.epsilon_lower)),
+            ]
+        })
+        .collect();
+    let text = format!(
+        "σ = {}, d = {dimension}, thin direction η = {:.4}, δ = {delta:e}\n\n{}\n\n\
+         Fixed inputs: ε ≤ {} is proved. Adaptive inputs: ε ≥ {} at least, {} times the Gaussian mechanism's {}.",
+        args.noise,
+        row.eta,
+        table(&["adversary", "bit named rightly", "proved ε", "measured ε"], &cells),
+        number(row.epsilon_nonadaptive),
+        number(row.epsilon_adaptive),
+        number(row.epsilon_adaptive / row.epsilon_gaussian),
+        number(row.epsilon_gaussian),
+    );
+    if let Some(path) = &args.out {
+        let series = |label: &str, index: usize, pick: fn(&audit::CounterExampleRow) -> f64| figure::Series {
+            label: label.into(),
+            points: rows.iter().map(|row| (row.dimension as f64, pick(row))).collect(),
+            mark: figure::Mark::LineAndPoints,
+            color: figure::COLORS[index],
+        };
+        let panel = figure::Panel {
+            title: format!("adaptive inputs break non-Gaussian noise, σ = {}", args.noise),
+            x_label: "dimension d".into(),
+            y_label: format!("ε at δ = {delta:e}"),
+            x_log: true,
+            y_log: true,
+            series: vec![
+                series("counter-example, adaptive inputs (at least)", 1, |row| row.epsilon_adaptive),
+                series("counter-example, fixed inputs (at most)", 0, |row| row.epsilon_nonadaptive),
+                series("Gaussian mechanism, both", 2, |row| row.epsilon_gaussian),
+            ],
+            legend: SeriesLabelPosition::UpperLeft,
+        };
+        plot::figure::draw(&[panel], path)?;
+    }
+    let json = json!({ "row": row, "attacks": attacks, "dimensions": rows, "trials": trials, "out": args.out });
+    Ok(Report::new(json, text))
+}
