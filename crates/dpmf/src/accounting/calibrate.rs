@@ -45,8 +45,10 @@ pub fn noise_multiplier(
         ));
     }
     // Outward roundings in a row can leave ε a few units above the target; the noise goes up until it is not.
+    let mut step = 2.0 * f64::EPSILON;
     while accountant.epsilon(mu(sigma, adjacency)?, delta)? > epsilon {
-        sigma *= 1.0 + 2.0 * f64::EPSILON;
+        sigma *= 1.0 + step;
+        step *= 2.0;
     }
     Ok(sigma)
 }
@@ -232,8 +234,10 @@ impl Terms {
         let sigma = noise_multiplier(epsilon, delta, self.adjacency, self.accountant)?;
         let mut clip = (Interval::exact(noise_std) / (Interval::exact(sigma) * self.sensitivity)).lo;
         // Rounded down until the noise this clip asks for, itself rounded up, is not more than there is.
-        while standard_deviation(sigma, self.sensitivity, clip) > noise_std {
-            clip = clip.next_down();
+        let mut step = f64::EPSILON;
+        while standard_deviation(sigma, self.sensitivity, clip) > noise_std && clip > 0.0 {
+            clip *= 1.0 - step;
+            step = (2.0 * step).min(0.5);
         }
         let terms = Self { clip, ..self };
         terms.check()?;

@@ -103,8 +103,10 @@ pub fn epsilon(mu: f64, delta: f64) -> Result<f64> {
     // μ²/2 + μ √(2 ln(1/δ)) is the plain zCDP bound, never below the exact ε; both roundings go up.
     let square = Interval::exact(mu).square();
     let mut above = (square * 0.5 + (-Interval::exact(delta).ln() * square * 2.0).sqrt()).hi;
+    let mut step = 1e-12;
     while above.is_finite() && !holds(above) {
-        above *= 1.0 + 1e-9;
+        above *= 1.0 + step;
+        step *= 2.0;
     }
     if above.is_infinite() {
         return Err(Error::argument("mu", shown(mu), "its epsilon is too large to be a number"));
