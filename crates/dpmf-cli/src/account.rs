@@ -56,8 +56,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 /// The mechanism comes from a file, or is made for a workload. The sensitivity is that of the coefficients as
 /// deployed.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  dpmf calibrate m.safetensors --epsilon 8 --delta 1e-6 --clip 1 --out m8.safetensors\n  \
-    dpmf calibrate --steps 2048 --momentum 0.95 --epsilon 2 --delta 1e-6 --clip 1 --out m.safetensors")]
+#[command(
+    after_help = "Examples:\n  dpmf calibrate m.safetensors --epsilon 8 --delta 1e-6 --clip 1 --out m8.safetensors\n  \
+    dpmf calibrate --steps 2048 --momentum 0.95 --epsilon 2 --delta 1e-6 --clip 1 --out m.safetensors"
+)]
 pub struct CalibrateArgs {
     /// An uncalibrated mechanism; without it, one is made for the workload
     file: Option<PathBuf>,
@@ -73,7 +75,12 @@ pub struct CalibrateArgs {
     mechanism: Method,
 
     /// ε of the guarantee
-    #[arg(long, value_name = "ε", conflicts_with = "noise_multiplier", required_unless_present = "noise_multiplier")]
+    #[arg(
+        long,
+        value_name = "ε",
+        conflicts_with = "noise_multiplier",
+        required_unless_present = "noise_multiplier"
+    )]
     epsilon: Option<f64>,
 
     /// Take this noise multiplier and state the ε it gives

@@ -5,7 +5,9 @@ use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::bail;
-use dpmf::audit::{AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise};
+use dpmf::audit::{
+    AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
+};
 use dpmf::{Error, Representation, accounting, audit, format};
 use plotters::prelude::SeriesLabelPosition;
 use serde_json::json;
@@ -20,7 +22,9 @@ const MOST_WORK: f64 = 2e13;
 /// A bound above the promise refutes it (and the command fails); a bound just below it says the promise is tight.
 /// The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second assumes nothing.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  dpmf audit m8.safetensors --trials 1e6\n  dpmf audit counterexample -o counterexample.svg")]
+#[command(
+    after_help = "Examples:\n  dpmf audit m8.safetensors --trials 1e6\n  dpmf audit counterexample -o counterexample.svg"
+)]
 pub struct Args {
     /// A calibrated mechanism file, or the word counterexample
     target: PathBuf,
@@ -152,7 +156,8 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
                 (_, "fixed") => row.epsilon_nonadaptive,
                 _ => f64::NAN,
             };
-            let promised = if limit.is_nan() { "none holds".into() } else { format!("≤ {}", number(limit)) };
+            let promised =
+                if limit.is_nan() { "none holds".into() } else { format!("≤ {}", number(limit)) };
             vec![
                 format!("{} against {}", attack.adversary, attack.mechanism),
                 format!("{:.4}", attack.success),
@@ -194,6 +199,7 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
         };
         plot::figure::draw(&[panel], path)?;
     }
-    let json = json!({ "row": row, "attacks": attacks, "dimensions": rows, "trials": trials, "out": args.out });
+    let json =
+        json!({ "row": row, "attacks": attacks, "dimensions": rows, "trials": trials, "out": args.out });
     Ok(Report::new(json, text))
 }

@@ -2,8 +2,9 @@
 
 use crate::progress::Spinner;
 use crate::report::{Report, number, table};
-use crate::workload::{SolverArgs, WorkloadArgs};
-use dpmf::{Catalog, Mechanism, Method, Representation};
+use crate::workload::{SolverArgs, WorkloadArgs, count};
+use dpmf::factorize::{Progress, Target};
+use dpmf::{Catalog, Error, Mechanism, Method, Representation};
 use serde_json::{Value, json};
 
 /// Put all mechanisms for a workload side by side, each as it would be deployed.
@@ -21,6 +22,10 @@ pub struct Args {
     #[command(flatten)]
     solver: SolverArgs,
 
+    /// State-space streams with these numbers of buffers, beside the one that a tolerance of 1e-4 asks for
+    #[arg(long, value_name = "R,…", value_delimiter = ',', value_parser = count, default_value = "2,3,4,6,8")]
+    buffers: Vec<usize>,
+
     /// Only these mechanisms
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     mechanism: Vec<Method>,
@@ -35,8 +40,27 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mut rows = Vec::new();
     for method in methods {
         spinner.say(method.name());
-        let mechanism = catalog.mechanism(method, &mut |progress| spinner.observe(progress))?;
-        rows.push((method.name().to_owned(), mechanism));
+        let mut observe = |progress: &Progress| spinner.observe(progress);
+        if method == Method::StateSpace {
+            // Beyond the order of the filter, more buffers are not used: each number once.
+            let mut streams = vec![catalog.mechanism(method, &mut observe)?];
+            for &buffers in &args.buffers {
+                let stream = catalog.state_space(Target::Buffers(buffers), &mut observe)?;
+                streams.push(catalog.deploy(&stream, &mut observe)?);
+            }
+            streams.sort_by_key(|stream| stream.factorization().cost().buffers);
+            streams.dedup_by_key(|stream| stream.factorization().cost().buffers);
+            rows.extend(streams.into_iter().map(|stream| (method.name().to_owned(), stream)));
+            continue;
+        }
+        match catalog.mechanism(method, &mut observe) {
+            Ok(mechanism) => rows.push((method.name().to_owned(), mechanism)),
+            // Dense matrices of so many steps do not fit; the others do.
+            Err(Error::Unsupported { what, .. }) if args.mechanism.is_empty() => {
+                eprintln!("{} left out: {what}", method.name());
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     let json = json!({
         "steps": catalog.workload().steps(),

@@ -2,9 +2,10 @@
 
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number};
-use crate::workload::{SolverArgs, WorkloadArgs};
+use crate::workload::{SolverArgs, WorkloadArgs, count};
+use dpmf::factorize::{Optimum, Target};
 use dpmf::mechanism::Bound;
-use dpmf::{Factorization, Mechanism, Participation, format};
+use dpmf::{Factorization, Mechanism, Participation, Representation, Workload, format};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -26,7 +27,19 @@ pub struct Args {
     #[command(flatten)]
     solver: SolverArgs,
 
-    /// Write the uncalibrated mechanism, as it will be deployed, to this file
+    /// Also make the stream that training uses: the optimum in a few model-sized buffers
+    #[arg(long)]
+    streaming: bool,
+
+    /// Keep this many buffers
+    #[arg(long, value_name = "R", value_parser = count, requires = "streaming", conflicts_with = "tolerance")]
+    buffers: Option<usize>,
+
+    /// Keep as few buffers as stay within this relative excess of √loss over the lower bound
+    #[arg(long, value_name = "EXCESS", requires = "streaming", default_value_t = 1e-4)]
+    tolerance: f64,
+
+    /// Write the uncalibrated mechanism, as it will be deployed, to this file: the stream, or the dense matrix
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -64,14 +77,45 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         certificate.iterations,
         duration(seconds),
     );
-    if let Some(path) = &args.out {
-        spinner.say("writing the mechanism");
+    let mechanism = if args.streaming {
+        spinner.say("streaming the optimum");
+        let clock = Instant::now();
+        let target = args.buffers.map_or(Target::Tolerance(args.tolerance), Target::Buffers);
+        let stream = Factorization::StateSpace(optimum.to_state_space(&workload, target)?);
+        let mechanism = deploy(workload, &stream, &optimum)?;
+        let cost = mechanism.factorization().cost();
+        let ratio = (mechanism.loss().total() / certificate.lower_bound).sqrt();
+        json["streaming"] = json!({
+            "buffers": cost.buffers,
+            "work": cost.work,
+            "deployed_sqrt_loss": mechanism.loss().sqrt_total(),
+            "deployed_ratio": ratio,
+            "deployed_sensitivity": mechanism.sensitivity(),
+            "seconds": clock.elapsed().as_secs_f64(),
+        });
+        text += &format!(
+            "  streamed in  {} buffers, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
+            cost.buffers,
+            number(cost.work),
+            ratio,
+            duration(clock.elapsed().as_secs_f64()),
+        );
+        Some(mechanism)
+    } else if args.out.is_some() {
         let (dense, _) = optimum.to_dense(&workload)?;
-        let mechanism = Mechanism::new(workload, &Factorization::Dense(dense), Participation::Single)?
-            .with_bound(Bound::from(&optimum))?;
-        format::save(&mechanism, path)?;
+        Some(deploy(workload, &Factorization::Dense(dense), &optimum)?)
+    } else {
+        None
+    };
+    if let (Some(path), Some(mechanism)) = (&args.out, &mechanism) {
+        spinner.say("writing the mechanism");
+        format::save(mechanism, path)?;
         json["out"] = json!(path);
         text += &format!("  written to   {}\n", path.display());
     }
     Ok(Report::new(json, text))
+}
+
+fn deploy(workload: Workload, factorization: &Factorization, optimum: &Optimum) -> dpmf::Result<Mechanism> {
+    Mechanism::new(workload, factorization, Participation::Single)?.with_bound(Bound::from(optimum))
 }

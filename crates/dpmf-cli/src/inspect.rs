@@ -1,7 +1,11 @@
 //! `dpmf inspect` and `dpmf verify`.
 
 use crate::report::{Report, number};
-use dpmf::{Factorization, Mechanism, Representation, format};
+use crate::workload::count;
+use anyhow::bail;
+use dpmf::accounting::RegretBound;
+use dpmf::accounting::utility::RegretSetting;
+use dpmf::{Error, Factorization, Mechanism, Representation, format};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -11,6 +15,18 @@ use std::path::PathBuf;
 pub struct Args {
     /// A mechanism file
     file: PathBuf,
+
+    /// Also bound the regret for convex losses with this Lipschitz constant (prefix sums, calibrated)
+    #[arg(long, value_name = "L", requires = "distance")]
+    lipschitz: Option<f64>,
+
+    /// Distance from the initial model to the best one, for the regret bound
+    #[arg(long, value_name = "‖θ*‖", requires = "lipschitz")]
+    distance: Option<f64>,
+
+    /// Coordinates of the model, for the regret bound
+    #[arg(long, value_name = "d", value_parser = count, default_value = "1")]
+    dimension: usize,
 }
 
 /// Recompute everything that a mechanism file claims: hash, sensitivity, loss and lower bound.
@@ -25,8 +41,47 @@ pub struct VerifyArgs {
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mechanism = format::load(&args.file)?;
-    let (json, text) = describe(&mechanism)?;
+    let (mut json, mut text) = describe(&mechanism)?;
+    if let (Some(lipschitz), Some(distance)) = (args.lipschitz, args.distance) {
+        let bound = regret(&mechanism, lipschitz, distance, args.dimension)?;
+        json["regret"] = json!(bound);
+        write!(
+            text,
+            "\nregret        at most {} a step, at the best step size {}\n",
+            number(bound.total),
+            number(bound.learning_rate)
+        )?;
+    }
     Ok(Report::new(json, text))
+}
+
+fn regret(
+    mechanism: &Mechanism,
+    lipschitz: f64,
+    distance: f64,
+    dimension: usize,
+) -> anyhow::Result<RegretBound> {
+    let Some(statement) = mechanism.privacy() else {
+        bail!(Error::Unsupported {
+            what: "the regret of an uncalibrated mechanism".into(),
+            hint: "its noise is not known yet; run `dpmf calibrate` first",
+        });
+    };
+    if !mechanism.workload().is_prefix_sum() {
+        bail!(Error::Unsupported {
+            what: "a regret bound for momentum or a schedule".into(),
+            hint: "the bound is proved for prefix sums, plain SGD with a constant step size",
+        });
+    }
+    let setting = RegretSetting {
+        steps: mechanism.workload().steps(),
+        dimension,
+        lipschitz,
+        distance,
+        noise_std: statement.calibration().noise_std(),
+        decoder_norm: mechanism.loss().sqrt_total() / mechanism.sensitivity(),
+    };
+    Ok(setting.best()?)
 }
 
 fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {

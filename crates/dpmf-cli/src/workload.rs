@@ -69,7 +69,9 @@ impl WorkloadArgs {
                 }
                 rates
             }
-            None => self.schedule.parse::<Schedule>()?.values(self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?),
+            None => self.schedule.parse::<Schedule>()?.values(
+                self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?,
+            ),
         };
         let optimizer = Optimizer {
             momentum: self.momentum,

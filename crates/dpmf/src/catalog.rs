@@ -173,8 +173,13 @@ impl Catalog {
     /// A mechanism by name, as deployed, with the lower bound for its workload.
     pub fn mechanism(&self, method: Method, observe: Observer<'_>) -> Result<Mechanism> {
         let factorization = self.factorization(method, observe)?;
+        self.deploy(&factorization, observe)
+    }
+
+    /// Any factorization as deployed for the workload, with its lower bound.
+    pub fn deploy(&self, factorization: &Factorization, observe: Observer<'_>) -> Result<Mechanism> {
         let bound = Bound::from(self.optimum(observe)?);
-        Mechanism::new(self.workload.clone(), &factorization, Participation::Single)?.with_bound(bound)
+        Mechanism::new(self.workload.clone(), factorization, Participation::Single)?.with_bound(bound)
     }
 }
 

@@ -123,7 +123,13 @@ impl Mechanism {
     /// Takes a noise multiplier as given, and states the ε that it gives at δ.
     ///
     /// Errors: σ or clip not positive and finite, δ outside (0, 1).
-    pub fn with_noise(self, noise_multiplier: f64, delta: f64, clip: f64, conditions: Conditions) -> Result<Self> {
+    pub fn with_noise(
+        self,
+        noise_multiplier: f64,
+        delta: f64,
+        clip: f64,
+        conditions: Conditions,
+    ) -> Result<Self> {
         let calibration = self.terms(clip, conditions).account_epsilon(noise_multiplier, delta)?;
         self.with_calibration(calibration, conditions)
     }
@@ -135,7 +141,8 @@ impl Mechanism {
 
     fn with_calibration(self, calibration: Calibration, conditions: Conditions) -> Result<Self> {
         let (steps, participation) = (self.workload.steps(), self.participation.words());
-        let statement = PrivacyStatement::new(calibration, conditions.unit, participation, steps, KeyOrigin::System)?;
+        let statement =
+            PrivacyStatement::new(calibration, conditions.unit, participation, steps, KeyOrigin::System)?;
         self.with_privacy(statement)
     }
 

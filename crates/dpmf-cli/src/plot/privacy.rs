@@ -54,7 +54,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         (None, None) => bail!("a mechanism file or --noise-multiplier is needed"),
     };
 
-    let deltas: Vec<f64> = (0..=96).map(|k| 10f64.powf(-12.0 + k as f64 / 8.0)).filter(|d| *d < 0.5).collect();
+    let deltas: Vec<f64> =
+        (0..=96).map(|k| 10f64.powf(-12.0 + k as f64 / 8.0)).filter(|d| *d < 0.5).collect();
     let mut curves = Vec::new();
     for (accountant, color) in Accountant::ALL.into_iter().zip(COLORS) {
         // An accountant may prove nothing at a large δ: its curve ends there.
@@ -62,9 +63,12 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         curves.push(Series { label: accountant.name().into(), points, mark: Mark::Line, color });
     }
     let rates = (0..=400).map(|k| k as f64 / 400.0);
-    let curve = rates.map(|alpha| Ok((alpha, gaussian::trade_off(mu, alpha)?))).collect::<dpmf::Result<Vec<_>>>()?;
+    let curve =
+        rates.map(|alpha| Ok((alpha, gaussian::trade_off(mu, alpha)?))).collect::<dpmf::Result<Vec<_>>>()?;
     let mut trade_off = vec![
-        Series { label: format!("promised, μ = {mu:.4}"), points: curve, mark: Mark::Line, color: COLORS[0] },
+        Series {
+            label: format!("promised, μ = {mu:.4}"), points: curve, mark: Mark::Line, color: COLORS[0]
+        },
         Series {
             label: "perfect privacy".into(),
             points: vec![(0.0, 1.0), (1.0, 0.0)],

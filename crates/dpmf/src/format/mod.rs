@@ -7,12 +7,12 @@
 
 mod container;
 
+use crate::accounting::PrivacyStatement;
 use crate::error::{Error, Result};
 use crate::factorization::state_space::Parts;
 use crate::factorization::tree::{Decoder, Level};
 use crate::factorization::{Dense, Factorization, Independent, StateSpace, Structured, Toeplitz, Tree};
 use crate::linalg::banded::LowerBanded;
-use crate::accounting::PrivacyStatement;
 use crate::mechanism::{Bound, Mechanism, SENSITIVITY_SLACK};
 use crate::participation::Participation;
 use crate::workload::{Optimizer, Recurrence, Workload};
@@ -257,7 +257,9 @@ fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
         }
     };
     let mut mechanism = Mechanism::new(workload, &factorization, header.participation)?;
-    if header.sensitivity < mechanism.sensitivity() * (1.0 - SENSITIVITY_SLACK) || !header.sensitivity.is_finite() {
+    if header.sensitivity < mechanism.sensitivity() * (1.0 - SENSITIVITY_SLACK)
+        || !header.sensitivity.is_finite()
+    {
         return Err(damaged(format!(
             "it states a sensitivity of {}, but the coefficients have {}",
             header.sensitivity,

@@ -1,6 +1,6 @@
 use super::*;
-use crate::mechanism::Conditions;
 use crate::factorize::{Options, Solver, optimal};
+use crate::mechanism::Conditions;
 use crate::workload::Schedule;
 use proptest::prelude::*;
 use std::ops::ControlFlow;
