@@ -1,0 +1,31 @@
+//! Running the program as a user does.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+pub fn dpmf(arguments: &[&str]) -> std::process::Output {
+    Command::cargo_bin("dpmf").unwrap().args(arguments).output().unwrap()
+}
+
+/// Runs with `--json`; standard output must hold exactly one object.
+pub fn json(arguments: &[&str]) -> Value {
+    let output = dpmf(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["schema"], 1);
+    value
+}
+
+pub fn failure(arguments: &[&str]) -> (String, String) {
+    let output = dpmf(&[arguments, &["--json"]].concat());
+    assert!(!output.status.success(), "{arguments:?} must fail");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["schema"], 1);
+    let text = |key: &str| value["error"][key].as_str().unwrap().to_owned();
+    (text("kind"), text("message"))
+}
+
+pub fn float(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
