@@ -101,6 +101,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn both_ends_of_the_grid_are_used() {
+        // dp-accounting 0.6.0, RdpAccountant(orders=range(2, 513)): the best orders are 512 and 2.
+        for (sigma, expected) in [(200.0, 0.01927311767481263), (0.1, 112.42921619684437)] {
+            let epsilon = epsilon(1.0 / sigma, 1e-6).unwrap();
+            assert!((epsilon / expected - 1.0).abs() < 1e-12, "{sigma}: {epsilon}");
+        }
+    }
+
     proptest! {
         #[test]
         fn the_grid_never_beats_all_real_orders(ln_mu in -7.0..3.0_f64, exponent in -300.0..-0.3_f64) {

@@ -99,7 +99,7 @@ impl<'a> Informed<'a> {
     /// Reference: the attack of Appendix "Not all additive noise mechanisms are adaptively private" in
     /// \[DMRST22\].
     pub fn first_answer(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
-        let step = if model.steps() > 1 { model.worst_step(1) } else { 0 };
+        let step = model.worst_step(usize::from(model.steps() > 1));
         Self::new(model, neighbours, Strategy::FirstAnswer { step })
     }
 
@@ -107,9 +107,10 @@ impl<'a> Informed<'a> {
     /// direction of the difference both depend on the iterate: it is made along the gradient, as soon as noise
     /// has carried the iterate away from its course, and at the latest at the last of the worst steps.
     pub fn descent(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
-        let first = model.worst_step(0);
+        // From the second step on there is something to adapt to.
+        let first = model.worst_step(usize::from(model.steps() > 1));
         let worst = model.mu(first, 1.0);
-        // Only steps that show a difference as well as the worst one are worth waiting for.
+        // Only steps that show a difference about as well are worth waiting for.
         let last =
             (first..model.steps()).rev().find(|&j| model.mu(j, 1.0) > worst * WORTH_WAITING).unwrap_or(first);
         Self::new(model, neighbours, Strategy::Descent { first, last })
@@ -165,7 +166,7 @@ struct InformedPlayer<'a> {
 }
 
 /// Share of the worst step's μ that a later step must reach to be waited for.
-const WORTH_WAITING: f64 = 0.999;
+const WORTH_WAITING: f64 = 0.99;
 /// Step size of the descent.
 const LEARNING_RATE: f64 = 0.25;
 
