@@ -16,7 +16,10 @@ use std::path::PathBuf;
 /// integer orders 2 to 512; paper is the closed form of the matrix mechanism's theorem. Several multipliers compose:
 /// the result is that of all mechanisms together.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  dpmf account --noise-multiplier 0.341 --delta 1e-6")]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Example:\n  dpmf account --noise-multiplier 0.341 --delta 1e-6"
+)]
 pub struct Args {
     /// Standard deviation of the noise over sensitivity times clip; several are composed
     #[arg(long, value_name = "σ,…", value_delimiter = ',', required = true)]

@@ -28,7 +28,8 @@ fn account_reproduces_the_column_of_the_paper() {
 
 #[test]
 fn composing_two_mechanisms_adds_their_rho() {
-    let rho = |sigmas: &str| float(&json(&["account", "--noise-multiplier", sigmas, "--delta", "1e-6"])["rho"]);
+    let rho =
+        |sigmas: &str| float(&json(&["account", "--noise-multiplier", sigmas, "--delta", "1e-6"])["rho"]);
     assert!((rho("1.0,2.0") - rho("1.0") - rho("2.0")).abs() < 1e-12);
 }
 
@@ -41,8 +42,18 @@ fn calibrate_and_audit_a_file() {
     json(&["factorize", "--steps", "16", "--momentum", "0.9", "--out", &plain]);
     let (_, message) = failure(&["audit", &plain]);
     assert!(message.contains("calibrate"), "{message}");
-    let found =
-        json(&["calibrate", &plain, "--epsilon", "4", "--delta", "1e-6", "--clip", "0.5", "--out", &calibrated]);
+    let found = json(&[
+        "calibrate",
+        &plain,
+        "--epsilon",
+        "4",
+        "--delta",
+        "1e-6",
+        "--clip",
+        "0.5",
+        "--out",
+        &calibrated,
+    ]);
     assert_eq!(float(&found["epsilon"]), 4.0);
     let product = float(&found["noise_multiplier"]) * float(&found["sensitivity"]) * 0.5;
     assert!((float(&found["noise_std"]) - product).abs() < 1e-12 * product);
@@ -55,7 +66,8 @@ fn calibrate_and_audit_a_file() {
         assert!(bound < 4.0, "{adversary}: {bound}");
         assert!(bound > 3.4 || adversary != "worst-column", "{adversary}: {bound}");
     }
-    let (_, message) = failure(&["calibrate", &plain, "--steps", "4", "--epsilon", "1", "--delta", "1e-6", "--clip", "1"]);
+    let (_, message) =
+        failure(&["calibrate", &plain, "--steps", "4", "--epsilon", "1", "--delta", "1e-6", "--clip", "1"]);
     assert!(message.contains("leave out the workload flags"), "{message}");
 }
 
@@ -75,10 +87,11 @@ fn regret_is_bounded_for_calibrated_prefix_sums() {
 
 #[test]
 fn the_counterexample_collapses_only_adaptively() {
-    let found = json(&["audit", "counterexample", "--trials", "3000", "--dimension", "400"]);
+    let found = json(&["audit", "counterexample", "--trials", "3000", "--dimension", "1000"]);
     let row = &found["row"];
     assert!(float(&row["epsilon_adaptive"]) > 1.5 * float(&row["epsilon_nonadaptive"]), "{row}");
-    let success: Vec<f64> = found["attacks"].as_array().unwrap().iter().map(|a| float(&a["success"])).collect();
+    let success: Vec<f64> =
+        found["attacks"].as_array().unwrap().iter().map(|a| float(&a["success"])).collect();
     assert!(success[1] > success[0] + 0.05, "{success:?}");
     assert!(success[1] > success[2] + 0.05, "{success:?}");
 }

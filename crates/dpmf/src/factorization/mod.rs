@@ -94,7 +94,7 @@ impl Factorization {
         Ok(match self {
             Self::Independent(independent) => Self::Independent(*independent),
             Self::Dense(dense) => Self::Dense(dense.rounded()?),
-            Self::StateSpace(filter) => Self::StateSpace(filter.rounded()),
+            Self::StateSpace(filter) => Self::StateSpace(filter.rounded()?),
             Self::Structured(structured) => Self::Structured(structured.rounded()?),
             Self::Toeplitz(toeplitz) => Self::Toeplitz(toeplitz.rounded()?),
             Self::Tree(tree) if tree.decoder() == tree::Decoder::HonakerFull => {

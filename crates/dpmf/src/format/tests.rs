@@ -68,7 +68,7 @@ fn consistent_forgeries_are_refused() {
     assert!(refused(&|h| h["bound"]["lower_bound"] = (-1.0).into()).contains("lower bound is -1"));
     assert!(refused(&|h| h["privacy"]["clip"] = 0.0.into()).contains("clip is 0"));
     assert!(refused(&|h| h["privacy"]["epsilon"] = 4.0.into()).contains("epsilon"));
-    assert!(refused(&|h| h["privacy"]["sensitivity"] = 0.5.into()).contains("bad header"));
+    assert!(refused(&|h| h["privacy"]["sensitivity"] = 0.5.into()).contains("sensitivity"));
     assert!(refused(&|h| h["privacy"]["steps"] = 7.into()).contains("privacy statement has length 7"));
     assert!(refused(&|h| h["surprise"] = 1.into()).contains("unknown field"));
 }

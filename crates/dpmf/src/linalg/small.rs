@@ -41,80 +41,55 @@ pub(crate) fn qr(x: &mut [f64], q: &mut [f64], n: usize) {
     }
 }
 
-/// Cholesky factor of a positive semidefinite matrix, in the lower triangle of `a`.
-///
-/// A pivot below `threshold` times its diagonal entry counts as dependent on those before: its row and column of
-/// the factor become zero. Entries above the diagonal are left alone.
-pub(crate) fn cholesky(a: &mut [f64], n: usize, threshold: f64) {
-    for k in 0..n {
-        let diagonal = a[k * n + k];
-        let pivot = diagonal - a[k * n..k * n + k].iter().map(|x| x * x).sum::<f64>();
-        if !(pivot > threshold * diagonal) {
-            a[k * n..=k * n + k].fill(0.0);
-            (k + 1..n).for_each(|i| a[i * n + k] = 0.0);
-            continue;
+/// Makes columns of length `n`, stored one after the other, orthonormal, each against those before it; a column of
+/// which no more than `noise` remains becomes zero.
+pub(crate) fn orthonormalise(x: &mut [f64], n: usize, noise: f64) {
+    for k in 0..x.len() / n {
+        let (head, tail) = x.split_at_mut(k * n);
+        let column = &mut tail[..n];
+        // Twice is enough: the second pass removes what rounding left of the first.
+        for _ in 0..2 {
+            for q in head.chunks_exact(n) {
+                let product = dot(q, column);
+                column.iter_mut().zip(q).for_each(|(x, q)| *x -= product * q);
+            }
         }
-        let root = pivot.sqrt();
-        a[k * n + k] = root;
-        let (head, tail) = a.split_at_mut((k + 1) * n);
-        let pivot_row = &head[k * n..k * n + k];
-        for row in tail.chunks_exact_mut(n) {
-            let known: f64 = row[..k].iter().zip(pivot_row).map(|(a, b)| a * b).sum();
-            row[k] = (row[k] - known) / root;
-        }
+        let norm = dot(column, column).sqrt();
+        let inverse = if norm > noise { 1.0 / norm } else { 0.0 };
+        column.iter_mut().for_each(|x| *x *= inverse);
     }
 }
 
-/// `X ← X L⁻ᵀ` for `X` of `n` columns and a factor from [`cholesky`]; columns of zero pivots become zero.
-pub(crate) fn solve_right_transposed(l: &[f64], n: usize, x: &mut [f64]) {
-    for row in x.chunks_exact_mut(n.max(1)) {
-        for k in 0..n {
-            let pivot = l[k * n + k];
-            let known: f64 = row[..k].iter().zip(&l[k * n..]).map(|(x, l)| x * l).sum();
-            row[k] = if pivot > 0.0 { (row[k] - known) / pivot } else { 0.0 };
-        }
-    }
-}
-
-/// Eigenvectors of a positive semidefinite matrix by Jacobi's method: the columns of `u`, sorted by falling
-/// eigenvalue; the eigenvalues are left on the diagonal of `a`.
+/// Jacobi's method from one side: rotates columns of length `n`, stored one after the other, until all are orthogonal,
+/// and sorts them by falling norm; `rotation` receives the orthogonal matrix, by columns.
 ///
-/// Stops when every off-diagonal entry is below `tolerance` times the geometric mean of its two diagonals, so small
-/// eigenvalues of a graded matrix keep their relative accuracy. A matrix that is almost diagonal costs one sweep.
-pub(crate) fn jacobi(a: &mut [f64], u: &mut [f64], n: usize, tolerance: f64) {
+/// Stops when the cosine of every angle is below `tolerance`. Small columns keep their relative accuracy; columns that
+/// are almost orthogonal cost one sweep.
+pub(crate) fn orthogonalise_pairs(x: &mut [f64], n: usize, rotation: &mut [f64], tolerance: f64) {
     const SWEEPS: usize = 30;
-    u.fill(0.0);
-    u.iter_mut().step_by(n + 1).for_each(|d| *d = 1.0);
+    let k = x.len() / n;
+    rotation.fill(0.0);
+    rotation.iter_mut().step_by(k + 1).for_each(|d| *d = 1.0);
+    let mut norms_sq: Vec<f64> = x.chunks_exact(n).map(|c| dot(c, c)).collect();
     for _ in 0..SWEEPS {
         let mut rotated = false;
-        for p in 0..n {
-            for q in p + 1..n {
-                let (app, aqq, apq) = (a[p * n + p], a[q * n + q], a[p * n + q]);
-                if apq == 0.0 || apq * apq <= tolerance * tolerance * (app * aqq).abs() {
+        for p in 0..k {
+            for q in p + 1..k {
+                let (left, right) = x.split_at_mut(q * n);
+                let (a, b) = (&mut left[p * n..][..n], &mut right[..n]);
+                let product = dot(a, b);
+                if product == 0.0 || product * product <= tolerance * tolerance * (norms_sq[p] * norms_sq[q])
+                {
                     continue;
                 }
                 rotated = true;
-                let theta = (aqq - app) / (2.0 * apq);
-                let t = theta.signum() / (theta.abs() + theta.hypot(1.0));
-                let c = 1.0 / t.hypot(1.0);
-                let s = t * c;
-                for k in 0..n {
-                    let (x, y) = (a[p * n + k], a[q * n + k]);
-                    a[p * n + k] = c * x - s * y;
-                    a[q * n + k] = s * x + c * y;
-                }
-                for k in 0..n {
-                    let (x, y) = (a[k * n + p], a[k * n + q]);
-                    a[k * n + p] = c * x - s * y;
-                    a[k * n + q] = s * x + c * y;
-                    let (x, y) = (u[k * n + p], u[k * n + q]);
-                    u[k * n + p] = c * x - s * y;
-                    u[k * n + q] = s * x + c * y;
-                }
-                a[p * n + q] = 0.0;
-                a[q * n + p] = 0.0;
-                a[p * n + p] = app - t * apq;
-                a[q * n + q] = aqq + t * apq;
+                let theta = (norms_sq[q] - norms_sq[p]) / (2.0 * product);
+                let t = theta.signum() / (theta.abs() + (theta * theta + 1.0).sqrt());
+                let c = 1.0 / (t * t + 1.0).sqrt();
+                turn(a, b, c, t * c);
+                (norms_sq[p], norms_sq[q]) = (dot(a, a), dot(b, b));
+                let (left, right) = rotation.split_at_mut(q * k);
+                turn(&mut left[p * k..][..k], &mut right[..k], c, t * c);
             }
         }
         if !rotated {
@@ -122,39 +97,92 @@ pub(crate) fn jacobi(a: &mut [f64], u: &mut [f64], n: usize, tolerance: f64) {
         }
     }
     // Selection sort: almost always in order already.
-    for p in 0..n {
-        let best = (p..n).fold(p, |b, q| if a[q * n + q] > a[b * n + b] { q } else { b });
+    for p in 0..k {
+        let best = (p..k).fold(p, |b, q| if norms_sq[q] > norms_sq[b] { q } else { b });
         if best != p {
-            a.swap(p * n + p, best * n + best);
-            u.chunks_exact_mut(n).for_each(|row| row.swap(p, best));
+            norms_sq.swap(p, best);
+            (0..n).for_each(|i| x.swap(p * n + i, best * n + i));
+            (0..k).for_each(|i| rotation.swap(p * k + i, best * k + i));
         }
     }
 }
 
-/// Columns `z_1, z_2, …` with `Σ z zᵀ = G` for a positive semidefinite `G`, largest diagonal first, until all that
-/// remains of the diagonal is below `threshold` times its first maximum. Stored one after the other.
-pub(crate) fn pivoted_cholesky(g: &[f64], n: usize, threshold: f64) -> Vec<f64> {
-    let mut rest: Vec<f64> = g.iter().copied().step_by(n + 1).take(n).collect();
-    let mut factor: Vec<f64> = Vec::new();
-    let first = rest.iter().copied().fold(0.0, f64::max);
-    for _ in 0..n {
-        let pivot = (0..n).fold(0, |b, i| if rest[i] > rest[b] { i } else { b });
-        if !(rest[pivot] > threshold * first) {
-            break;
-        }
-        let root = rest[pivot].sqrt();
-        let mut column: Vec<f64> = g[pivot * n..][..n].to_vec();
-        for z in factor.chunks_exact(n) {
-            let x = z[pivot];
-            column.iter_mut().zip(z).for_each(|(c, z)| *c -= x * z);
-        }
-        for (c, r) in column.iter_mut().zip(&mut rest) {
-            // A negative remainder marks a pivot that is done, or rounding.
-            *c = if *r > 0.0 { *c / root } else { 0.0 };
-            *r -= *c * *c;
-        }
-        rest[pivot] = -1.0;
-        factor.extend_from_slice(&column);
+fn turn(a: &mut [f64], b: &mut [f64], c: f64, s: f64) {
+    for (a, b) in a.iter_mut().zip(b) {
+        let (x, y) = (*a, *b);
+        *a = c * x - s * y;
+        *b = s * x + c * y;
     }
-    factor
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faer::{Mat, MatRef};
+    use proptest::prelude::*;
+
+    fn deviation(actual: &Mat<f64>, expected: MatRef<'_, f64>) -> f64 {
+        (actual - expected).norm_max()
+    }
+
+    proptest! {
+        #[test]
+        fn qr_is_orthogonal_times_triangular(
+            (n, entries) in (1..7_usize).prop_flat_map(|n| (Just(n), prop::collection::vec(-1.0..1.0_f64, n * n))),
+            zeroed in 0..7_usize,
+        ) {
+            let mut x = entries;
+            // A column of zeros, now and then.
+            (0..n).filter(|_| zeroed < n).for_each(|i| x[i * n + zeroed] = 0.0);
+            let (mut r, mut q) = (x.clone(), vec![0.0; n * n]);
+            qr(&mut r, &mut q, n);
+            let by_rows = |x| MatRef::from_row_major_slice(x, n, n);
+            prop_assert!(deviation(&(by_rows(&q) * by_rows(&r)), by_rows(&x)) < 1e-14);
+            prop_assert!(deviation(&(by_rows(&q).transpose() * by_rows(&q)), Mat::identity(n, n).as_ref()) < 1e-14);
+            for i in 0..n {
+                prop_assert!(r[i * n + i] >= 0.0);
+                prop_assert!(r[i * n..i * n + i].iter().all(|&x| x == 0.0));
+            }
+        }
+
+        #[test]
+        fn pairs_become_orthogonal_and_sorted(
+            (n, k, entries) in (1..6_usize, 0..6_usize).prop_flat_map(|(k, more)| {
+                (Just(k + more), Just(k), prop::collection::vec(-1.0..1.0_f64, (k + more) * k))
+            }),
+            grading in 0.0..6.0_f64,
+        ) {
+            // Columns that differ by many orders of magnitude.
+            let x: Vec<f64> =
+                entries.iter().enumerate().map(|(i, x)| x * 10_f64.powf(-grading * (i / n) as f64)).collect();
+            let (mut y, mut rotation) = (x.clone(), vec![0.0; k * k]);
+            orthogonalise_pairs(&mut y, n, &mut rotation, 1e-12);
+            let (before, after) =
+                (MatRef::from_column_major_slice(&x, n, k), MatRef::from_column_major_slice(&y, n, k));
+            let rotation = MatRef::from_column_major_slice(&rotation, k, k);
+            prop_assert!(deviation(&(before * rotation), after) < 1e-14);
+            prop_assert!(deviation(&(rotation.transpose() * rotation), Mat::identity(k, k).as_ref()) < 1e-14);
+            for p in 0..k {
+                for q in p + 1..k {
+                    let (a, b) = (&y[p * n..][..n], &y[q * n..][..n]);
+                    prop_assert!(dot(a, a) >= dot(b, b));
+                    prop_assert!(dot(a, b).abs() <= 1.1e-12 * (dot(a, a) * dot(b, b)).sqrt());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_drowns_in_noise_becomes_zero() {
+        let mut x = [3.0, 4.0, 0.0, 6.0, 8.0, 1e-9, 0.0, 0.0, 2.0];
+        orthonormalise(&mut x, 3, 1e-8);
+        for (x, expected) in x.into_iter().zip([0.6, 0.8, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]) {
+            assert!((x - expected).abs() < 1e-15);
+        }
+        assert_eq!(x[3..6], [0.0; 3]);
+    }
 }

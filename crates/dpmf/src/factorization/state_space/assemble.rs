@@ -1,5 +1,6 @@
 //! From any realisation of the filter to the triangular one.
 
+use super::sweep::FullStep;
 use super::{Parts, StateSpace, triangle};
 use crate::error::Result;
 use crate::linalg::small;
@@ -34,18 +35,21 @@ impl Assembly {
         }
     }
 
-    /// Appends a step with direct term `d`, output row `h`, transition `f` (by rows) and input column `g`.
-    pub fn push(&mut self, d: f64, h: &[f64], f: &[f64], g: &[f64]) {
+    /// Appends a step.
+    pub fn push(&mut self, step: &FullStep<'_>) {
         let r = self.order;
         let Self { parts, basis, next, moved, .. } = self;
         let column = |q: &[f64], x: &[f64], k: usize| (0..r).map(|l| x[l] * q[l * r + k]).sum::<f64>();
-        parts.direct.push(d);
-        parts.output.extend((0..r).map(|k| column(basis, h, k)));
+        parts.direct.push(step.direct);
+        parts.output.extend((0..r).map(|k| column(basis, step.output, k)));
         moved.fill(0.0);
         for a in 0..r {
             let target = &mut moved[a * r..][..r];
             for b in 0..r {
-                target.iter_mut().zip(&basis[b * r..]).for_each(|(t, q)| *t += f[a * r + b] * q);
+                target
+                    .iter_mut()
+                    .zip(&basis[b * r..])
+                    .for_each(|(t, q)| *t += step.transition[a * r + b] * q);
             }
         }
         small::qr(moved, next, r);
@@ -53,7 +57,7 @@ impl Assembly {
             parts.increment.push(moved[k * r + k] - 1.0);
             parts.increment.extend_from_slice(&moved[k * r + k + 1..(k + 1) * r]);
         }
-        parts.input.extend((0..r).map(|k| column(next, g, k)));
+        parts.input.extend((0..r).map(|k| column(next, step.input, k)));
         std::mem::swap(basis, next);
     }
 

@@ -54,63 +54,45 @@ impl<'a> Plant<'a> {
             out.input.push(right.as_ref().map_or(0.0, |r| entry(r, k)) + owed * out.direct);
         }
     }
+}
 
-    /// `Σ_i v_i ‖A e_i‖²`, the trace of `A D Aᵀ`: the variance that white gradients of variance `v` give the
-    /// iterates, summed forward without cancellation.
-    pub fn trace(&self, v: &[f64]) -> f64 {
-        let m = self.order;
-        let mut covariance = vec![0.0; m * m];
-        let mut next = covariance.clone();
-        let mut step = PlantStep::default();
-        let mut trace = 0.0;
-        for (i, &variance) in v.iter().enumerate() {
-            self.step(i, &mut step);
-            let head = if m > 0 { covariance[0] } else { 0.0 };
-            trace += step.read * step.read * head + step.direct * step.direct * variance;
-            let at = |a: usize, b: usize| if a < m && b < m { covariance[a * m + b] } else { 0.0 };
-            for a in 0..m {
-                for b in 0..m {
-                    next[a * m + b] = at(a + 1, b + 1)
-                        + step.feedback[a] * at(0, b + 1)
-                        + at(a + 1, 0) * step.feedback[b]
-                        + step.feedback[a] * head * step.feedback[b]
-                        + step.input[a] * variance * step.input[b];
-                }
-            }
-            std::mem::swap(&mut covariance, &mut next);
-        }
-        trace
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Average, Optimizer, Workload};
+
+    fn workloads() -> Vec<Workload> {
+        let eta = vec![1.0, 0.5, 0.8, 2.0, 0.1, 1.0, 0.3];
+        let heavy = Optimizer { momentum: 0.9, ..Optimizer::default() };
+        let nesterov = Optimizer { nesterov: true, weight_decay: 0.1, coupled: true, ..heavy };
+        let averaged = Optimizer { average: Average::Uniform, ..heavy };
+        [Optimizer::default(), heavy, nesterov, averaged]
+            .map(|optimizer| Workload::sgd(eta.clone(), optimizer).unwrap())
+            .to_vec()
     }
 
-    /// An interval that holds the spectrum of `K = (A D Aᵀ)⁻¹`. Cost: O(n w²).
-    ///
-    /// Below, the trace of the inverse. Above, the largest row sum of `|Y|ᵀ|Y| ≥ |K|`, where `K = YᵀY` with
-    /// `Y = D^{-1/2}R⁻¹P`, and `R⁻¹` is bounded by the inverse of `R`'s comparison matrix.
-    pub fn spectrum(&self, v: &[f64]) -> (f64, f64) {
-        let n = self.steps();
-        let Recurrence { left, right } = self.recurrence;
-        let mut x: Vec<f64> = (0..n).map(|i| left.row(i).iter().map(|p| p.abs()).sum()).collect();
-        if let Some(right) = right {
-            for i in 0..n {
-                let row = right.row(i);
-                let known: f64 = (1..row.len().min(i + 1)).map(|k| row[k].abs() * x[i - k]).sum();
-                x[i] = (x[i] + known) / row[0].abs();
+    #[test]
+    fn the_plant_is_the_workload() {
+        for workload in workloads() {
+            let plant = Plant::new(workload.recurrence().unwrap());
+            let u = [1.0, -2.0, 0.5, 3.0, 0.25, -1.0, 2.0];
+            let mut expected = u.to_vec();
+            workload.apply(&mut expected);
+            let mut state = vec![0.0; plant.order() + 1];
+            let mut step = PlantStep::default();
+            for i in 0..u.len() {
+                plant.step(i, &mut step);
+                let y = step.read * state[0] + step.direct * u[i];
+                assert!((y - expected[i]).abs() < 1e-12, "{y} {}", expected[i]);
+                let head = state[0];
+                state.rotate_left(1);
+                state[plant.order()] = 0.0;
+                for k in 0..plant.order() {
+                    state[k] += step.feedback[k] * head + step.input[k] * u[i];
+                }
             }
+            // Nothing is owed beyond the last step.
+            assert!(state.iter().all(|s| s.abs() < 1e-12), "{state:?}");
         }
-        x.iter_mut().zip(v).for_each(|(x, v)| *x /= v);
-        if let Some(right) = right {
-            for i in (0..n).rev() {
-                let last = right.bandwidth().min(n - 1 - i);
-                let known: f64 = (1..=last).map(|k| right.row(i + k)[k].abs() * x[i + k]).sum();
-                x[i] = (x[i] + known) / right.row(i)[0].abs();
-            }
-        }
-        let max = (0..n)
-            .map(|i| {
-                let last = left.bandwidth().min(n - 1 - i);
-                (0..=last).map(|k| left.row(i + k)[k].abs() * x[i + k]).sum()
-            })
-            .fold(0.0, f64::max);
-        (1.0 / self.trace(v), max)
     }
 }

@@ -10,6 +10,8 @@ use super::modes::Modes;
 use super::plant::{Plant, PlantStep};
 use crate::error::Result;
 use crate::linalg::rational::InverseSqrt;
+use crate::linalg::spectrum::Spectrum;
+use crate::workload::Recurrence;
 
 pub(super) struct Processes<'a> {
     pub plant: Plant<'a>,
@@ -27,7 +29,7 @@ pub(super) struct CostToGo {
 /// Control law of one step for all processes.
 #[derive(Clone, Copy)]
 pub(super) struct Law<'b> {
-    /// `κ`, component-major: `gains[c·Q + q]`.
+    /// `κ`, process after process.
     pub gains: &'b [f64],
     /// Standard deviation of what is not fed back, `spread[q]`.
     pub spread: &'b [f64],
@@ -43,12 +45,13 @@ pub(super) struct Workspace {
 
 impl<'a> Processes<'a> {
     /// Processes whose summed covariance has relative error at most `tolerance`.
-    pub fn new(plant: Plant<'a>, v: &'a [f64], tolerance: f64) -> Result<Self> {
-        let (min, max) = plant.spectrum(v);
-        // Rounding may put two coinciding ends (n = 1) in the wrong order.
-        let root = InverseSqrt::on(min.min(max), max.max(min), tolerance)?;
+    ///
+    /// Errors: a bandwidth above [`MAX_BANDWIDTH`](crate::linalg::MAX_BANDWIDTH), a tolerance outside `(0, 1)`.
+    pub fn new(recurrence: &'a Recurrence, v: &'a [f64], tolerance: f64) -> Result<Self> {
+        let (min, max) = Spectrum::new(recurrence)?.bounds(v);
+        let root = InverseSqrt::on(1.0 / max, 1.0 / min, tolerance)?;
         Ok(Self {
-            plant,
+            plant: Plant::new(recurrence),
             v,
             sqrt_nodes: root.nodes.iter().map(|t| t.sqrt()).collect(),
             sqrt_weights: root.weights.iter().map(|w| w.sqrt()).collect(),
@@ -63,6 +66,11 @@ impl<'a> Processes<'a> {
     /// Number of states of all processes together.
     pub fn states(&self) -> usize {
         self.len() * self.plant.order()
+    }
+
+    /// Number of states of the workload and all processes together.
+    pub fn joint_states(&self) -> usize {
+        self.states() + self.plant.order()
     }
 
     /// The cost after the last step: none.
@@ -118,7 +126,7 @@ impl<'a> Processes<'a> {
             if j == 0 {
                 spread[l] = pivot.recip();
             } else {
-                gains[(j - 1) * q + l] = product / pivot;
+                gains[l * m + j - 1] = product / pivot;
             }
         });
         for k in 1..=m {
@@ -130,22 +138,26 @@ impl<'a> Processes<'a> {
 
     /// The closed loops `Φ − Γκᵀ` of all processes.
     pub fn transition(&self, step: &PlantStep, law: Law<'_>, out: &mut Modes) {
-        let (m, q) = (self.plant.order(), self.len());
-        for c in 0..m {
-            for d in 0..m {
-                let open = f64::from(u8::from(d == c + 1)) + if d == 0 { step.feedback[c] } else { 0.0 };
-                let gains = &law.gains[d * q..][..q];
-                out.at_mut(c, d).iter_mut().zip(gains).for_each(|(o, k)| *o = open - step.input[c] * k);
+        let m = self.plant.order();
+        for (block, gains) in out.blocks_mut().zip(law.gains.chunks_exact(m.max(1))) {
+            for (c, row) in block.chunks_exact_mut(m).enumerate() {
+                for (f, gain) in row.iter_mut().zip(gains) {
+                    *f = -step.input[c] * gain;
+                }
+                row[0] += step.feedback[c];
+                if c + 1 < m {
+                    row[c + 1] += 1.0;
+                }
             }
         }
     }
 
     /// The row `h` by which the stacked state enters the gradient noise `u = Σ_q √ω_q u^{(q)}`.
     pub fn output(&self, law: Law<'_>, out: &mut [f64]) {
-        for (out, gains) in out.chunks_exact_mut(self.len()).zip(law.gains.chunks_exact(self.len())) {
-            for ((o, k), w) in out.iter_mut().zip(gains).zip(&self.sqrt_weights) {
-                *o = -w * k;
-            }
+        let m = self.plant.order().max(1);
+        let gains = law.gains.chunks_exact(m);
+        for ((out, gains), weight) in out.chunks_exact_mut(m).zip(gains).zip(&self.sqrt_weights) {
+            out.iter_mut().zip(gains).for_each(|(o, gain)| *o = -weight * gain);
         }
     }
 }
