@@ -178,12 +178,14 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
         number(row.epsilon_gaussian),
     );
     if let Some(path) = &args.out {
-        let series = |label: &str, index: usize, pick: fn(&audit::CounterExampleRow) -> f64| figure::Series {
-            label: label.into(),
-            points: rows.iter().map(|row| (row.dimension as f64, pick(row))).collect(),
-            mark: figure::Mark::LineAndPoints,
-            color: figure::COLORS[index],
-        };
+        let series =
+            |label: &str, index: usize, mark, pick: fn(&audit::CounterExampleRow) -> f64| figure::Series {
+                label: label.into(),
+                points: rows.iter().map(|row| (row.dimension as f64, pick(row))).collect(),
+                mark,
+                color: figure::COLORS[index],
+            };
+        use figure::Mark::{Line, LineAndPoints, Points};
         let panel = figure::Panel {
             title: format!("adaptive inputs break non-Gaussian noise, σ = {}", args.noise),
             x_label: "dimension d".into(),
@@ -191,9 +193,11 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
             x_log: true,
             y_log: true,
             series: vec![
-                series("counter-example, adaptive inputs (at least)", 1, |row| row.epsilon_adaptive),
-                series("counter-example, fixed inputs (at most)", 0, |row| row.epsilon_nonadaptive),
-                series("Gaussian mechanism, both", 2, |row| row.epsilon_gaussian),
+                series("counter-example, adaptive inputs (at least)", 1, LineAndPoints, |row| {
+                    row.epsilon_adaptive
+                }),
+                series("Gaussian mechanism, both", 2, Line, |row| row.epsilon_gaussian),
+                series("counter-example, fixed inputs (at most)", 0, Points, |row| row.epsilon_nonadaptive),
             ],
             legend: SeriesLabelPosition::UpperLeft,
         };
