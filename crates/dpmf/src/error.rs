@@ -97,6 +97,20 @@ pub enum Error {
         /// Gap reached.
         gap: f64,
     },
+    /// A key file is refused.
+    #[error("key file {path}: {reason}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Why it is refused.
+        reason: String,
+    },
+    /// The operating system gave no random bytes.
+    #[error("the operating system gave no random bytes: {reason}")]
+    Randomness {
+        /// What it answered.
+        reason: String,
+    },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -127,6 +141,8 @@ impl Error {
             Error::NotConverged { .. } => "not-converged",
             Error::Numerical { .. } => "numerical",
             Error::Interrupted { .. } => "interrupted",
+            Error::Key { .. } => "key",
+            Error::Randomness { .. } => "randomness",
             Error::Io { .. } => "io",
             Error::Format { .. } => "format",
         }

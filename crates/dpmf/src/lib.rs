@@ -46,6 +46,7 @@ pub mod format;
 pub mod linalg;
 pub mod loss;
 pub mod mechanism;
+pub mod noise;
 pub mod participation;
 pub mod workload;
 

@@ -1,0 +1,418 @@
+//! Secrets: the key of a run, and the stream key bound to one run of one mechanism.
+
+use super::hmac::{derive, same};
+use crate::error::{Error, Result};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use zeroize::{Zeroize, Zeroizing};
+
+/// Where a key came from, which decides what the privacy statement may say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyOrigin {
+    /// 256 bits from the operating system.
+    OperatingSystem,
+    /// A number: the guarantee holds only as far as that number is secret.
+    Seeded,
+}
+
+impl KeyOrigin {
+    /// The word used in files and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyOrigin::OperatingSystem => "operating-system",
+            KeyOrigin::Seeded => "seeded",
+        }
+    }
+}
+
+/// The secret from which all noise of a run is derived.
+///
+/// Whoever holds it can subtract the noise: it cannot be copied, printed or serialised, is wiped when dropped,
+/// and lives on disk only in a file that its owner alone may read.
+///
+/// ```compile_fail
+/// fn copy(key: &dpmf::noise::NoiseKey) -> dpmf::noise::NoiseKey { key.clone() }
+/// ```
+/// ```compile_fail
+/// fn show(key: &dpmf::noise::NoiseKey) -> String { format!("{key:?}") }
+/// ```
+pub struct NoiseKey {
+    secret: Zeroizing<[u8; 32]>,
+    origin: KeyOrigin,
+}
+
+const KEY_FILE_HEADER: &str = "dpmf noise key 1";
+const KEY_FILE_LIMIT: u64 = 1024;
+
+impl NoiseKey {
+    /// A new key from the operating system.
+    ///
+    /// Errors: [`Error::Randomness`] when the system has none to give.
+    pub fn generate() -> Result<Self> {
+        let mut secret = Zeroizing::new([0; 32]);
+        random_bytes(&mut *secret)?;
+        Ok(Self { secret, origin: KeyOrigin::OperatingSystem })
+    }
+
+    /// A key derived from a number, for experiments that must be repeatable.
+    ///
+    /// Guarantee: none against anyone who can guess `seed`; the key is marked [`KeyOrigin::Seeded`].
+    pub fn from_seed(seed: u64) -> Self {
+        let secret = derive(&[0; 32], "dpmf 1 seeded key", &[&seed.to_le_bytes()]);
+        Self { secret, origin: KeyOrigin::Seeded }
+    }
+
+    /// Where the key came from.
+    pub fn origin(&self) -> KeyOrigin {
+        self.origin
+    }
+
+    /// A name for the key that is safe to publish: it tells keys apart and reveals nothing else.
+    ///
+    /// A seeded key is as guessable from its fingerprint as its seed is.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&derive(&self.secret, "dpmf 1 key fingerprint", &[]))
+    }
+
+    /// The key of one run of one mechanism.
+    ///
+    /// Guarantee: streams of two different `(key, mechanism, run)` triples are computationally independent, so
+    /// one key used in two runs never yields the same noise for different data.
+    pub fn stream(&self, mechanism: [u8; 32], run: RunId) -> StreamKey {
+        let secret = derive(&self.secret, "dpmf 1 stream", &[&mechanism, &run.0]);
+        StreamKey { secret, origin: self.origin, fingerprint: self.fingerprint(), mechanism, run }
+    }
+
+    /// Writes the key to a new file that only its owner may read or write, and syncs it to disk.
+    ///
+    /// Errors: [`Error::Key`] when the file exists; [`Error::Io`]; [`Error::Unsupported`] where the system has
+    /// no owner-only files.
+    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let check = self.fingerprint().to_string();
+        let mut secret = hex(&*self.secret);
+        let text = Zeroizing::new(format!(
+            "{KEY_FILE_HEADER}\norigin {}\nsecret {secret}\ncheck {check}\n",
+            self.origin.name()
+        ));
+        secret.zeroize();
+        write_owner_only(path.as_ref(), text.as_bytes())
+    }
+
+    /// Reads a key written by [`NoiseKey::create_file`].
+    ///
+    /// Errors: [`Error::Key`] when anyone but the owner may read or write the file, or when it is not a whole
+    /// key file; [`Error::Io`]; [`Error::Unsupported`] where the system has no owner-only files.
+    pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text = read_owner_only(path, KEY_FILE_LIMIT)?;
+        let bad = |reason: &str| Error::Key { path: path.into(), reason: reason.into() };
+        let mut lines = text.lines();
+        if lines.next() != Some(KEY_FILE_HEADER) {
+            return Err(bad("it is not a dpmf noise key of version 1"));
+        }
+        let mut field = |name: &str| {
+            let value = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value.ok_or_else(|| bad("it is cut short or edited"))
+        };
+        let origin = match field("origin")? {
+            "operating-system" => KeyOrigin::OperatingSystem,
+            "seeded" => KeyOrigin::Seeded,
+            _ => return Err(bad("its origin is neither operating-system nor seeded")),
+        };
+        let secret = unhex(field("secret")?).ok_or_else(|| bad("its secret is not 64 hexadecimal digits"))?;
+        let key = Self { secret, origin };
+        if !same(field("check")?.as_bytes(), key.fingerprint().to_string().as_bytes()) {
+            return Err(bad("its secret and its check disagree: it is damaged"));
+        }
+        Ok(key)
+    }
+}
+
+/// The secret of one run of one mechanism, and the public names of what it is bound to.
+pub struct StreamKey {
+    secret: Zeroizing<[u8; 32]>,
+    origin: KeyOrigin,
+    fingerprint: Fingerprint,
+    mechanism: [u8; 32],
+    run: RunId,
+}
+
+impl StreamKey {
+    /// Where the key of the run came from.
+    pub fn origin(&self) -> KeyOrigin {
+        self.origin
+    }
+
+    /// Fingerprint of the key of the run.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// Hash of the mechanism the stream belongs to.
+    pub fn mechanism(&self) -> &[u8; 32] {
+        &self.mechanism
+    }
+
+    /// The run the stream belongs to.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// An independent key for one purpose.
+    pub(crate) fn purpose(&self, label: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
+        derive(&self.secret, label, parts)
+    }
+}
+
+/// Public name of a key: 128 bits of a keyed hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 16]);
+
+impl Fingerprint {
+    fn of(digest: &[u8; 32]) -> Self {
+        let mut name = [0; 16];
+        name.copy_from_slice(&digest[..16]);
+        Self(name)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex(&self.0))
+    }
+}
+
+/// Public name of a run; no two runs under one key may share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RunId(pub [u8; 16]);
+
+impl RunId {
+    /// A new name from the operating system.
+    ///
+    /// Errors: [`Error::Randomness`].
+    pub fn generate() -> Result<Self> {
+        let mut id = [0; 16];
+        random_bytes(&mut id)?;
+        Ok(Self(id))
+    }
+
+    /// A name derived from words, for experiments that must be repeatable.
+    pub fn from_label(label: &str) -> Self {
+        Self(Fingerprint::of(&derive(&[0; 32], "dpmf 1 run label", &[label.as_bytes()])).0)
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex(&self.0))
+    }
+}
+
+impl FromStr for RunId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let id =
+            unhex(text).ok_or_else(|| Error::argument("run id", text, "it must be 32 hexadecimal digits"))?;
+        Ok(Self(*id))
+    }
+}
+
+fn random_bytes(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|cause| Error::Randomness { reason: cause.to_string() })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('?');
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<Zeroizing<[u8; N]>> {
+    let text = text.as_bytes();
+    let nibble = |digit: u8| Some(char::from(digit).to_digit(16)? as u8);
+    let mut bytes = Zeroizing::new([0; N]);
+    if text.len() != 2 * N {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+    }
+    Some(bytes)
+}
+
+#[cfg(unix)]
+fn write_owner_only(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::{ErrorKind, Write};
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let io = |source| Error::Io { path: path.into(), source };
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let mut file = file.map_err(|source| match source.kind() {
+        ErrorKind::AlreadyExists => {
+            Error::Key { path: path.into(), reason: "it exists, and a key is never overwritten".into() }
+        }
+        _ => io(source),
+    })?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io)?;
+    super::disk::sync_directory(path)
+}
+
+#[cfg(unix)]
+fn read_owner_only(path: &Path, limit: u64) -> Result<Zeroizing<String>> {
+    use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
+
+    let io = |source| Error::Io { path: path.into(), source };
+    let bad = |reason: String| Error::Key { path: path.into(), reason };
+    let file = std::fs::File::open(path).map_err(io)?;
+    // Asked of the open file, not of the path: nobody can exchange one for the other in between.
+    let metadata = file.metadata().map_err(io)?;
+    let mode = metadata.permissions().mode() & 0o7777;
+    if !metadata.is_file() {
+        return Err(bad("it is not a regular file".into()));
+    }
+    if mode & 0o077 != 0 {
+        return Err(bad(format!(
+            "its permissions are {mode:04o}, but a key may be open to its owner alone: \
+             treat it as disclosed, or chmod 600 if it is not"
+        )));
+    }
+    let mut text = Zeroizing::new(String::with_capacity(limit as usize + 1));
+    file.take(limit + 1).read_to_string(&mut text).map_err(|_| bad("it is not text".into()))?;
+    if text.len() as u64 > limit {
+        return Err(bad("it is too long for a key".into()));
+    }
+    Ok(text)
+}
+
+#[cfg(not(unix))]
+const NO_KEY_FILES: &str =
+    "this system has no owner-only files; keep the key in memory for the length of the run";
+
+#[cfg(not(unix))]
+fn write_owner_only(path: &Path, _: &[u8]) -> Result<()> {
+    Err(Error::Unsupported { what: path.display().to_string(), hint: NO_KEY_FILES })
+}
+
+#[cfg(not(unix))]
+fn read_owner_only(path: &Path, _: u64) -> Result<Zeroizing<String>> {
+    Err(Error::Unsupported { what: path.display().to_string(), hint: NO_KEY_FILES })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream_secret(key: &NoiseKey, mechanism: u8, run: &str) -> Vec<u8> {
+        key.stream([mechanism; 32], RunId::from_label(run)).purpose("test", &[]).to_vec()
+    }
+
+    #[test]
+    fn generated_keys_and_runs_differ() {
+        let (a, b) = (NoiseKey::generate().unwrap(), NoiseKey::generate().unwrap());
+        assert_ne!(a.fingerprint(), b.fingerprint());
+        assert_eq!(a.origin(), KeyOrigin::OperatingSystem);
+        assert_ne!(RunId::generate().unwrap(), RunId::generate().unwrap());
+    }
+
+    #[test]
+    fn a_stream_is_bound_to_key_mechanism_and_run() {
+        let key = NoiseKey::from_seed(1);
+        let base = stream_secret(&key, 0, "a");
+        assert_eq!(base, stream_secret(&NoiseKey::from_seed(1), 0, "a"));
+        assert_ne!(base, stream_secret(&NoiseKey::from_seed(2), 0, "a"));
+        assert_ne!(base, stream_secret(&key, 1, "a"));
+        assert_ne!(base, stream_secret(&key, 0, "b"));
+    }
+
+    #[test]
+    fn purposes_and_their_parts_give_different_keys() {
+        let stream = NoiseKey::from_seed(1).stream([0; 32], RunId([0; 16]));
+        assert_ne!(*stream.purpose("a", &[]), *stream.purpose("b", &[]));
+        assert_ne!(*stream.purpose("a", &[b"x"]), *stream.purpose("a", &[b"y"]));
+    }
+
+    #[test]
+    fn run_ids_print_and_parse() {
+        let run = RunId::from_label("first");
+        assert_eq!(run.to_string().parse::<RunId>().unwrap(), run);
+        assert_eq!(run.to_string().len(), 32);
+        for bad in ["", "zz", "00112233445566778899aabbccddeef", "0011223344556677889900112233445g"] {
+            assert!(matches!(bad.parse::<RunId>(), Err(Error::InvalidArgument { .. })));
+        }
+    }
+
+    #[cfg(unix)]
+    mod files {
+        use super::*;
+        use std::fs;
+        use std::os::unix::fs::PermissionsExt;
+
+        fn reason(result: Result<NoiseKey>) -> String {
+            match result {
+                Err(Error::Key { reason, .. }) => reason,
+                Err(other) => panic!("{other}"),
+                Ok(_) => panic!("the key was accepted"),
+            }
+        }
+
+        #[test]
+        fn a_file_round_trip_keeps_the_key_and_its_origin() {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, key) in [("a", NoiseKey::generate().unwrap()), ("b", NoiseKey::from_seed(9))] {
+                let path = folder.path().join(name);
+                key.create_file(&path).unwrap();
+                assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+                let read = NoiseKey::read_file(&path).unwrap();
+                assert_eq!((read.fingerprint(), read.origin()), (key.fingerprint(), key.origin()));
+                assert_eq!(stream_secret(&read, 3, "run"), stream_secret(&key, 3, "run"));
+            }
+        }
+
+        #[test]
+        fn an_existing_file_is_never_overwritten() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("key");
+            NoiseKey::from_seed(1).create_file(&path).unwrap();
+            let before = fs::read(&path).unwrap();
+            assert!(matches!(NoiseKey::from_seed(2).create_file(&path), Err(Error::Key { .. })));
+            assert_eq!(fs::read(&path).unwrap(), before);
+        }
+
+        #[test]
+        fn looser_permissions_are_refused() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("key");
+            NoiseKey::from_seed(1).create_file(&path).unwrap();
+            for mode in [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o644, 0o660, 0o666] {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+                assert!(reason(NoiseKey::read_file(&path)).contains("owner"), "{mode:o}");
+            }
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+            assert!(NoiseKey::read_file(&path).is_ok());
+            assert!(matches!(NoiseKey::read_file(folder.path().join("none")), Err(Error::Io { .. })));
+            assert!(reason(NoiseKey::read_file(folder.path())).contains("regular"));
+        }
+
+        #[test]
+        fn every_damaged_byte_and_every_cut_is_noticed() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("key");
+            NoiseKey::from_seed(1).create_file(&path).unwrap();
+            let whole = fs::read(&path).unwrap();
+            let accepted = |bytes: &[u8]| {
+                fs::write(&path, bytes).unwrap();
+                NoiseKey::read_file(&path).is_ok_and(|key| key.origin() == KeyOrigin::Seeded)
+            };
+            assert!(accepted(&whole));
+            for i in 0..whole.len() - 1 {
+                let mut damaged = whole.clone();
+                damaged[i] ^= 1;
+                assert!(!accepted(&damaged), "byte {i}");
+                assert!(!accepted(&whole[..i]), "cut at {i}");
+            }
+            assert!(!accepted(&[b'a'; 4096]));
+        }
+    }
+}

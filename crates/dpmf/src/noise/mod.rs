@@ -1,0 +1,11 @@
+//! Keyed, correlated Gaussian noise: `u = N Z`, row by row, at memory speed.
+//!
+//! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile
+//! size, a thread count or a restart never changes a bit.
+
+pub mod key;
+
+pub use key::{Fingerprint, KeyOrigin, NoiseKey, RunId, StreamKey};
+
+mod disk;
+mod hmac;
