@@ -3,9 +3,13 @@
 //! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile
 //! size, a thread count or a restart never changes a bit.
 
+pub mod field;
 pub mod key;
 
+pub use field::{FIELD_FORMAT, Field, Row};
 pub use key::{Fingerprint, KeyOrigin, NoiseKey, RunId, StreamKey};
 
 mod disk;
+mod gauss;
 mod hmac;
+mod simd;
