@@ -73,7 +73,7 @@ fn direction(b: u32) -> (f32, f32) {
     let mut s = -3.595_045_2e-5;
     s = s * x_sq + 2.490_001e-3;
     s = s * x_sq - 0.080_745_43;
-    s = s * x_sq + 0.785_398_16;
+    s = s * x_sq + std::f32::consts::FRAC_PI_4;
     let sine = (s * x).to_bits();
     let mut c = -3.191_601_6e-4;
     c = c * x_sq + 0.015_850_398;

@@ -19,7 +19,7 @@ impl Hmac {
             pad
         };
         let mut inner = Sha256::new();
-        inner.update(&*pad(0x36));
+        inner.update(pad(0x36).as_slice());
         Self { inner, outer_pad: pad(0x5c) }
     }
 
@@ -30,7 +30,7 @@ impl Hmac {
     pub(crate) fn finish(self) -> [u8; 32] {
         let mut inner: [u8; 32] = self.inner.finalize().into();
         let mut outer = Sha256::new();
-        outer.update(&*self.outer_pad);
+        outer.update(self.outer_pad.as_slice());
         outer.update(inner);
         inner.zeroize();
         outer.finalize().into()
