@@ -111,6 +111,26 @@ pub enum Error {
         /// What it answered.
         reason: String,
     },
+    /// A stream has no more rows.
+    #[error("all {steps} noise rows are used, and no row is used twice: make a mechanism for more steps")]
+    Exhausted {
+        /// Rows of the mechanism.
+        steps: usize,
+    },
+    /// A stream stopped for good after a failure, because what it may have released is no longer known.
+    #[error("the noise stream is halted: {reason}")]
+    Halted {
+        /// What failed and what to do.
+        reason: String,
+    },
+    /// The system did not grant the memory.
+    #[error("{what} needs {bytes} bytes, which the system does not grant")]
+    Memory {
+        /// What it is for.
+        what: &'static str,
+        /// How much was asked for.
+        bytes: u128,
+    },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -143,6 +163,9 @@ impl Error {
             Error::Interrupted { .. } => "interrupted",
             Error::Key { .. } => "key",
             Error::Randomness { .. } => "randomness",
+            Error::Exhausted { .. } => "exhausted",
+            Error::Halted { .. } => "halted",
+            Error::Memory { .. } => "memory",
             Error::Io { .. } => "io",
             Error::Format { .. } => "format",
         }

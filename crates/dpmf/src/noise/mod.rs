@@ -3,11 +3,14 @@
 //! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile
 //! size, a thread count or a restart never changes a bit.
 
+pub mod engines;
 pub mod field;
 pub mod key;
+pub mod stream;
 
 pub use field::{FIELD_FORMAT, Field, Row};
 pub use key::{Fingerprint, KeyOrigin, NoiseKey, RunId, StreamKey};
+pub use stream::{NoiseStream, Output};
 
 mod disk;
 mod gauss;
