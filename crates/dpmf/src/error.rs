@@ -123,6 +123,33 @@ pub enum Error {
         /// What failed and what to do.
         reason: String,
     },
+    /// A noise row was used with one input and is asked for with another.
+    #[error(
+        "step {step} is journalled with another input: a second release with the same noise row would reveal the \
+         difference of the two inputs exactly; give the same input again, or burn the step and go on with the next"
+    )]
+    StepReused {
+        /// The step, zero-based.
+        step: usize,
+    },
+    /// A checkpoint or journal belongs to another stream.
+    #[error("{path} belongs to another {what}: {found}, but this stream has {expected}")]
+    Binding {
+        /// The file.
+        path: PathBuf,
+        /// In what the two differ.
+        what: &'static str,
+        /// What the stream has.
+        expected: String,
+        /// What the file has.
+        found: String,
+    },
+    /// Another process works on the same stream.
+    #[error("{path} is locked: another process releases noise of this stream, and two would use one row twice")]
+    Locked {
+        /// The journal.
+        path: PathBuf,
+    },
     /// The system did not grant the memory.
     #[error("{what} needs {bytes} bytes, which the system does not grant")]
     Memory {
@@ -165,6 +192,9 @@ impl Error {
             Error::Randomness { .. } => "randomness",
             Error::Exhausted { .. } => "exhausted",
             Error::Halted { .. } => "halted",
+            Error::StepReused { .. } => "step-reused",
+            Error::Binding { .. } => "binding",
+            Error::Locked { .. } => "locked",
             Error::Memory { .. } => "memory",
             Error::Io { .. } => "io",
             Error::Format { .. } => "format",

@@ -119,21 +119,16 @@ impl Shard {
         Ok(state)
     }
 
-    /// Calls `visit` with every run of coordinates of buffer `b`, in order, as parts of the state.
-    pub(crate) fn visit(
-        &self,
-        state: &mut [Packet],
-        buffers: usize,
-        b: usize,
-        mut visit: impl FnMut(&mut [f32]),
-    ) {
-        let start = self.packets().start * PACKET as u64;
+    /// Where buffer `b` lies in a state: packets, and in each the places that belong to the range, in order.
+    pub(crate) fn places(&self, buffers: usize, b: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let packets = self.packets();
+        let start = packets.start * PACKET as u64;
         let (skip, end) =
             ((self.coordinates.start - start) as usize, (self.coordinates.end - start) as usize);
-        for (p, packet) in state.iter_mut().skip(b).step_by(buffers).enumerate() {
+        (0..(packets.end - packets.start) as usize).map(move |p| {
             let at = p * PACKET;
-            visit(&mut packet[skip.saturating_sub(at)..(end - at).min(PACKET)]);
-        }
+            (p * buffers + b, skip.saturating_sub(at)..(end - at).min(PACKET))
+        })
     }
 
     /// Runs a step on all tiles: `out += scale · stage(kernel(Z))`, or without `out` only the states move.

@@ -1,0 +1,160 @@
+//! The state of a stream on disk.
+//!
+//! Whoever reads a stream's state knows part of the noise to come and of the noise that was, so the state is encrypted under
+//! a key derived from the stream's; a checkpoint may lie beside the model it belongs to. It never holds the key.
+//!
+//! Format 1, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, buffer after buffer, AES-256
+//! in counter mode; HMAC-SHA-256 of all before it.
+
+use super::binding::{BINDING, Binding};
+use super::disk::{self, Fields, Layout};
+use super::hmac::{Hmac, same};
+use super::stream::NoiseStream;
+use crate::error::{Error, Result};
+use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
+use aes::{Aes256, Block};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+
+const MAGIC: &[u8; 8] = b"DPMFCKPT";
+const VERSION: u32 = 1;
+const HEADER: usize = 8 + 4 + BINDING + 8;
+const TAG: usize = 32;
+
+/// Bytes handled at a time: whole cipher blocks.
+const CHUNK: usize = 1 << 16;
+
+impl NoiseStream {
+    /// Writes the state to a file at once: after a crash the file is the old one or the new one, never a part.
+    ///
+    /// The state is encrypted under the stream's key, which is not in the file. A checkpoint alone does not keep a row from
+    /// being released twice; a [`DurableStream`](super::DurableStream) does.
+    ///
+    /// Cost: one pass over the state, by one thread.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
+    pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.check_whole()?;
+        let header = header(self);
+        let (mut cipher, mut tag) = keys(self, &header);
+        tag.update(&header);
+        disk::replace(path.as_ref(), move |file| {
+            file.write_all(&header)?;
+            let mut chunk = Vec::with_capacity(CHUNK);
+            let mut result = Ok(());
+            let mut flush = |chunk: &mut Vec<u8>| {
+                cipher.apply(chunk);
+                tag.update(chunk);
+                let written = file.write_all(chunk);
+                chunk.clear();
+                written
+            };
+            self.visit_state(|values| {
+                for value in values {
+                    chunk.extend_from_slice(&value.to_le_bytes());
+                    if chunk.len() == CHUNK && result.is_ok() {
+                        result = flush(&mut chunk);
+                    }
+                }
+            });
+            result.and_then(|()| flush(&mut chunk))?;
+            file.write_all(&tag.finish())
+        })
+    }
+
+    /// The stream as it was when a checkpoint was written.
+    ///
+    /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output; [`Error::Format`] for a
+    /// damaged one; [`Error::Io`].
+    pub fn restore(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let io = |source| Error::Io { path: path.into(), source };
+        let bad = |reason: &str| Error::Format { path: path.into(), reason: reason.into() };
+        let mut file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        if length < (HEADER + TAG) as u64 {
+            return Err(bad("it is too short for a checkpoint"));
+        }
+        let mut stored = [0; HEADER];
+        file.read_exact(&mut stored).map_err(io)?;
+        let mut fields = Fields(&stored);
+        if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
+            return Err(bad("it is not a checkpoint of version 1"));
+        }
+        Binding::of(&self).check(&Binding::read(&mut fields), path)?;
+        let step = usize::try_from(fields.number()).unwrap_or(usize::MAX);
+        if step > self.steps() {
+            return Err(bad("its step lies beyond the last one"));
+        }
+        let expected = (HEADER + TAG) as u64 + 4 * self.state_len();
+        if length != expected {
+            return Err(bad(&format!("it has {length} bytes, but {expected} are needed: it is cut short")));
+        }
+
+        let (mut cipher, mut tag) = keys(&self, &stored);
+        tag.update(&stored);
+        let mut left = 4 * self.state_len();
+        let mut chunk: Vec<u8> = Vec::with_capacity(CHUNK);
+        let mut at = 0;
+        let mut result = Ok(());
+        self.visit_state_mut(|values| {
+            for value in values {
+                if at == chunk.len() && result.is_ok() {
+                    chunk.resize(CHUNK.min(usize::try_from(left).unwrap_or(CHUNK)), 0);
+                    result = file.read_exact(&mut chunk);
+                    left -= chunk.len() as u64;
+                    tag.update(&chunk);
+                    cipher.apply(&mut chunk);
+                    at = 0;
+                }
+                *value = f32::from_le_bytes(Fields(&chunk[at..]).take());
+                at = (at + 4).min(chunk.len());
+            }
+        });
+        let mut stored_tag = [0; TAG];
+        result.and_then(|()| file.read_exact(&mut stored_tag)).map_err(io)?;
+        if !same(&tag.finish(), &stored_tag) {
+            return Err(bad("its tag does not match its content: it is damaged"));
+        }
+        self.set_step(step);
+        Ok(self)
+    }
+}
+
+fn header(stream: &NoiseStream) -> [u8; HEADER] {
+    let mut layout = Layout::new(MAGIC, VERSION);
+    Binding::of(stream).write(&mut layout);
+    layout.push_number(stream.next_step() as u64);
+    let mut header = [0; HEADER];
+    header.copy_from_slice(&layout.0);
+    header
+}
+
+/// Cipher and tag of one state. The header names all that the state depends on, so one key meets one state only.
+fn keys(stream: &NoiseStream, header: &[u8]) -> (CounterMode, Hmac) {
+    let cipher = Aes256::new((&*stream.key().purpose("dpmf 1 checkpoint cipher", &[header])).into());
+    let tag = Hmac::new(&stream.key().purpose("dpmf 1 checkpoint tag", &[header]));
+    (CounterMode { cipher, counter: 0 }, tag)
+}
+
+struct CounterMode {
+    cipher: Aes256,
+    counter: u128,
+}
+
+impl CounterMode {
+    /// Encrypts or decrypts the next bytes; only the last call may be given a part of a block.
+    fn apply(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(16 * 120) {
+            let mut blocks: [Block; 120] =
+                std::array::from_fn(|i| Array((self.counter + i as u128).to_le_bytes()));
+            self.counter += part.len().div_ceil(16) as u128;
+            self.cipher.encrypt_blocks(&mut blocks);
+            part.iter_mut().zip(Array::slice_as_flattened(&blocks)).for_each(|(byte, key)| *byte ^= key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+use super::*;
+use crate::factorization::{Factorization, StateSpace, Tree, state_space::Parts, tree::Decoder};
+use crate::noise::engines::{IterateStage, engine};
+use crate::noise::{NoiseKey, Output, RunId};
+use crate::workload::{Optimizer, Workload};
+use std::fs;
+use std::ops::Range;
+
+const STEPS: usize = 20;
+
+fn factorizations() -> Vec<Factorization> {
+    let parts = Parts {
+        direct: vec![1.0; STEPS],
+        output: vec![0.5; 3 * STEPS],
+        input: vec![0.25; 3 * STEPS],
+        increment: vec![-0.125; 6 * STEPS],
+    };
+    vec![
+        Factorization::Tree(Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap()),
+        Factorization::StateSpace(StateSpace::from_parts(3, parts).unwrap()),
+        Factorization::Independent(crate::factorization::Independent::new(STEPS)),
+    ]
+}
+
+fn outputs() -> [Output; 2] {
+    let nesterov = Optimizer { momentum: 0.9, nesterov: true, ..Default::default() };
+    let workload = Workload::sgd(vec![0.1; STEPS], nesterov).unwrap();
+    [Output::Gradient, Output::Iterate(IterateStage::new(&workload).unwrap())]
+}
+
+struct Case {
+    seed: u64,
+    mechanism: u8,
+    run: u8,
+    coordinates: Range<u64>,
+    scale: f64,
+    output: usize,
+    factorization: usize,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self { seed: 1, mechanism: 2, run: 3, coordinates: 37..3000, scale: 1.5, output: 0, factorization: 0 }
+    }
+}
+
+impl Case {
+    fn stream(&self) -> NoiseStream {
+        let key = NoiseKey::from_seed(self.seed).stream([self.mechanism; 32], RunId([self.run; 16]));
+        let engine = engine(&factorizations()[self.factorization]).unwrap();
+        let output = outputs()[self.output].clone();
+        NoiseStream::new(engine, key, self.coordinates.clone(), self.scale, output).unwrap()
+    }
+}
+
+fn row(stream: &mut NoiseStream) -> Vec<u32> {
+    let range = stream.coordinates();
+    let mut row = vec![0.0; (range.end - range.start) as usize];
+    stream.add_next(&mut row).unwrap();
+    row.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn a_restored_stream_goes_on_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for factorization in 0..3 {
+        for output in 0..2 {
+            let case = Case { factorization, output, ..Default::default() };
+            let path = folder.path().join("checkpoint");
+            let mut whole = case.stream();
+            for step in 0..STEPS {
+                whole.checkpoint(&path).unwrap();
+                let mut restored = case.stream().restore(&path).unwrap();
+                assert_eq!(restored.next_step(), step);
+                assert_eq!(row(&mut restored), row(&mut whole));
+            }
+            whole.checkpoint(&path).unwrap();
+            assert!(matches!(case.stream().restore(&path).unwrap().skip(), Err(Error::Exhausted { .. })));
+        }
+    }
+}
+
+#[test]
+fn the_checkpoint_of_another_stream_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    Case::default().stream().checkpoint(&path).unwrap();
+    let base = Case::default;
+    let others = [
+        (Case { seed: 2, ..base() }, "key"),
+        (Case { mechanism: 3, ..base() }, "mechanism"),
+        (Case { run: 4, ..base() }, "run"),
+        (Case { coordinates: 37..3001, ..base() }, "range of coordinates"),
+        (Case { scale: 1.6, ..base() }, "scale"),
+        (Case { output: 1, ..base() }, "output"),
+        (Case { factorization: 1, ..base() }, "number of buffers"),
+    ];
+    for (case, expected) in others {
+        match case.stream().restore(&path).err() {
+            Some(Error::Binding { what, .. }) => assert_eq!(what, expected),
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_damaged_byte_and_every_cut_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let case = Case { coordinates: 60..70, ..Default::default() };
+    let mut stream = case.stream();
+    stream.skip_to(5).unwrap();
+    stream.checkpoint(&path).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        case.stream().restore(&path).is_err()
+    };
+    assert!(!refused(&whole));
+    for i in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[i] ^= 4;
+        assert!(refused(&damaged), "byte {i}");
+        assert!(refused(&whole[..i]), "cut at {i}");
+    }
+    assert!(refused(&[whole.as_slice(), &[0]].concat()));
+    assert!(matches!(case.stream().restore(folder.path().join("none")), Err(Error::Io { .. })));
+}
+
+#[test]
+fn neither_key_nor_state_is_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let mut stream = Case::default().stream();
+    stream.skip_to(7).unwrap();
+    stream.checkpoint(&path).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let mut found = 0;
+    stream.visit_state(|values| {
+        let values = values.iter().filter(|x| **x != 0.0);
+        found += values.filter(|x| bytes.windows(4).any(|window| window == x.to_le_bytes())).count();
+    });
+    assert!(found < 3, "{found} numbers of the state are in the file");
+}
+
+/// Format 1: the header in the order of the format; the tag, which covers the ciphertext, from a second
+/// implementation of format and stream in Python (`hmac`, AES from `cryptography`, `numpy.float32`).
+#[test]
+fn the_bytes_of_format_1_are_pinned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let case = Case { coordinates: 60..70, ..Default::default() };
+    let mut stream = case.stream();
+    stream.skip_to(5).unwrap();
+    stream.checkpoint(&path).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let mut header = b"DPMFCKPT".to_vec();
+    header.extend([1, 0, 0, 0, 1, 0, 0, 0]);
+    header.extend([2; 32]);
+    header.extend([3; 16]);
+    header.extend(NoiseKey::from_seed(1).fingerprint().0);
+    [60_u64, 70, 20].iter().for_each(|number| header.extend(number.to_le_bytes()));
+    [0_u32, 4, 1.5_f32.to_bits()].iter().for_each(|word| header.extend(word.to_le_bytes()));
+    header.extend(5_u64.to_le_bytes());
+    assert_eq!(&bytes[..HEADER], header);
+    assert_eq!(bytes.len(), HEADER + 4 * 10 * 4 + TAG);
+    let tag: String = bytes[bytes.len() - TAG..].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(tag, "4376fc6b0b03dcc66506fda15f808abbbd8841dda0b46924af5403cddc8a1ce6");
+}

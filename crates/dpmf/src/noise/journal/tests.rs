@@ -1,0 +1,282 @@
+use super::*;
+use crate::factorization::{Factorization, Tree, tree::Decoder};
+use crate::noise::engines::engine;
+use crate::noise::{NoiseKey, Output, RunId};
+use std::fs;
+
+const STEPS: usize = 12;
+const WIDTH: usize = 30;
+
+fn stream_of(run: u8) -> NoiseStream {
+    let tree = Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap();
+    let key = NoiseKey::from_seed(1).stream([2; 32], RunId([run; 16]));
+    let engine = engine(&Factorization::Tree(tree)).unwrap();
+    NoiseStream::new(engine, key, 0..WIDTH as u64, 1.0, Output::Gradient).unwrap()
+}
+
+fn stream() -> NoiseStream {
+    stream_of(3)
+}
+
+fn input(step: usize) -> Vec<f32> {
+    (0..WIDTH).map(|j| (step * WIDTH + j) as f32 / 16.0).collect()
+}
+
+/// Input plus noise of a step, without a journal.
+fn expected(step: usize) -> Vec<f32> {
+    let mut stream = stream();
+    stream.skip_to(step).unwrap();
+    let mut row = input(step);
+    stream.add_next(&mut row).unwrap();
+    row
+}
+
+fn release(durable: &mut DurableStream, step: usize) {
+    let mut row = input(step);
+    assert_eq!(durable.release(&mut row).unwrap(), step);
+    assert_eq!(row, expected(step));
+}
+
+struct Run {
+    folder: tempfile::TempDir,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.path().join("journal")
+    }
+
+    fn checkpoint(&self) -> PathBuf {
+        self.folder.path().join("checkpoint")
+    }
+
+    fn create(&self) -> DurableStream {
+        DurableStream::create(stream(), self.journal()).unwrap()
+    }
+
+    fn open(&self) -> Result<DurableStream> {
+        DurableStream::open(stream(), self.journal())
+    }
+}
+
+#[test]
+fn a_journalled_step_comes_again_for_the_same_input_only() {
+    let run = Run::new();
+    let mut durable = run.create();
+    (0..4).for_each(|step| release(&mut durable, step));
+    drop(durable);
+
+    let mut durable = run.open().unwrap();
+    assert_eq!((durable.next_step(), durable.recorded_steps()), (0, 4));
+    release(&mut durable, 0);
+    let mut other = input(1);
+    other[WIDTH - 1] = other[WIDTH - 1].next_up();
+    let given = other.clone();
+    assert!(matches!(durable.release(&mut other), Err(Error::StepReused { step: 1 })));
+    assert_eq!((other, durable.next_step()), (given, 1));
+    (1..STEPS).for_each(|step| release(&mut durable, step));
+    assert!(matches!(durable.release(&mut input(0)), Err(Error::Exhausted { .. })));
+}
+
+#[test]
+fn a_burned_step_is_passed_over_for_ever() {
+    let run = Run::new();
+    let mut durable = run.create();
+    (0..4).for_each(|step| release(&mut durable, step));
+    durable.checkpoint(run.checkpoint()).unwrap();
+    // One that is journalled and was released, two that are new.
+    drop(durable);
+    let mut durable = run.open().unwrap();
+    (0..3).for_each(|step| release(&mut durable, step));
+    assert_eq!(durable.burn().unwrap(), 3);
+    assert_eq!(durable.burn().unwrap(), 4);
+    release(&mut durable, 5);
+    assert_eq!(durable.burn().unwrap(), 6);
+    release(&mut durable, 7);
+    drop(durable);
+
+    let mut durable = run.open().unwrap();
+    for step in [0, 1, 2, 5, 7, 8] {
+        release(&mut durable, step);
+    }
+    assert_eq!(durable.burned().collect::<Vec<_>>(), [3, 4, 6]);
+    drop(durable);
+    // A checkpoint taken before the burn leads past it too.
+    let restored = stream().restore(run.checkpoint()).unwrap();
+    assert_eq!(restored.next_step(), 4);
+    assert_eq!(DurableStream::open(restored, run.journal()).unwrap().next_step(), 5);
+
+    let mut durable = run.open().unwrap();
+    while durable.next_step() < STEPS {
+        durable.burn().unwrap();
+    }
+    assert!(matches!(durable.burn(), Err(Error::Exhausted { .. })));
+}
+
+#[test]
+fn a_torn_end_is_recognised_and_cut_off() {
+    let run = Run::new();
+    let mut durable = run.create();
+    (0..3).for_each(|step| release(&mut durable, step));
+    drop(durable);
+    let whole = fs::read(run.journal()).unwrap();
+    assert_eq!(whole.len(), HEADER + 3 * RECORD);
+    for length in 0..whole.len() {
+        fs::write(run.journal(), &whole[..length]).unwrap();
+        let mut durable = run.open().unwrap();
+        let recorded = length.saturating_sub(HEADER) / RECORD;
+        assert_eq!(durable.recorded_steps(), recorded, "{length}");
+        // What is left is a sound journal: it can be continued and read again.
+        (0..=recorded).for_each(|step| release(&mut durable, step));
+        drop(durable);
+        assert_eq!(run.open().unwrap().recorded_steps(), recorded + 1, "{length}");
+    }
+    // A file that grew before its bytes arrived.
+    fs::write(run.journal(), [whole.as_slice(), &[0; RECORD]].concat()).unwrap();
+    assert_eq!(run.open().unwrap().recorded_steps(), 3);
+    assert_eq!(fs::read(run.journal()).unwrap(), whole);
+}
+
+#[test]
+fn damage_before_the_end_is_refused() {
+    let run = Run::new();
+    let mut durable = run.create();
+    (0..3).for_each(|step| release(&mut durable, step));
+    drop(durable);
+    let whole = fs::read(run.journal()).unwrap();
+    for i in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[i] ^= 16;
+        fs::write(run.journal(), &damaged).unwrap();
+        let refused = run.open().err();
+        assert!(
+            matches!(refused, Some(Error::Format { .. } | Error::Binding { .. })),
+            "byte {i}: {refused:?}"
+        );
+        assert_eq!(fs::read(run.journal()).unwrap(), damaged, "byte {i}: a refused journal is left alone");
+    }
+    // Records taken out, doubled or exchanged.
+    let record = |i: usize| &whole[HEADER + i * RECORD..][..RECORD];
+    for order in [vec![0, 2], vec![1, 2], vec![0, 0, 1], vec![1, 0, 2], vec![0, 1, 2, 2]] {
+        let records: Vec<u8> = order.iter().flat_map(|&i| record(i)).copied().collect();
+        fs::write(run.journal(), [&whole[..HEADER], &records].concat()).unwrap();
+        assert!(matches!(run.open().err(), Some(Error::Format { .. })), "{order:?}");
+    }
+}
+
+#[test]
+fn the_journal_of_another_stream_is_refused() {
+    let run = Run::new();
+    drop(run.create());
+    let other = DurableStream::open(stream_of(4), run.journal());
+    assert!(matches!(other.err(), Some(Error::Binding { what: "run", .. })));
+    assert!(matches!(DurableStream::create(stream(), run.journal()).err(), Some(Error::Io { .. })));
+    let missing = DurableStream::open(stream(), run.folder.path().join("none"));
+    assert!(matches!(missing.err(), Some(Error::Io { .. })));
+}
+
+#[test]
+fn a_journal_shorter_than_the_stream_is_refused() {
+    let run = Run::new();
+    let mut durable = run.create();
+    (0..2).for_each(|step| release(&mut durable, step));
+    drop(durable);
+    let mut ahead = stream();
+    ahead.skip_to(3).unwrap();
+    assert!(matches!(DurableStream::open(ahead, run.journal()).err(), Some(Error::Format { .. })));
+    let mut moved = stream();
+    moved.skip().unwrap();
+    let created = DurableStream::create(moved, run.folder.path().join("second"));
+    assert!(matches!(created.err(), Some(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn two_processes_cannot_share_a_stream() {
+    let run = Run::new();
+    let durable = run.create();
+    assert!(matches!(run.open().err(), Some(Error::Locked { .. })));
+    drop(durable);
+    assert!(run.open().is_ok());
+}
+
+#[test]
+fn bad_input_is_neither_journalled_nor_released() {
+    let run = Run::new();
+    let mut durable = run.create();
+    let mut values = input(0);
+    values[3] = f32::NAN;
+    assert!(matches!(durable.release(&mut values), Err(Error::InvalidEntry { index: 3, .. })));
+    assert!(matches!(durable.release(&mut [1.0]), Err(Error::WrongLength { .. })));
+    assert_eq!((durable.recorded_steps(), durable.next_step()), (0, 0));
+    release(&mut durable, 0);
+}
+
+#[test]
+fn a_failed_append_halts_the_stream_and_releases_nothing() {
+    let run = Run::new();
+    let mut durable = run.create();
+    release(&mut durable, 0);
+    // A handle that cannot write stands for a full disk.
+    durable.journal.file = File::open(run.journal()).unwrap();
+    let mut values = input(1);
+    assert!(matches!(durable.release(&mut values), Err(Error::Io { .. })));
+    assert_eq!(values, input(1));
+    assert!(matches!(durable.release(&mut values), Err(Error::Halted { .. })));
+    assert!(matches!(durable.burn(), Err(Error::Halted { .. })));
+    drop(durable);
+    let mut durable = run.open().unwrap();
+    (0..3).for_each(|step| release(&mut durable, step));
+}
+
+#[test]
+fn the_digest_sees_step_length_place_and_every_value() {
+    let run = Run::new();
+    let journal = run.create().journal;
+    let values: Vec<f32> = (0..LEAF + 300).map(|i| i as f32).collect();
+    let base = journal.digest(1, &values);
+    assert_eq!(base, journal.digest(1, &values));
+    assert_ne!(base, journal.digest(2, &values));
+    assert_ne!(base, journal.digest(1, &values[..values.len() - 1]));
+    for i in [0, 255, 256, LEAF - 1, LEAF, LEAF + 299] {
+        let mut other = values.clone();
+        other[i] = -1.0;
+        assert_ne!(base, journal.digest(1, &other), "{i}");
+    }
+    let mut exchanged = values.clone();
+    exchanged.swap(3, LEAF + 3);
+    assert_ne!(base, journal.digest(1, &exchanged));
+    // Another key gives another digest of the same values: the journal says nothing about them.
+    let folder = tempfile::tempdir().unwrap();
+    let other = DurableStream::create(stream_of(9), folder.path().join("journal")).unwrap().journal;
+    assert_ne!(base, other.digest(1, &values));
+}
+
+/// Format 1: the bytes in the order of the format; the last tag, which covers all before it, from a second
+/// implementation in Python (`hmac`, `hashlib`).
+#[test]
+fn the_bytes_of_format_1_are_pinned() {
+    let run = Run::new();
+    let mut durable = run.create();
+    release(&mut durable, 0);
+    durable.burn().unwrap();
+    let bytes = fs::read(run.journal()).unwrap();
+    let mut header = b"DPMFJRNL".to_vec();
+    header.extend([1, 0, 0, 0, 1, 0, 0, 0]);
+    header.extend([2; 32]);
+    header.extend([3; 16]);
+    header.extend(NoiseKey::from_seed(1).fingerprint().0);
+    [0_u64, 30, 12].iter().for_each(|number| header.extend(number.to_le_bytes()));
+    [0_u32, 3, 1.0_f32.to_bits()].iter().for_each(|word| header.extend(word.to_le_bytes()));
+    header.resize(HEADER - TAG, 0);
+    assert_eq!(&bytes[..HEADER - TAG], header);
+    let records = &bytes[HEADER..];
+    assert_eq!(&records[..16], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(&records[RECORD..RECORD + 16], [2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(&records[RECORD + 16..RECORD + 48], [0; 32]);
+    let tag: String = bytes[bytes.len() - TAG..].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(tag, "cf198821d1d11b5b84ea8fa1d6326122");
+}
