@@ -21,8 +21,8 @@ pub const FIELD_FORMAT: u32 = 1;
 
 const BLOCKS: usize = GROUP_BYTES / 16;
 
-/// Groups encrypted at a time: 480 blocks, whole batches for ciphers that take 8, 16 or 30 side by side.
-const BATCH: usize = 60;
+/// Groups encrypted at a time: 360 blocks, whole batches for ciphers that take 8 or 30 side by side.
+const BATCH: usize = 45;
 
 /// The infinite matrix `Z` of independent standard Gaussian numbers that belongs to a stream key.
 pub struct Field {

@@ -3,6 +3,7 @@
 use super::engines::{Engine, IterateStage, Packet, Shard, StepOf};
 use super::field::Field;
 use super::key::StreamKey;
+use super::simd::dispatch;
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -269,10 +270,23 @@ fn round_up(scale: f64) -> Result<f32> {
 fn first_not_finite(values: &[f32]) -> Option<usize> {
     const CHUNK: usize = 1 << 14;
     values.par_chunks(CHUNK).enumerate().find_map_first(|(i, chunk)| {
-        // Without a way out the first loop becomes vectors; a second one finds the place.
-        let all = chunk.iter().fold(true, |all, x| all & x.is_finite());
-        if all { None } else { chunk.iter().position(|x| !x.is_finite()).map(|at| i * CHUNK + at) }
+        if largest_magnitude(chunk) < f32::INFINITY.to_bits() {
+            return None;
+        }
+        chunk.iter().position(|x| !x.is_finite()).map(|at| i * CHUNK + at)
     })
+}
+
+/// The largest of the bits of `|x|`: the order of numbers, with infinity and NaN above all.
+#[inline(always)]
+fn largest_magnitude_any(values: &[f32]) -> u32 {
+    values.iter().fold(0, |largest, x| largest.max(x.to_bits() & !(1 << 31)))
+}
+
+dispatch! {
+    fn largest_magnitude / largest_magnitude_portable / largest_magnitude_avx2 = largest_magnitude_any(
+        values: &[f32]
+    ) -> u32;
 }
 
 #[cfg(test)]

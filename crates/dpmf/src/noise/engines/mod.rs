@@ -26,8 +26,8 @@ pub const PACKET: usize = 64;
 /// One buffer's share of a packet.
 pub type Packet = [f32; PACKET];
 
-/// Packets in a tile: 2048 coordinates, so that noise and state of some buffers stay in the nearest caches.
-pub(crate) const TILE: usize = 32;
+/// Packets in a tile: 4096 coordinates, whose noise and state stay in the nearer caches.
+pub(crate) const TILE: usize = 64;
 
 /// A way to compute the rows of `N Z` in order, with a state of whole buffers.
 pub trait Engine: Send + Sync {
@@ -155,8 +155,8 @@ impl Shard {
             });
             first = next;
         }
-        tasks.into_par_iter().for_each(|task| {
-            let mut noise = [[0.0; PACKET]; TILE];
+        let scratch = || Box::new([[0.0; PACKET]; TILE]);
+        tasks.into_par_iter().for_each_init(scratch, |noise, task| {
             let noise = &mut noise[..task.count];
             step.kernel.run(task.first, task.state, noise);
             if let Some(stage) = step.stage {
