@@ -7,6 +7,8 @@
 //!
 //! `cargo test --test noise_crash -- --ignored` kills thousands of times instead of some two hundred.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use dpmf::Error;
 use dpmf::factorization::{Factorization, Tree, tree::Decoder};
 use dpmf::noise::engines::engine;

@@ -221,6 +221,8 @@ mod tests {
         std::array::from_fn(|k| std::array::from_fn(|l| value((k * PACKET + l) as u32)))
     }
 
+    type Advance<'a, const R: usize> = &'a dyn Fn(&mut [[Packet; R]], &mut [Packet]);
+
     fn same_bits<const R: usize, const DIAGONAL: bool>() {
         let coefficients = Coefficients {
             direct: 0.9,
@@ -242,7 +244,7 @@ mod tests {
             input: &coefficients.input,
             increment: &increment,
         };
-        let run = |step: &dyn Fn(&mut [[Packet; R]], &mut [Packet])| {
+        let run = |step: Advance<'_, R>| {
             let (mut state, mut noise) = ([packets::<R>(1), packets::<R>(2)], packets::<2>(3));
             step(&mut state, &mut noise);
             state.as_flattened().iter().chain(&noise).flatten().map(|x| x.to_bits()).collect::<Vec<_>>()
