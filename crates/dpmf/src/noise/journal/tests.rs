@@ -125,7 +125,8 @@ fn a_torn_end_is_recognised_and_cut_off() {
     drop(durable);
     let whole = fs::read(run.journal()).unwrap();
     assert_eq!(whole.len(), HEADER + 3 * RECORD);
-    for length in 0..whole.len() {
+    // Every kind of place: within the header, at and beside the edges of records, within them.
+    for length in (0..whole.len()).filter(|length| length % 64 < 2 || length % 64 == 63 || length % 41 == 0) {
         fs::write(run.journal(), &whole[..length]).unwrap();
         let mut durable = run.open().unwrap();
         let recorded = length.saturating_sub(HEADER) / RECORD;
