@@ -1,9 +1,10 @@
 //! A process that trains with a durable stream, killed at random points, over and over.
 //!
-//! The child is this very test binary, started again. It writes down every release it sees, after the fact, like a
-//! server that answers clients; the parent kills it without warning and at the end checks what was written down:
-//! no step was released with two inputs, and every release is its input plus the row of an uninterrupted stream, bit
-//! for bit. A child now and then trains differently than before the crash, meets the refusal and burns the step.
+//! The child is this very test binary, started again. It writes down every release it sees, after the fact,
+//! like a server that answers clients; the parent kills it without warning and at the end checks what was
+//! written down: no step was released with two inputs, and every release is its input plus the row of an
+//! uninterrupted stream, bit for bit. A child now and then trains differently than before the crash, meets
+//! the refusal and burns the step.
 //!
 //! `cargo test --test noise_crash -- --ignored` kills thousands of times instead of some two hundred.
 

@@ -1,10 +1,11 @@
 //! The state of a stream on disk.
 //!
-//! Whoever reads a stream's state knows part of the noise to come and of the noise that was, so the state is encrypted under
-//! a key derived from the stream's; a checkpoint may lie beside the model it belongs to. It never holds the key.
+//! Whoever reads a stream's state knows part of the noise to come and of the noise that was, so the state is
+//! encrypted under a key derived from the stream's; a checkpoint may lie beside the model it belongs to. It
+//! never holds the key.
 //!
-//! Format 1, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, buffer after buffer, AES-256
-//! in counter mode; HMAC-SHA-256 of all before it.
+//! Format 1, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, buffer
+//! after buffer, AES-256 in counter mode; HMAC-SHA-256 of all before it.
 
 use super::binding::{BINDING, Binding};
 use super::disk::{self, Fields, Layout};
@@ -26,10 +27,11 @@ const TAG: usize = 32;
 const CHUNK: usize = 1 << 16;
 
 impl NoiseStream {
-    /// Writes the state to a file at once: after a crash the file is the old one or the new one, never a part.
+    /// Writes the state to a file at once: after a crash the file is the old one or the new one, never a
+    /// part.
     ///
-    /// The state is encrypted under the stream's key, which is not in the file. A checkpoint alone does not keep a row from
-    /// being released twice; a [`DurableStream`](super::DurableStream) does.
+    /// The state is encrypted under the stream's key, which is not in the file. A checkpoint alone does not
+    /// keep a row from being released twice; a [`DurableStream`](super::DurableStream) does.
     ///
     /// Cost: one pass over the state, by one thread.
     ///
@@ -65,8 +67,8 @@ impl NoiseStream {
 
     /// The stream as it was when a checkpoint was written.
     ///
-    /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output; [`Error::Format`] for a
-    /// damaged one; [`Error::Io`].
+    /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output;
+    /// [`Error::Format`] for a damaged one; [`Error::Io`].
     pub fn restore(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let io = |source| Error::Io { path: path.into(), source };
@@ -131,7 +133,8 @@ fn header(stream: &NoiseStream) -> [u8; HEADER] {
     header
 }
 
-/// Cipher and tag of one state. The header names all that the state depends on, so one key meets one state only.
+/// Cipher and tag of one state. The header names all that the state depends on, so one key meets one state
+/// only.
 fn keys(stream: &NoiseStream, header: &[u8]) -> (CounterMode, Hmac) {
     let cipher = Aes256::new((&*stream.key().purpose("dpmf 1 checkpoint cipher", &[header])).into());
     let tag = Hmac::new(&stream.key().purpose("dpmf 1 checkpoint tag", &[header]));

@@ -1,14 +1,15 @@
 //! The Gaussian field `Z[t, j]`, a pure function of the stream key, the row and the coordinate.
 //!
-//! Format 1, which fixes every bit. The stream key gives an AES-256 key `K`. Row `t` has a key of its own: the first
-//! halves of the four blocks `AES_K(t ‖ i ‖ "row ")`, `i = 0…3`, as in RFC 8452. Under it, coordinates come in
-//! groups of 32: group `g` takes the eight counter blocks `AES(8g + i ‖ 0)` as 32 little-endian words, 16 radii and
-//! then 16 angles, for 16 Box–Muller pairs; pair `k` gives coordinates `32g + k` and `32g + 16 + k`. A pair whose
-//! radius word is below 2¹⁶ takes 64 more bits from the block `AES(16g + k ‖ 1)`. All integers are little endian.
+//! Format 1, which fixes every bit. The stream key gives an AES-256 key `K`. Row `t` has a key of its own:
+//! the first halves of the four blocks `AES_K(t ‖ i ‖ "row ")`, `i = 0…3`, as in RFC 8452. Under it,
+//! coordinates come in groups of 32: group `g` takes the eight counter blocks `AES(8g + i ‖ 0)` as 32
+//! little-endian words, 16 radii and then 16 angles, for 16 Box–Muller pairs; pair `k` gives coordinates
+//! `32g + k` and `32g + 16 + k`. A pair whose radius word is below 2¹⁶ takes 64 more bits from the block
+//! `AES(16g + k ‖ 1)`. All integers are little endian.
 //!
-//! Guarantee: a row of `d` coordinates uses about d/4 blocks of its own key, so telling all `m` rows from truly
-//! random ones has an advantage of at most `m (d/4 + 1)²/2¹²⁹` beyond that of breaking AES-256 itself: 2⁻⁵³ for a
-//! million rows of 10⁹ coordinates.
+//! Guarantee: a row of `d` coordinates uses about d/4 blocks of its own key, so telling all `m` rows from
+//! truly random ones has an advantage of at most `m (d/4 + 1)²/2¹²⁹` beyond that of breaking AES-256 itself:
+//! 2⁻⁵³ for a million rows of 10⁹ coordinates.
 
 use super::gauss::{self, GROUP, GROUP_BYTES, PAIRS, TAIL};
 use super::key::StreamKey;
@@ -60,8 +61,8 @@ impl Row {
     /// Writes `Z[t, first], Z[t, first + 1], …` over `out`.
     ///
     /// Guarantee: a number depends on the key and its address alone, not on where a range begins or ends.
-    /// Cost: about 2 ns a number on one core with AES and AVX2 instructions; a range that begins or ends inside a
-    /// group of 32 costs the whole group.
+    /// Cost: about 2 ns a number on one core with AES and AVX2 instructions; a range that begins or ends
+    /// inside a group of 32 costs the whole group.
     pub fn fill(&self, first: u64, out: &mut [f32]) {
         let mut group = first / GROUP as u64;
         let skip = (first % GROUP as u64) as usize;
@@ -143,8 +144,8 @@ mod tests {
         z[0].to_bits()
     }
 
-    /// Format 1. The numbers come from a second implementation of the format in Python: `hmac`, `hashlib`, AES from
-    /// `cryptography`, arithmetic on `numpy.float32`, one coordinate at a time.
+    /// Format 1. The numbers come from a second implementation of the format in Python: `hmac`, `hashlib`,
+    /// AES from `cryptography`, arithmetic on `numpy.float32`, one coordinate at a time.
     #[test]
     fn the_bits_of_format_1_are_pinned() {
         assert_eq!(FIELD_FORMAT, 1);

@@ -4,10 +4,10 @@
 //! fused multiply-add, no table, no call into a mathematics library. Every target computes the same bits,
 //! whatever it vectorises.
 //!
-//! A pair of words `(a, b)` gives the radius `R = √(−2 ln u)`, `u = (a | 1)/2³²`, and the angle from the 32 bits of
-//! `b`: `(R cos, R sin)`. Where `a < 2¹⁶` the grid of `u` is coarse beside `u` itself, and 64 more bits
-//! refine it ([`tail_radius`]): the tail reaches 11.5 σ, and `u` has a relative resolution of 2⁻¹⁵ or better
-//! everywhere.
+//! A pair of words `(a, b)` gives the radius `R = √(−2 ln u)`, `u = (a | 1)/2³²`, and the angle from the 32
+//! bits of `b`: `(R cos, R sin)`. Where `a < 2¹⁶` the grid of `u` is coarse beside `u` itself, and 64 more
+//! bits refine it ([`tail_radius`]): the tail reaches 11.5 σ, and `u` has a relative resolution of 2⁻¹⁵ or
+//! better everywhere.
 
 /// Pairs in a group.
 pub(crate) const PAIRS: usize = 16;
@@ -25,8 +25,8 @@ const SQRT_HALF: u32 = 0x3f35_04f3;
 
 /// `√(−2 ln u)` for `0 < u < 1`, where `u − 1` is given apart for the sake of its digits when `u ≥ √½`.
 ///
-/// With `u = 2^e (1 + f)`, `√½ ≤ 1 + f < √2`: `ln u = e ln 2 + f − f²/2 + f³ P(f)`. `P` is the minimax polynomial
-/// for the relative error of the logarithm, 3.2e-8.
+/// With `u = 2^e (1 + f)`, `√½ ≤ 1 + f < √2`: `ln u = e ln 2 + f − f²/2 + f³ P(f)`. `P` is the minimax
+/// polynomial for the relative error of the logarithm, 3.2e-8.
 #[inline(always)]
 fn radius(u: f32, u_less_one: f32) -> f32 {
     let bits = u.to_bits();
@@ -64,8 +64,8 @@ pub(crate) fn tail_radius(a: u32, refinement: u64) -> f32 {
 
 /// Cosine and sine of `2π` times the fraction `(b + ½)/2³²`, turned by an eighth.
 ///
-/// The two top bits choose a quarter turn, the others an angle `x π/4`, `−1 < x < 1`. Minimax polynomials, 3.3e-9
-/// relative for the sine and 3.3e-8 for the cosine.
+/// The two top bits choose a quarter turn, the others an angle `x π/4`, `−1 < x < 1`. Minimax polynomials,
+/// 3.3e-9 relative for the sine and 3.3e-8 for the cosine.
 #[inline(always)]
 fn direction(b: u32) -> (f32, f32) {
     let x = ((b << 2) | 2) as i32 as f32 * (1.0 / 2_147_483_648.0);

@@ -1,11 +1,11 @@
 //! A stream that never releases one noise row with two inputs, not even across a crash.
 //!
-//! Before a noisy row leaves, its step and a keyed digest of the clipped input are appended to a journal and synced to disk.
-//! After a crash a journalled step is released again only for the very same input.
+//! Before a noisy row leaves, its step and a keyed digest of the clipped input are appended to a journal and
+//! synced to disk. After a crash a journalled step is released again only for the very same input.
 //!
-//! Format 1, little endian. Header: `"DPMFJRNL"`, version, the binding, zeros up to 240 bytes, 16 bytes of HMAC-SHA-256. Record,
-//! 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step, 32 bytes of digest (zeros when burned),
-//! 16 bytes of HMAC-SHA-256 over the tag before it and the record.
+//! Format 1, little endian. Header: `"DPMFJRNL"`, version, the binding, zeros up to 240 bytes, 16 bytes of
+//! HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step,
+//! 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
 
 use super::binding::Binding;
 use super::disk::{self, Fields, Layout};
@@ -34,9 +34,9 @@ const LEAF: usize = 1 << 16;
 
 /// A [`NoiseStream`] with a journal: what training that may crash should use.
 ///
-/// Guarantee: over all processes that open the journal, every row is released with at most one input, provided that the file
-/// system keeps what it has synced, that the journal is not exchanged for an older copy, and that the key and run id
-/// are used with this journal alone.
+/// Guarantee: over all processes that open the journal, every row is released with at most one input,
+/// provided that the file system keeps what it has synced, that the journal is not exchanged for an older
+/// copy, and that the key and run id are used with this journal alone.
 ///
 /// Steps that were burned are passed over, here and after every restart.
 pub struct DurableStream {
@@ -63,15 +63,15 @@ impl DurableStream {
     ///
     /// A torn last record is cut off: it was not synced, so its row was never released.
     ///
-    /// Errors: [`Error::Binding`] for the journal of another stream; [`Error::Locked`]; [`Error::Format`] for a damaged one, or
-    /// one that lacks steps which the stream has passed; [`Error::Io`].
+    /// Errors: [`Error::Binding`] for the journal of another stream; [`Error::Locked`]; [`Error::Format`] for
+    /// a damaged one, or one that lacks steps which the stream has passed; [`Error::Io`].
     pub fn open(stream: NoiseStream, path: impl AsRef<Path>) -> Result<Self> {
         let journal = Journal::open(&stream, path.as_ref())?;
         let (reached, recorded) = (stream.next_step(), journal.digests.len());
         if reached > recorded {
             let reason = format!(
-                "it records {recorded} steps, but the stream has passed {reached}: records are missing, and without \
-                 them a row could be released twice"
+                "it records {recorded} steps, but the stream has passed {reached}: records are missing, and \
+                 without them a row could be released twice"
             );
             return Err(Error::Format { path: path.as_ref().into(), reason });
         }
@@ -102,11 +102,12 @@ impl DurableStream {
 
     /// Journals the input, then adds the next row to it; returns the step, zero-based.
     ///
-    /// Cost: that of [`NoiseStream::add_next`], a pass of SHA-256 over the input by all threads, and a disk sync.
+    /// Cost: that of [`NoiseStream::add_next`], a pass of SHA-256 over the input by all threads, and a disk
+    /// sync.
     ///
-    /// Errors, with nothing released and nothing moved: those of [`NoiseStream::add_next`]; [`Error::StepReused`] when the step is
-    /// journalled with another input; [`Error::Io`] when it cannot be journalled, after which the stream is
-    /// [`Error::Halted`] and must be opened anew.
+    /// Errors, with nothing released and nothing moved: those of [`NoiseStream::add_next`];
+    /// [`Error::StepReused`] when the step is journalled with another input; [`Error::Io`] when it cannot be
+    /// journalled, after which the stream is [`Error::Halted`] and must be opened anew.
     pub fn release(&mut self, values: &mut [f32]) -> Result<usize> {
         self.check_running()?;
         self.stream.check_next()?;
@@ -125,8 +126,8 @@ impl DurableStream {
 
     /// Gives up the next step: its row is never used, and the stream goes on with the one after it.
     ///
-    /// For a step that a crash left journalled and whose input cannot be given again. The mechanism then serves one step less;
-    /// its guarantee is unchanged.
+    /// For a step that a crash left journalled and whose input cannot be given again. The mechanism then
+    /// serves one step less; its guarantee is unchanged.
     ///
     /// Errors: [`Error::Exhausted`]; [`Error::Io`] and [`Error::Halted`] as for [`DurableStream::release`].
     pub fn burn(&mut self) -> Result<usize> {
@@ -333,7 +334,8 @@ impl Journal {
         tag
     }
 
-    /// HMAC of the HMACs of the parts of a row: it tells inputs apart and, without the key, nothing about them.
+    /// HMAC of the HMACs of the parts of a row: it tells inputs apart and, without the key, nothing about
+    /// them.
     fn digest(&self, step: usize, values: &[f32]) -> [u8; 32] {
         let begin = |place: u64| {
             let mut mac = Hmac::new(&self.digest_key);

@@ -28,8 +28,8 @@ impl KeyOrigin {
 
 /// The secret from which all noise of a run is derived.
 ///
-/// Whoever holds it can subtract the noise: it cannot be copied, printed or serialised, is wiped when dropped,
-/// and lives on disk only in a file that its owner alone may read.
+/// Whoever holds it can subtract the noise: it cannot be copied, printed or serialised, is wiped when
+/// dropped, and lives on disk only in a file that its owner alone may read.
 ///
 /// ```compile_fail
 /// fn copy(key: &dpmf::noise::NoiseKey) -> dpmf::noise::NoiseKey { key.clone() }
@@ -77,8 +77,8 @@ impl NoiseKey {
 
     /// The key of one run of one mechanism.
     ///
-    /// Guarantee: streams of two different `(key, mechanism, run)` triples are computationally independent, so
-    /// one key used in two runs never yields the same noise for different data.
+    /// Guarantee: streams of two different `(key, mechanism, run)` triples are computationally independent,
+    /// so one key used in two runs never yields the same noise for different data.
     pub fn stream(&self, mechanism: [u8; 32], run: RunId) -> StreamKey {
         let secret = derive(&self.secret, "dpmf 1 stream", &[&mechanism, &run.0]);
         StreamKey { secret, origin: self.origin, fingerprint: self.fingerprint(), mechanism, run }
@@ -86,8 +86,8 @@ impl NoiseKey {
 
     /// Writes the key to a new file that only its owner may read or write, and syncs it to disk.
     ///
-    /// Errors: [`Error::Key`] when the file exists; [`Error::Io`]; [`Error::Unsupported`] where the system has
-    /// no owner-only files.
+    /// Errors: [`Error::Key`] when the file exists; [`Error::Io`]; [`Error::Unsupported`] where the system
+    /// has no owner-only files.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<()> {
         let check = self.fingerprint().to_string();
         let mut secret = hex(&*self.secret);

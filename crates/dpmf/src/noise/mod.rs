@@ -1,9 +1,9 @@
 //! Keyed, correlated Gaussian noise: `u = N Z`, row by row, at memory speed.
 //!
-//! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile size, a thread
-//! count or a restart never changes a bit. An engine ([`engines`]) turns it into the rows of `N Z` with as little state as the
-//! factorization allows; a [`NoiseStream`] hands out each row once, and a [`DurableStream`] keeps that promise across
-//! crashes.
+//! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile
+//! size, a thread count or a restart never changes a bit. An engine ([`engines`]) turns it into the rows of
+//! `N Z` with as little state as the factorization allows; a [`NoiseStream`] hands out each row once, and a
+//! [`DurableStream`] keeps that promise across crashes.
 //!
 //! ```
 //! use dpmf::factorization::{Factorization, Tree, tree::Decoder};
@@ -20,8 +20,9 @@
 //! # Ok::<(), dpmf::Error>(())
 //! ```
 //!
-//! Not covered: the guarantee of a mechanism is that of real Gaussian numbers. Here they are single-precision numbers made
-//! from a cipher, and what can be learned from the grid that a rounded sum `g + u` lies on is not accounted for.
+//! Not covered: the guarantee of a mechanism is that of real Gaussian numbers. Here they are single-precision
+//! numbers made from a cipher, and what can be learned from the grid that a rounded sum `g + u` lies on is
+//! not accounted for.
 
 mod binding;
 mod checkpoint;

@@ -1,7 +1,7 @@
 //! One body, compiled once for the baseline and once for AVX2, chosen at run time.
 //!
-//! The body uses IEEE operations in a fixed order, and the compiler never fuses or reorders them, so the choice
-//! changes the time and not a bit of the result.
+//! The body uses IEEE operations in a fixed order, and the compiler never fuses or reorders them, so the
+//! choice changes the time and not a bit of the result.
 
 /// Declares `name / portable / avx2 = body(arguments)`; `body` must be `#[inline(always)]`.
 macro_rules! dispatch {

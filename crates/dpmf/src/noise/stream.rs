@@ -41,11 +41,12 @@ impl Output {
 
 /// The rows of `scale · N Z` (or `scale · A N Z`) for a range of coordinates.
 ///
-/// Guarantee: a row is emitted at most once by this object; row `i` of coordinate `j` is a function of the stream key, the
-/// engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it.
+/// Guarantee: a row is emitted at most once by this object; row `i` of coordinate `j` is a function of the
+/// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it.
 ///
 /// A stream alone does not survive a crash safely: training that may restart needs a
-/// [`DurableStream`](super::DurableStream), whose journal keeps a row from being released twice with different data.
+/// [`DurableStream`](super::DurableStream), whose journal keeps a row from being released twice with
+/// different data.
 pub struct NoiseStream {
     engine: Box<dyn Engine>,
     output: Output,
@@ -63,11 +64,11 @@ pub struct NoiseStream {
 impl NoiseStream {
     /// A stream at its first step.
     ///
-    /// `scale` multiplies every row: σγζ for a calibrated mechanism, 1 for unit noise. It is rounded up to single
-    /// precision, never down.
+    /// `scale` multiplies every row: σγζ for a calibrated mechanism, 1 for unit noise. It is rounded up to
+    /// single precision, never down.
     ///
-    /// Errors: no steps, an empty range, a scale that is not positive and finite in single precision, a recurrence of
-    /// another length; [`Error::Memory`].
+    /// Errors: no steps, an empty range, a scale that is not positive and finite in single precision, a
+    /// recurrence of another length; [`Error::Memory`].
     pub fn new(
         engine: Box<dyn Engine>,
         key: StreamKey,
@@ -140,8 +141,8 @@ impl NoiseStream {
     ///
     /// Cost: one pass over `values` to check it, then one over it and the state.
     ///
-    /// Errors, all before anything moves: a length that is not that of the range; a value that is not finite, which would
-    /// show through the noise; [`Error::Exhausted`] after the last row.
+    /// Errors, all before anything moves: a length that is not that of the range; a value that is not finite,
+    /// which would show through the noise; [`Error::Exhausted`] after the last row.
     pub fn add_next(&mut self, values: &mut [f32]) -> Result<usize> {
         self.check_next()?;
         self.check_values(values)?;
@@ -220,7 +221,8 @@ impl NoiseStream {
         step
     }
 
-    /// Calls `visit` with the state, buffer after buffer in the order of coordinates: the engine's, then the output's.
+    /// Calls `visit` with the state, buffer after buffer in the order of coordinates: the engine's, then the
+    /// output's.
     pub(super) fn visit_state(&self, mut visit: impl FnMut(&[f32])) {
         let parts = [(&self.state, self.engine.buffers()), (&self.stage_state, self.output.buffers())];
         for (state, buffers) in parts {

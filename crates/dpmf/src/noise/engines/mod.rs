@@ -1,8 +1,9 @@
 //! How the rows of `u = N Z` are computed: one engine for each structure of `N`.
 //!
-//! The coordinates are independent of each other, so a step is cut into tiles that threads take one by one: a tile
-//! draws its part of `Z`, moves its part of the state and adds to its part of the caller's slice while all of it is in
-//! the cache. Every coordinate sees the same operations in the same order, whatever the tile or the thread.
+//! The coordinates are independent of each other, so a step is cut into tiles that threads take one by one: a
+//! tile draws its part of `Z`, moves its part of the state and adds to its part of the caller's slice while
+//! all of it is in the cache. Every coordinate sees the same operations in the same order, whatever the tile
+//! or the thread.
 
 mod dense;
 mod independent;
@@ -27,7 +28,7 @@ pub const PACKET: usize = 64;
 pub type Packet = [f32; PACKET];
 
 /// Packets in a tile: 4096 coordinates, whose noise and state stay in the nearer caches.
-pub(crate) const TILE: usize = 64;
+pub const TILE: usize = 64;
 
 /// A way to compute the rows of `N Z` in order, with a state of whole buffers.
 pub trait Engine: Send + Sync {
@@ -43,8 +44,8 @@ pub trait Engine: Send + Sync {
 
 /// The engine of a factorization, with a copy of its coefficients in single precision.
 ///
-/// Errors: a coefficient that single precision would change, or rows that use noise of later steps: what is streamed is
-/// [`Factorization::deployed`], and nothing else. [`Error::Memory`].
+/// Errors: a coefficient that single precision would change, or rows that use noise of later steps: what is
+/// streamed is [`Factorization::deployed`], and nothing else. [`Error::Memory`].
 pub fn engine(factorization: &Factorization) -> Result<Box<dyn Engine>> {
     Ok(match factorization {
         Factorization::Independent(independent) => Box::new(independent::IndependentEngine::new(independent)),
@@ -60,8 +61,8 @@ pub fn engine(factorization: &Factorization) -> Result<Box<dyn Engine>> {
 pub trait Kernel: Sync {
     /// Writes a tile of `(N Z)[step, ·]` over `noise` and moves its state on.
     ///
-    /// `first` is the first packet of the tile; the state holds the buffers of its first packet, then those of the
-    /// next, and so on. A tile has at most [`TILE`] packets.
+    /// `first` is the first packet of the tile; the state holds the buffers of its first packet, then those
+    /// of the next, and so on. A tile has at most [`TILE`] packets.
     fn run(&self, first: u64, state: &mut [Packet], noise: &mut [Packet]);
 }
 

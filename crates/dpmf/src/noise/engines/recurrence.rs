@@ -9,9 +9,9 @@ use crate::workload::Workload;
 /// Turns the rows of `u = N Z` into those of `ψ = A u`, `A = P⁻¹R`:
 /// `ψ_i = (Σ_k R_{i,i−k} u_{i−k} − Σ_{k≥1} P_{i,i−k} ψ_{i−k}) / P_ii`.
 ///
-/// The state holds the backward differences `ψ, ∇ψ, …, ∇^{w−1}ψ` in place of the last `w` outputs: the poles of an
-/// optimizer lie at 1 or near it, where single precision would cancel outputs against each other and move the
-/// poles. Past inputs follow, as far as `R` reaches.
+/// The state holds the backward differences `ψ, ∇ψ, …, ∇^{w−1}ψ` in place of the last `w` outputs: the poles
+/// of an optimizer lie at 1 or near it, where single precision would cancel outputs against each other and
+/// move the poles. Past inputs follow, as far as `R` reaches.
 ///
 /// This is post-processing: its rounding costs no privacy.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@ use crate::noise::simd::dispatch;
 
 /// `h` diagonals and rank `r` for a workload `A = P⁻¹R`: `R u = P y`, row by row.
 ///
-/// Buffers: the last `h − 1` rows of noise, `r` accumulators of those before, the past `y` that `P` reaches and the past
-/// `u` that `R` reaches. `u` is made of `y` as it is kept, after rounding, so the rounding of one step leaves again with
-/// the next and does not add up in the iterates.
+/// Buffers: the last `h − 1` rows of noise, `r` accumulators of those before, the past `y` that `P` reaches
+/// and the past `u` that `R` reaches. `u` is made of `y` as it is kept, after rounding, so the rounding of
+/// one step leaves again with the next and does not add up in the iterates.
 ///
 /// Reference: Algorithm 2 of \[DMRST22\].
 pub(super) struct StructuredEngine {

@@ -201,8 +201,9 @@ proptest! {
         let whole = start..start + length as u64;
         let middle = start + (cut * length as f64) as u64;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let workload = Workload::sgd(vec![0.5; 7], Optimizer { momentum: 0.9, nesterov: true, ..Default::default() });
-        let stage = IterateStage::new(&workload.unwrap()).unwrap();
+        let nesterov = Optimizer { momentum: 0.9, nesterov: true, ..Default::default() };
+        let workload = Workload::sgd(vec![0.5; 7], nesterov).unwrap();
+        let stage = IterateStage::new(&workload).unwrap();
         for (index, (name, factorization)) in registry(7).into_iter().enumerate() {
             let output = || match index % 2 {
                 0 => Output::Gradient,
