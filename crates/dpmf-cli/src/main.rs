@@ -5,9 +5,11 @@
 
 mod account;
 mod audit;
+mod bench;
 mod compare;
 mod factorize;
 mod inspect;
+mod noise;
 mod plot;
 mod progress;
 mod report;
@@ -45,6 +47,12 @@ enum Command {
     Account(account::Args),
     /// Attack a mechanism and bound its ε from below
     Audit(audit::Args),
+    /// Make the secret key of a run
+    Key(noise::KeyArgs),
+    /// Write rows of a mechanism's noise to a NumPy file
+    Noise(noise::Args),
+    /// Measure the noise engine on this machine
+    Bench(bench::Args),
     /// Draw a figure
     Plot(plot::Args),
     /// Say what a mechanism file holds
@@ -69,6 +77,9 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => account::calibrate(args),
         Command::Account(args) => account::run(args),
         Command::Audit(args) => audit::run(args),
+        Command::Key(args) => noise::key(args),
+        Command::Noise(args) => noise::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => inspect::verify(args),

@@ -145,7 +145,9 @@ pub enum Error {
         found: String,
     },
     /// Another process works on the same stream.
-    #[error("{path} is locked: another process releases noise of this stream, and two would use one row twice")]
+    #[error(
+        "{path} is locked: another process releases noise of this stream, and two would use one row twice"
+    )]
     Locked {
         /// The journal.
         path: PathBuf,

@@ -48,6 +48,16 @@ pub enum KeyOrigin {
     Seeded,
 }
 
+impl KeyOrigin {
+    /// The word used in files and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyOrigin::System => "system",
+            KeyOrigin::Seeded => "seeded",
+        }
+    }
+}
+
 /// A calibrated mechanism's guarantee, together with everything it depends on.
 ///
 /// Built from a checked [`Calibration`]; reading one from a file repeats the check. The sentences under `covers`

@@ -1,30 +1,12 @@
 //! Secrets: the key of a run, and the stream key bound to one run of one mechanism.
 
 use super::hmac::{derive, same};
+use crate::accounting::KeyOrigin;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use zeroize::{Zeroize, Zeroizing};
-
-/// Where a key came from, which decides what the privacy statement may say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyOrigin {
-    /// 256 bits from the operating system.
-    OperatingSystem,
-    /// A number: the guarantee holds only as far as that number is secret.
-    Seeded,
-}
-
-impl KeyOrigin {
-    /// The word used in files and in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            KeyOrigin::OperatingSystem => "operating-system",
-            KeyOrigin::Seeded => "seeded",
-        }
-    }
-}
 
 /// The secret from which all noise of a run is derived.
 ///
@@ -52,7 +34,7 @@ impl NoiseKey {
     pub fn generate() -> Result<Self> {
         let mut secret = Zeroizing::new([0; 32]);
         random_bytes(&mut *secret)?;
-        Ok(Self { secret, origin: KeyOrigin::OperatingSystem })
+        Ok(Self { secret, origin: KeyOrigin::System })
     }
 
     /// A key derived from a number, for experiments that must be repeatable.
@@ -116,9 +98,9 @@ impl NoiseKey {
             value.ok_or_else(|| bad("it is cut short or edited"))
         };
         let origin = match field("origin")? {
-            "operating-system" => KeyOrigin::OperatingSystem,
+            "system" => KeyOrigin::System,
             "seeded" => KeyOrigin::Seeded,
-            _ => return Err(bad("its origin is neither operating-system nor seeded")),
+            _ => return Err(bad("its origin is neither system nor seeded")),
         };
         let secret = unhex(field("secret")?).ok_or_else(|| bad("its secret is not 64 hexadecimal digits"))?;
         let key = Self { secret, origin };
@@ -312,7 +294,7 @@ mod tests {
     fn generated_keys_and_runs_differ() {
         let (a, b) = (NoiseKey::generate().unwrap(), NoiseKey::generate().unwrap());
         assert_ne!(a.fingerprint(), b.fingerprint());
-        assert_eq!(a.origin(), KeyOrigin::OperatingSystem);
+        assert_eq!(a.origin(), KeyOrigin::System);
         assert_ne!(RunId::generate().unwrap(), RunId::generate().unwrap());
     }
 

@@ -38,5 +38,5 @@ pub mod stream;
 
 pub use field::{FIELD_FORMAT, Field, Row};
 pub use journal::DurableStream;
-pub use key::{Fingerprint, KeyOrigin, NoiseKey, RunId, StreamKey};
+pub use key::{Fingerprint, NoiseKey, RunId, StreamKey};
 pub use stream::{NoiseStream, Output};
