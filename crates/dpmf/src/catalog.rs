@@ -7,6 +7,7 @@ use crate::factorize::{Observer, Optimum, Options, Solver, Target, optimal};
 use crate::mechanism::{Bound, Mechanism};
 use crate::participation::Participation;
 use crate::workload::Workload;
+use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -90,12 +91,15 @@ pub struct Catalog {
     options: Options,
     optimum: OnceCell<Optimum>,
     prefix: OnceCell<Optimum>,
+    /// The decoder that structured forms are fitted to, O(n³) to make.
+    decoder: OnceCell<Mat<f64>>,
 }
 
 impl Catalog {
     /// A catalogue for the workload; nothing is solved yet.
     pub fn new(workload: Workload, solver: Solver, options: Options) -> Self {
-        Self { workload, solver, options, optimum: OnceCell::new(), prefix: OnceCell::new() }
+        let (optimum, prefix, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { workload, solver, options, optimum, prefix, decoder }
     }
 
     /// The workload.
@@ -148,11 +152,11 @@ impl Catalog {
     pub fn structured(&self, diagonals: usize, rank: usize, observe: Observer<'_>) -> Result<Factorization> {
         let (workload, optimum) = self.streamable(observe)?;
         let recurrence = workload.recurrence().expect("streamable workloads are recurrences");
-        let (dense, _) = optimum.to_dense(&workload)?;
-        let mut decoder = dense.coloring().to_owned();
-        for j in 0..decoder.ncols() {
-            recurrence.apply(decoder.col_as_slice_mut(j));
-        }
+        let decoder = solved(&self.decoder, || {
+            let mut decoder = optimum.to_dense(&workload)?.0.coloring().to_owned();
+            (0..decoder.ncols()).for_each(|j| recurrence.apply(decoder.col_as_slice_mut(j)));
+            Ok(decoder)
+        })?;
         Ok(Factorization::Structured(Structured::fit(decoder.as_ref(), recurrence, diagonals, rank)?))
     }
 
@@ -183,10 +187,10 @@ impl Catalog {
     }
 }
 
-fn solved(cell: &OnceCell<Optimum>, solve: impl FnOnce() -> Result<Optimum>) -> Result<&Optimum> {
-    if let Some(optimum) = cell.get() {
-        return Ok(optimum);
+fn solved<T>(cell: &OnceCell<T>, solve: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(value) = cell.get() {
+        return Ok(value);
     }
-    let optimum = solve()?;
-    Ok(cell.get_or_init(|| optimum))
+    let value = solve()?;
+    Ok(cell.get_or_init(|| value))
 }

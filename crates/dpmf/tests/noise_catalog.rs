@@ -1,4 +1,5 @@
 //! Every mechanism of the catalogue streams what its matrix says, in f32 rounding.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::factorize::{Options, Progress, Solver, Target};
 use dpmf::noise::{Field, NoiseKey, NoiseStream, Output, RunId, StreamKey, engines};

@@ -2,6 +2,7 @@
 //!
 //! Every test has size α = 1e-6 and must reject what it is there to find: a scale wrong by 5 %, a correlation
 //! of 0.05. `cargo test --test noise_field -- --ignored` draws 10⁸ numbers instead of 2·10⁶.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::noise::{Field, NoiseKey, RunId};
 use rayon::prelude::*;

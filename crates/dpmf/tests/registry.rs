@@ -1,4 +1,5 @@
 //! Properties that every mechanism in the catalogue must have: a new one is covered by joining `Method::ALL`.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::factorize::{Options, Progress, Solver};
 use dpmf::{Average, Catalog, Factorization, Method, Optimizer, Representation, Schedule, Workload, format};

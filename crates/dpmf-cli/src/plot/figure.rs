@@ -63,14 +63,16 @@ pub trait Canvas {
     fn draw_with(&self, painter: &dyn Painter) -> anyhow::Result<()>;
 }
 
+/// Draws a filled rectangle between two corners.
+pub type DrawRectangle<'a> = &'a mut dyn FnMut([(i32, i32); 2], RGBColor) -> anyhow::Result<()>;
+
+/// Draws text of a size at its upper left corner.
+pub type DrawText<'a> = &'a mut dyn FnMut((i32, i32), i32, &str) -> anyhow::Result<()>;
+
 /// A picture that draws rectangles and text in pixels.
 pub trait Painter {
     /// Calls `rectangle(corners, color)` and `text(position, size, content)` for everything in the picture.
-    fn paint(
-        &self,
-        rectangle: &mut dyn FnMut([(i32, i32); 2], RGBColor) -> anyhow::Result<()>,
-        text: &mut dyn FnMut((i32, i32), i32, &str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()>;
+    fn paint(&self, rectangle: DrawRectangle<'_>, text: DrawText<'_>) -> anyhow::Result<()>;
 }
 
 /// Opens the backend that the file name asks for.

@@ -1,6 +1,6 @@
 //! `dpmf plot heatmap`: the factors of a mechanism, as in the paper's appendix "Visualization".
 
-use super::figure::{self, Painter};
+use super::figure::{self, DrawRectangle, DrawText, Painter};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs};
@@ -117,11 +117,7 @@ struct Picture {
 }
 
 impl Painter for Picture {
-    fn paint(
-        &self,
-        rectangle: &mut dyn FnMut([(i32, i32); 2], RGBColor) -> anyhow::Result<()>,
-        text: &mut dyn FnMut((i32, i32), i32, &str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    fn paint(&self, rectangle: DrawRectangle<'_>, text: DrawText<'_>) -> anyhow::Result<()> {
         text((MARGIN, 12), 20, &self.title)?;
         let scale = self.factors.iter().map(|factor| factor.largest).fold(0.0, f64::max);
         for (column, factor) in self.factors.iter().enumerate() {

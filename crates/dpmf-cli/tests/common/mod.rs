@@ -1,5 +1,6 @@
 //! Running the program as a user does.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use assert_cmd::Command;
 use serde_json::Value;
