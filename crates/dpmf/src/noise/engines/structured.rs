@@ -1,22 +1,27 @@
-//! The paper's `(h, r)` form: `y = B̂ Z` from the last rows of noise and `r` accumulators, then `u = A⁻¹y`.
+//! The paper's `(h, r)` form, `N = A⁻¹B̂`: the last rows of noise, and `r` accumulators of those before.
 
 use super::{Engine, Field, Kernel, PACKET, Packet, Row, fill_packets, singles};
 use crate::error::Result;
 use crate::factorization::Structured;
 use crate::linalg::banded::LowerBanded;
 use crate::noise::simd::dispatch;
+use std::ops::Range;
 
-/// `h` diagonals and rank `r` for a workload `A = P⁻¹R`: `R u = P y`, row by row.
+/// `h` diagonals and rank `r` for a workload `A = P⁻¹R` of bandwidth `w`: `R u = P B̂ Z`, row by row.
 ///
-/// Buffers: the last `h − 1` rows of noise, `r` accumulators of those before, the past `y` that `P` reaches
-/// and the past `u` that `R` reaches. `u` is made of `y` as it is kept, after rounding, so the rounding of
-/// one step leaves again with the next and does not add up in the iterates.
+/// Row `i` of `P B̂` has `h + w` free entries, then rank `r`. They are put together in double precision before
+/// any noise is touched: `y = B̂ Z` is large beside its differences, which `P` takes, and is never formed.
 ///
-/// Reference: Algorithm 2 of \[DMRST22\].
+/// Buffers: the last `h − 1 + w` rows of noise, `r` accumulators, the past `u` that `R` reaches.
+///
+/// Reference: Algorithm 2 of \[DMRST22\], for noise on the gradient.
 pub(super) struct StructuredEngine {
-    band: Band,
+    /// `D`, the diagonals of `B̂`.
+    diagonals: Band,
     rank: usize,
+    /// Rows `h, h + 1, …` of `U`.
     left: Vec<f32>,
+    /// Rows `0, 1, …` of `V`.
     right: Vec<f32>,
     /// `P`.
     numerator: Band,
@@ -39,17 +44,19 @@ impl Band {
     fn row(&self, i: usize) -> &[f32] {
         &self.entries[i * self.width..][..self.width.min(i + 1)]
     }
-}
 
-/// Buffers of a step and their weights.
-type Terms = Vec<(usize, f32)>;
+    /// The entry `k` places left of the diagonal in row `i`.
+    fn at(&self, i: usize, k: usize) -> Option<f64> {
+        self.row(i).get(k).map(|&x| x.into())
+    }
+}
 
 impl StructuredEngine {
     pub(super) fn new(structured: &Structured) -> Result<Self> {
         let recurrence = structured.recurrence();
         let denominator = recurrence.right.as_ref().map(|r| Band::new("right factor of the recurrence", r));
         Ok(Self {
-            band: Band::new("diagonals of the decoder", structured.band())?,
+            diagonals: Band::new("diagonals of the decoder", structured.band())?,
             rank: structured.rank(),
             left: singles("left low-rank factor", structured.left())?,
             right: singles("right low-rank factor", structured.right())?,
@@ -58,77 +65,77 @@ impl StructuredEngine {
         })
     }
 
-    fn layout(&self) -> Layout {
-        let noise = self.band.width - 1;
+    /// Rows of noise that are kept, then accumulators, then past outputs: where each ends.
+    fn layout(&self) -> [usize; 3] {
+        let noise = self.diagonals.width - 1 + self.numerator.width - 1;
         let sums = noise + self.rank;
-        let decoded = sums + self.numerator.width - 1;
-        Layout { noise, sums, decoded, all: decoded + self.denominator.as_ref().map_or(0, |r| r.width - 1) }
+        [noise, sums, sums + self.denominator.as_ref().map_or(0, |r| r.width - 1)]
+    }
+
+    /// Row `i ≥ h` of `U`; nothing above.
+    fn left_row(&self, i: usize) -> Option<&[f32]> {
+        let row = i.checked_sub(self.diagonals.width)?;
+        Some(&self.left[row * self.rank..][..self.rank])
+    }
+
+    /// Row `j` of `V`; nothing below the last.
+    fn right_row(&self, j: usize) -> Option<&[f32]> {
+        self.right.get(j * self.rank..(j + 1) * self.rank)
+    }
+
+    /// `B̂_{i,i−k}`.
+    fn decoder_at(&self, i: usize, k: usize) -> f64 {
+        match (self.diagonals.at(i, k), self.left_row(i), self.right_row(i - k)) {
+            (Some(entry), ..) => entry,
+            (None, Some(u), Some(v)) => u.iter().zip(v).map(|(&u, &v)| f64::from(u) * f64::from(v)).sum(),
+            _ => 0.0,
+        }
     }
 }
 
-/// Where each kind of buffer ends.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// `z_{i−k}` at `(i − k) mod (h − 1)`.
-    noise: usize,
-    sums: usize,
-    /// `y_{i−k}` at `sums + (i − k) mod` their number.
-    decoded: usize,
-    /// `u_{i−k}` likewise.
-    all: usize,
-}
-
-/// Terms for the rows `i − 1, i − 2, …` of a ring of buffers, with weights from `weights[1]` on.
-fn past(i: usize, ring: std::ops::Range<usize>, weights: &[f32], factor: f32) -> Terms {
-    let slot = |k: usize| ring.start + (i - k) % ring.len();
-    weights.iter().enumerate().skip(1).map(|(k, &w)| (slot(k), factor * w)).collect()
+/// The buffer of row `i` in a ring of buffers.
+fn slot(ring: Range<usize>, i: usize) -> Option<usize> {
+    (!ring.is_empty()).then(|| ring.start + i % ring.len())
 }
 
 impl Engine for StructuredEngine {
     fn steps(&self) -> usize {
-        self.band.entries.len() / self.band.width
+        self.diagonals.entries.len() / self.diagonals.width
     }
 
     fn buffers(&self) -> usize {
-        self.layout().all
+        self.layout()[2]
     }
 
     fn kernel<'a>(&'a self, field: &'a Field, i: usize) -> Box<dyn Kernel + 'a> {
-        let (layout, h, r) = (self.layout(), self.band.width, self.rank);
-        let rank_row = |rows: &'a [f32], j: usize| rows.get(j * r..(j + 1) * r).unwrap_or_default();
-        let sum = |k: usize| layout.noise + k;
-        let slot = |range: std::ops::Range<usize>| (!range.is_empty()).then(|| range.start + i % range.len());
-
-        let (diagonals, numerator) = (self.band.row(i), self.numerator.row(i));
-        let mut decode = past(i, 0..layout.noise, diagonals, 1.0);
-        if let Some(row) = i.checked_sub(h) {
-            decode.extend(rank_row(&self.left, row).iter().enumerate().map(|(k, &u)| (sum(k), u)));
-        }
-        let denominator = self.denominator.as_ref().map(|r| r.row(i));
-        let mut invert = past(i, layout.sums..layout.decoded, numerator, 1.0);
-        let mut scale = 1.0;
-        if let Some(row) = denominator {
-            invert.extend(past(i, layout.decoded..layout.all, row, -1.0));
-            scale = row[0];
-        }
-        // The row of noise that leaves the band after this step joins the accumulators.
-        let accumulate = match (i + 1).checked_sub(h) {
-            Some(row) => rank_row(&self.right, row).iter().enumerate().map(|(k, &v)| (sum(k), v)).collect(),
-            None => Vec::new(),
+        let [noise, sums, all] = self.layout();
+        let numerator = self.numerator.row(i);
+        let denominator = self.denominator.as_ref().map_or(&[1.0][..], |r| r.row(i));
+        let scale = f64::from(denominator[0]);
+        // Entry (i, i − m) of P B̂, over R_ii.
+        let entry = |m: usize| {
+            let terms = numerator.iter().enumerate().take(m + 1);
+            terms.map(|(k, &p)| f64::from(p) * self.decoder_at(i - k, m - k)).sum::<f64>() / scale
         };
+        let mut terms = Vec::with_capacity(all);
+        terms.extend((1..=noise.min(i)).filter_map(|m| Some((slot(0..noise, i - m)?, entry(m)))));
+        for q in 0..self.rank {
+            let rows = numerator.iter().enumerate().filter_map(|(k, &p)| Some((p, self.left_row(i - k)?[q])));
+            terms.push((noise + q, rows.map(|(p, u)| f64::from(p) * f64::from(u)).sum::<f64>() / scale));
+        }
+        let past = denominator.iter().enumerate().skip(1);
+        terms.extend(past.filter_map(|(k, &r)| Some((slot(sums..all, i - k)?, -f64::from(r) / scale))));
+        // The row of noise that leaves after this step joins the accumulators.
+        let leaving = i.checked_sub(noise).and_then(|j| self.right_row(j)).unwrap_or_default();
         Box::new(StructuredKernel {
             row: field.row(i as u64),
-            buffers: layout.all,
+            buffers: all,
             step: Step {
-                diagonal: diagonals[0],
-                decode,
-                accumulate,
-                noise: slot(0..layout.noise),
-                decoded: slot(layout.sums..layout.decoded),
-                own: numerator[0],
-                invert,
-                scale,
-                output: slot(layout.decoded..layout.all),
+                own: entry(0),
+                terms,
+                accumulate: leaving.iter().enumerate().map(|(q, &v)| (noise + q, v.into())).collect(),
+                noise: slot(0..noise, i),
+                output: slot(sums..all, i),
             },
         })
     }
@@ -140,17 +147,13 @@ struct StructuredKernel {
     step: Step,
 }
 
-/// `y = diagonal·z + decode`, then the accumulators, then `u = (own·y + invert)/scale`.
+/// `u = own·z + Σ terms`, then the accumulators. Terms are buffers and their weights.
 struct Step {
-    diagonal: f32,
-    decode: Terms,
-    accumulate: Terms,
-    /// Buffer that the row just drawn takes from the row that leaves the band; `None` when they are the same.
+    own: f64,
+    terms: Vec<(usize, f64)>,
+    accumulate: Vec<(usize, f64)>,
+    /// Buffer that the row just drawn takes from the row that leaves; `None` when they are the same.
     noise: Option<usize>,
-    decoded: Option<usize>,
-    own: f32,
-    invert: Terms,
-    scale: f32,
     output: Option<usize>,
 }
 
@@ -158,8 +161,7 @@ impl Kernel for StructuredKernel {
     fn run(&self, first: u64, state: &mut [Packet], noise: &mut [Packet]) {
         fill_packets(&self.row, first, noise);
         if self.buffers == 0 {
-            let weight = self.step.own * self.step.diagonal / self.step.scale;
-            noise.as_flattened_mut().iter_mut().for_each(|z| *z *= weight);
+            noise.as_flattened_mut().iter_mut().for_each(|z| *z = (self.step.own * f64::from(*z)) as f32);
         } else {
             advance(&self.step, self.buffers, state, noise);
         }
@@ -170,33 +172,26 @@ impl Kernel for StructuredKernel {
 fn advance_any(step: &Step, buffers: usize, state: &mut [Packet], noise: &mut [Packet]) {
     for (state, noise) in state.chunks_exact_mut(buffers).zip(noise) {
         let z = *noise;
-        let y = weighted(z, step.diagonal, &step.decode, state);
-        let leaving = step.noise.map_or(z, |slot| state[slot]);
-        for &(sum, weight) in &step.accumulate {
+        let mut sum = z.map(|z| step.own * f64::from(z));
+        for &(buffer, weight) in &step.terms {
             for l in 0..PACKET {
-                state[sum][l] += weight * leaving[l];
+                sum[l] += weight * f64::from(state[buffer][l]);
             }
         }
-        let mut u = weighted(y, step.own, &step.invert, state);
-        u.iter_mut().for_each(|u| *u /= step.scale);
-        for (slot, value) in [(step.noise, &z), (step.decoded, &y), (step.output, &u)] {
+        let u = sum.map(|x| x as f32);
+        let leaving = step.noise.map_or(z, |slot| state[slot]);
+        for &(buffer, weight) in &step.accumulate {
+            for l in 0..PACKET {
+                state[buffer][l] = (f64::from(state[buffer][l]) + weight * f64::from(leaving[l])) as f32;
+            }
+        }
+        for (slot, value) in [(step.noise, &z), (step.output, &u)] {
             if let Some(slot) = slot {
                 state[slot] = *value;
             }
         }
         *noise = u;
     }
-}
-
-#[inline(always)]
-fn weighted(own: Packet, weight: f32, terms: &Terms, state: &[Packet]) -> Packet {
-    let mut sum = own.map(|x| weight * x);
-    for &(buffer, weight) in terms {
-        for l in 0..PACKET {
-            sum[l] += weight * state[buffer][l];
-        }
-    }
-    sum
 }
 
 dispatch! {

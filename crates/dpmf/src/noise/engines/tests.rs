@@ -181,12 +181,13 @@ fn one_two_and_three_steps_in_closed_form() {
     let state = first + (0.125 * z(1) + -0.25 * first);
     assert_eq!(of(Factorization::StateSpace(filter)), [z(0), z(1) + 0.5 * first, z(2) + 0.5 * state]);
 
-    // B̂ has diagonal 1, 0.5 below it and 0.25·0.5 in the corner; u is the difference of its rows.
+    // B̂ has diagonal 1, 0.5 below it and 0.25·0.5 in the corner; N is the difference of its rows.
     let band = LowerBanded::from_fn(3, 1, |_, k| if k == 0 { 1.0 } else { 0.5 });
     let recurrence = Workload::prefix_sum(3).unwrap().recurrence().unwrap().clone();
     let structured = Structured::new(band, 1, vec![0.25], vec![0.5], recurrence).unwrap();
-    let y = [z(0), z(1) + 0.5 * z(0), z(2) + 0.5 * z(1) + 0.25 * (0.5 * z(0))];
-    assert_eq!(of(Factorization::Structured(structured)), [y[0], y[1] - y[0], y[2] - y[1]]);
+    let z = |t: u64| f64::from(z(t));
+    let exact = [z(0), z(1) - 0.5 * z(0), z(2) - 0.5 * z(1) - 0.375 * z(0)];
+    assert_eq!(of(Factorization::Structured(structured)), exact.map(|x| x as f32));
 }
 
 proptest! {
