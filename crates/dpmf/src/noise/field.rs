@@ -22,8 +22,8 @@ pub const FIELD_FORMAT: u32 = 1;
 
 const BLOCKS: usize = GROUP_BYTES / 16;
 
-/// Groups encrypted at a time: 360 blocks, whole batches for ciphers that take 8 or 30 side by side.
-const BATCH: usize = 45;
+/// Groups encrypted at a time: 120 blocks, whole batches for ciphers that take 8 or 30 side by side.
+const BATCH: usize = 15;
 
 /// The infinite matrix `Z` of independent standard Gaussian numbers that belongs to a stream key.
 pub struct Field {
@@ -87,14 +87,12 @@ impl Row {
 
     /// Writes whole groups, from group `first` on.
     pub(crate) fn fill_groups(&self, first: u64, out: &mut [[f32; GROUP]]) {
-        let mut blocks = [Array([0; 16]); BATCH * BLOCKS];
         for (batch, out) in out.chunks_mut(BATCH).enumerate() {
             let group = first + (batch * BATCH) as u64;
-            let blocks = &mut blocks[..out.len() * BLOCKS];
             let counter = group * BLOCKS as u64;
-            for (i, block) in blocks.iter_mut().enumerate() {
-                block.0 = u128::from(counter + i as u64).to_le_bytes();
-            }
+            let mut blocks: [Block; BATCH * BLOCKS] =
+                std::array::from_fn(|i| Array(u128::from(counter + i as u64).to_le_bytes()));
+            let blocks = &mut blocks[..out.len() * BLOCKS];
             self.cipher.encrypt_blocks(blocks);
             let (bits, _) = Array::slice_as_flattened(blocks).as_chunks();
             if gauss::transform(bits, out) < TAIL {

@@ -402,7 +402,7 @@ mod tests {
         let new =
             |coordinates, scale, output| NoiseStream::new(tree(4), key(), coordinates, scale, output).err();
         #[allow(clippy::reversed_empty_ranges)]
-        for coordinates in [3..3, 5..3] {
+        for coordinates in [3..3, 5..3, 7..(1 << 62) + 1, u64::MAX - 3..u64::MAX] {
             assert!(matches!(new(coordinates, 1.0, Output::Gradient), Some(Error::InvalidArgument { .. })));
         }
         assert!(matches!(new(0..4, 0.0, Output::Gradient), Some(Error::InvalidArgument { .. })));

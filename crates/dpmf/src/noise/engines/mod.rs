@@ -66,6 +66,9 @@ pub trait Kernel: Sync {
     fn run(&self, first: u64, state: &mut [Packet], noise: &mut [Packet]);
 }
 
+/// End of all coordinates: far from where counts of cipher blocks would overflow.
+const LAST: u64 = 1 << 62;
+
 /// A range of coordinates and the packets that cover it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
@@ -79,12 +82,9 @@ impl Shard {
             let rule = "the range of coordinates must not be empty";
             return Err(Error::argument("coordinates", format!("{start}..{end}"), rule));
         }
-        if usize::try_from(end - start).is_err() {
-            return Err(Error::argument(
-                "coordinates",
-                format!("{start}..{end}"),
-                "they must fit the memory",
-            ));
+        if end > LAST || usize::try_from(end - start).is_err() {
+            let rule = "coordinates must lie below 2⁶² and fit the memory";
+            return Err(Error::argument("coordinates", format!("{start}..{end}"), rule));
         }
         Ok(Self { coordinates })
     }
