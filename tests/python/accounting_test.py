@@ -30,9 +30,8 @@ def test_the_grid_is_as_large_as_promised():
 def test_exact_epsilon(sigma):
     for delta in DELTAS:
         ours = account(sigma, delta)["epsilon_exact"]
-        # Their bisection stops at this tolerance, their delta at about 1e-15 of cancellation.
         theirs = dp_accounting.get_epsilon_gaussian(sigma, delta, tol=1e-12)
-        assert ours == pytest.approx(theirs, rel=1e-6 if delta >= 1e-11 else 2e-2, abs=1e-9), (sigma, delta)
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11), (sigma, delta)
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)

@@ -60,6 +60,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 /// deployed.
 #[derive(clap::Args)]
 #[command(
+    allow_negative_numbers = true,
     after_help = "Examples:\n  dpmf calibrate m.safetensors --epsilon 8 --delta 1e-6 --clip 1 --out m8.safetensors\n  \
     dpmf calibrate --steps 2048 --momentum 0.95 --epsilon 2 --delta 1e-6 --clip 1 --out m.safetensors"
 )]
