@@ -145,7 +145,7 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
     let dimensions = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
     let rows = dimensions.into_iter().map(|d| at(d)?.row(delta)).collect::<dpmf::Result<Vec<_>>>()?;
     // d draws a game: a million games in a thousand dimensions would take long and show no more.
-    let trials = options.trials.min(100_000_000 / dimension as u64).max(1);
+    let trials = options.trials.min((100_000_000 / dimension.max(1) as u64).max(1));
     spinner.say(&format!("playing {trials} games thrice"));
     let attacks = mechanism.simulate(delta, AuditOptions { trials, ..options })?;
     let cells: Vec<Vec<String>> = attacks
