@@ -179,7 +179,6 @@ fn rotate(x: &mut [f64], y: &mut [f64]) {
 mod tests {
     use super::*;
     use faer::{Mat, MatRef};
-    use proptest::array::{uniform2, uniform4};
     use proptest::prelude::*;
 
     type Steps = Vec<(Vec<f64>, Vec<f64>)>;
@@ -245,8 +244,7 @@ mod tests {
             let mut root = Root::new(5);
             let mut gramian = Mat::<f64>::zeros(5, 5);
             for (entries, x) in &steps {
-                let upper = |i, j| if block(i) <= block(j) { entries[i * 5 + j] } else { 0.0 };
-                let m = Mat::from_fn(5, 5, upper);
+                let m = Mat::from_fn(5, 5, |i, j| if block(i) <= block(j) { entries[i * 5 + j] } else { 0.0 });
                 root.transform(1, 2, |_, row| {
                     let product = MatRef::from_row_major_slice(row, 1, 5) * &m;
                     (0..5).for_each(|j| row[j] = product[(0, j)]);

@@ -132,8 +132,7 @@ mod tests {
     proptest! {
         #[test]
         fn qr_is_orthogonal_times_triangular(
-            (n, entries) in
-                (1..7_usize).prop_flat_map(|n| (Just(n), prop::collection::vec(-1.0..1.0_f64, n * n))),
+            (n, entries) in (1..7_usize).prop_flat_map(|n| (Just(n), prop::collection::vec(-1.0..1.0_f64, n * n))),
             zeroed in 0..7_usize,
         ) {
             let mut x = entries;
@@ -143,8 +142,7 @@ mod tests {
             qr(&mut r, &mut q, n);
             let by_rows = |x| MatRef::from_row_major_slice(x, n, n);
             prop_assert!(deviation(&(by_rows(&q) * by_rows(&r)), by_rows(&x)) < 1e-14);
-            let gram = by_rows(&q).transpose() * by_rows(&q);
-            prop_assert!(deviation(&gram, Mat::identity(n, n).as_ref()) < 1e-14);
+            prop_assert!(deviation(&(by_rows(&q).transpose() * by_rows(&q)), Mat::identity(n, n).as_ref()) < 1e-14);
             for i in 0..n {
                 prop_assert!(r[i * n + i] >= 0.0);
                 prop_assert!(r[i * n..i * n + i].iter().all(|&x| x == 0.0));

@@ -84,6 +84,9 @@ impl<'a> Sweep<'a> {
             let (actual, expected) = (v.len(), recurrence.left.n());
             return Err(Error::WrongLength { name: "dual variable", actual, expected });
         }
+        if let Some(actual) = recurrence.right.as_ref().map(|right| right.n()).filter(|n| *n != v.len()) {
+            return Err(Error::WrongLength { name: "right factor", actual, expected: v.len() });
+        }
         if let Some((index, &value)) = v.iter().enumerate().find(|(_, v)| !(**v > 0.0 && v.is_finite())) {
             let rule = "it must be positive and finite";
             return Err(Error::InvalidEntry { name: "dual variable", index, value, rule });
