@@ -117,14 +117,30 @@ fn descend(
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
-    let n = workload.steps();
+    within_dense_limit(workload.steps())?;
+    Ok(workload.to_dense())
+}
+
+fn within_dense_limit(n: usize) -> Result<()> {
     if n > DENSE_LIMIT {
         return Err(Error::Unsupported {
             what: format!("a dense matrix of {n} × {n} entries"),
             hint: "matrices are formed for at most 16384 steps; use the linear solver and a streaming factorization",
         });
     }
-    Ok(workload.to_dense())
+    Ok(())
+}
+
+fn rows_of(representation: &dyn Representation) -> Mat<f64> {
+    let (n, m) = (representation.steps(), representation.noise_rows());
+    let (mut matrix, mut row) = (Mat::zeros(n, m), vec![0.0; m]);
+    let mut rows = representation.coloring_rows();
+    for i in 0..n {
+        row.fill(0.0);
+        rows(&mut row);
+        row.iter().enumerate().for_each(|(j, &x)| matrix[(i, j)] = x);
+    }
+    matrix
 }
 
 /// How small a streaming factorization should be.
@@ -165,12 +181,20 @@ impl Optimum {
     ///
     /// Cost: O(n³) time, a few n × n matrices.
     pub fn to_dense(&self, workload: &Workload) -> Result<(factorization::Dense, Certificate)> {
-        let x = match &self.primal {
-            Some(x) => x.clone(),
-            None => DenseOracle::new(dense_matrix(workload)?)
-                .primal(&self.v, 1e-2 * self.certificate.gap.abs())?,
+        let tolerance = (1e-2 * self.certificate.gap.abs()).clamp(1e-13, 1e-4);
+        let dense = match (&self.primal, workload.recurrence()) {
+            (Some(x), _) => factorization::Dense::from_primal(x.as_ref())?,
+            // The filter before truncation has the same rows, at some n² operations a state pair.
+            (None, Some(recurrence)) if self.solver == Solver::Linear => {
+                within_dense_limit(workload.steps())?;
+                let filter = factorization::StateSpace::optimal(recurrence, &self.v, tolerance)?;
+                factorization::Dense::from_coloring(rows_of(&filter))?.normalised()
+            }
+            _ => {
+                let x = DenseOracle::new(dense_matrix(workload)?).primal(&self.v, tolerance)?;
+                factorization::Dense::from_primal(x.as_ref())?
+            }
         };
-        let dense = factorization::Dense::from_primal(x.as_ref())?;
         let gamma_sq = dense.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
         let loss = gamma_sq * dense.decoder_row_norms_sq(workload).iter().sum::<f64>();
         Ok((dense, self.certificate.for_loss(loss)))

@@ -2,10 +2,10 @@
 
 /// The quadratic form `sᵀY s`: an upper bound on the energy that a state `s` sends into the steps ahead.
 ///
-/// Guarantee: if every step is given as [`Energy::pull_back`] asks, `sᵀY s` is at least the exact energy, in exact
-/// arithmetic, for every `s`; rounding is bounded in the order of positive semidefinite matrices and added. A
-/// symmetric `E` with `|E_ab| ≤ δ w_a w_b` satisfies `E ≤ r δ diag(w²)`, and `|Y_ab| ≤ √(Y_aa Y_bb)` bounds the sizes
-/// of what was summed.
+/// Guarantee: if every step is given as [`Energy::pull_back`] asks, `sᵀY s` is at least the exact energy,
+/// in exact arithmetic, for every `s`; rounding is bounded in the order of positive semidefinite matrices
+/// and added. A symmetric `E` with `|E_ab| ≤ δ w_a w_b` satisfies `E ≤ r δ diag(w²)`, and
+/// `|Y_ab| ≤ √(Y_aa Y_bb)` bounds the sizes of what was summed.
 /// Cost: 3r³ multiply-adds a step.
 pub(crate) struct Energy {
     order: usize,
@@ -25,8 +25,8 @@ impl Energy {
         }
     }
 
-    /// Units in the last place that one step may lose, relative to the sizes of what it sums: products of length
-    /// `r` twice, and entries of `f` and `h` that carry 4 rounding errors each.
+    /// Units in the last place that one step may lose, relative to the sizes of what it sums: products of
+    /// length `r` twice, and entries of `f` and `h` that carry 4 rounding errors each.
     fn slack(&self) -> f64 {
         (2.0 * self.order as f64 + 16.0) * f64::EPSILON
     }
@@ -121,9 +121,11 @@ impl Root {
         }
     }
 
-    /// `R ← R M` for an `M` that is upper triangular but for diagonal blocks of size `block` from row `from` on.
+    /// `R ← R M` for an `M` that is upper triangular but for diagonal blocks of size `block` from row
+    /// `from` on.
     ///
-    /// `times(k, row)` multiplies row `k`, given whole, by `M` from the right; its first `k` entries are zeros.
+    /// `times(k, row)` multiplies row `k`, given whole, by `M` from the right; its first `k` entries are
+    /// zeros.
     pub fn transform(&mut self, from: usize, block: usize, mut times: impl FnMut(usize, &mut [f64])) {
         let n = self.n;
         for (k, row) in self.r.chunks_exact_mut(n.max(1)).enumerate() {
@@ -179,6 +181,7 @@ fn rotate(x: &mut [f64], y: &mut [f64]) {
 mod tests {
     use super::*;
     use faer::{Mat, MatRef};
+    use proptest::array::{uniform2, uniform4};
     use proptest::prelude::*;
 
     type Steps = Vec<(Vec<f64>, Vec<f64>)>;
@@ -207,7 +210,8 @@ mod tests {
                 s = f.chunks(3).map(|row| row.iter().zip(&s).map(|(f, s)| f * s).sum()).collect();
             }
             let bound = energy.of(&state);
-            // The direct sum rounds too; the bound is not tighter than its own slack on large cancelling states.
+            // The direct sum rounds too; the bound is not tighter than its own slack on large cancelling
+            // states.
             prop_assert!(bound >= exact * (1.0 - 1e-14), "{bound} below {exact}");
             let size: f64 = (0..3).map(|a| energy.roots[a] * state[a].abs()).sum();
             prop_assert!(bound - exact <= 1e-11 * size * size, "{bound} above {exact}");
@@ -215,14 +219,16 @@ mod tests {
 
         #[test]
         fn energy_is_never_below_the_exact_value(
-            steps in prop::collection::vec(([-90..90_i128, -90..90, -90..90, -90..90], [-90..90_i128, -90..90]), 4..=4),
-            state in [-90..90_i128, -90..90],
+            steps in prop::collection::vec((uniform4(-90..90_i128), uniform2(-90..90_i128)), 4),
+            state in uniform2(-90..90_i128),
         ) {
-            // Multiples of 1/128, so that integers hold the exact energy: a state after k steps has a factor 128^{−(k+1)}.
+            // Multiples of 1/128, so that integers hold the exact energy: a state after k steps has a
+            // factor 128^{−(k+1)}.
             let real = |x: &i128| *x as f64 / 128.0;
             let mut energy = Energy::new(2);
             for (f, h) in steps.iter().rev() {
-                let (f, h): (Vec<f64>, Vec<f64>) = (f.iter().map(real).collect(), h.iter().map(real).collect());
+                let f: Vec<f64> = f.iter().map(real).collect();
+                let h: Vec<f64> = h.iter().map(real).collect();
                 let size: Vec<f64> = f.iter().map(|x| x.abs()).collect();
                 energy.pull_back(&f, &size, &h);
             }
@@ -244,7 +250,8 @@ mod tests {
             let mut root = Root::new(5);
             let mut gramian = Mat::<f64>::zeros(5, 5);
             for (entries, x) in &steps {
-                let m = Mat::from_fn(5, 5, |i, j| if block(i) <= block(j) { entries[i * 5 + j] } else { 0.0 });
+                let upper = |i, j| if block(i) <= block(j) { entries[i * 5 + j] } else { 0.0 };
+                let m = Mat::from_fn(5, 5, upper);
                 root.transform(1, 2, |_, row| {
                     let product = MatRef::from_row_major_slice(row, 1, 5) * &m;
                     (0..5).for_each(|j| row[j] = product[(0, j)]);

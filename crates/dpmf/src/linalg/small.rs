@@ -1,4 +1,5 @@
-//! Dense kernels for matrices of a few rows, stored by rows, where the call itself would cost more than the work.
+//! Dense kernels for matrices of a few rows, stored by rows, where the call itself would cost more than the
+//! work.
 
 /// `X = Q R` of a square matrix, with `R` upper triangular and its diagonal not negative.
 ///
@@ -41,8 +42,8 @@ pub(crate) fn qr(x: &mut [f64], q: &mut [f64], n: usize) {
     }
 }
 
-/// Makes columns of length `n`, stored one after the other, orthonormal, each against those before it; a column of
-/// which no more than `noise` remains becomes zero.
+/// Makes columns of length `n`, stored one after the other, orthonormal, each against those before it; a
+/// column of which no more than `noise` remains becomes zero.
 pub(crate) fn orthonormalise(x: &mut [f64], n: usize, noise: f64) {
     for k in 0..x.len() / n {
         let (head, tail) = x.split_at_mut(k * n);
@@ -60,11 +61,11 @@ pub(crate) fn orthonormalise(x: &mut [f64], n: usize, noise: f64) {
     }
 }
 
-/// Jacobi's method from one side: rotates columns of length `n`, stored one after the other, until all are orthogonal,
-/// and sorts them by falling norm; `rotation` receives the orthogonal matrix, by columns.
+/// Jacobi's method from one side: rotates columns of length `n`, stored one after the other, until all are
+/// orthogonal, and sorts them by falling norm; `rotation` receives the orthogonal matrix, by columns.
 ///
-/// Stops when the cosine of every angle is below `tolerance`. Small columns keep their relative accuracy; columns that
-/// are almost orthogonal cost one sweep.
+/// Stops when the cosine of every angle is below `tolerance`. Small columns keep their relative accuracy;
+/// columns that are almost orthogonal cost one sweep.
 pub(crate) fn orthogonalise_pairs(x: &mut [f64], n: usize, rotation: &mut [f64], tolerance: f64) {
     const SWEEPS: usize = 30;
     let k = x.len() / n;
@@ -132,7 +133,8 @@ mod tests {
     proptest! {
         #[test]
         fn qr_is_orthogonal_times_triangular(
-            (n, entries) in (1..7_usize).prop_flat_map(|n| (Just(n), prop::collection::vec(-1.0..1.0_f64, n * n))),
+            (n, entries) in
+                (1..7_usize).prop_flat_map(|n| (Just(n), prop::collection::vec(-1.0..1.0_f64, n * n))),
             zeroed in 0..7_usize,
         ) {
             let mut x = entries;
@@ -142,7 +144,8 @@ mod tests {
             qr(&mut r, &mut q, n);
             let by_rows = |x| MatRef::from_row_major_slice(x, n, n);
             prop_assert!(deviation(&(by_rows(&q) * by_rows(&r)), by_rows(&x)) < 1e-14);
-            prop_assert!(deviation(&(by_rows(&q).transpose() * by_rows(&q)), Mat::identity(n, n).as_ref()) < 1e-14);
+            let gram = by_rows(&q).transpose() * by_rows(&q);
+            prop_assert!(deviation(&gram, Mat::identity(n, n).as_ref()) < 1e-14);
             for i in 0..n {
                 prop_assert!(r[i * n + i] >= 0.0);
                 prop_assert!(r[i * n..i * n + i].iter().all(|&x| x == 0.0));

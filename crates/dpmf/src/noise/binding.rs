@@ -2,6 +2,7 @@
 
 use super::disk::{Fields, Layout};
 use super::field::FIELD_FORMAT;
+use super::key::RunId;
 use super::stream::NoiseStream;
 use crate::error::{Error, Result};
 use std::path::Path;
@@ -40,6 +41,10 @@ impl Binding {
             buffers: stream.buffers() as u32,
             scale: stream.scale().to_bits(),
         }
+    }
+
+    pub(crate) fn run(&self) -> RunId {
+        RunId(self.run)
     }
 
     pub(crate) fn write(&self, layout: &mut Layout) {

@@ -15,13 +15,16 @@ use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"DPMFCKPT";
 const VERSION: u32 = 1;
 const HEADER: usize = 8 + 4 + BINDING + 8;
 const TAG: usize = 32;
+
+/// The place of a checkpoint that is not a file, in errors.
+const MEMORY: &str = "<memory>";
 
 /// Bytes handled at a time: whole cipher blocks.
 const CHUNK: usize = 1 << 16;
@@ -38,43 +41,74 @@ impl NoiseStream {
     /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check_whole()?;
+        disk::replace(path.as_ref(), |file| self.write_checkpoint(file))
+    }
+
+    /// The bytes of [`NoiseStream::checkpoint`], for a program that keeps its state in one file of its own.
+    ///
+    /// Cost: one pass over the state, by one thread, and as much memory again.
+    ///
+    /// Errors: [`Error::Halted`] after a torn step; [`Error::Memory`].
+    pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
+        self.check_whole()?;
+        let mut bytes = Vec::new();
+        let length = (HEADER + TAG) as u64 + 4 * self.state_len();
+        usize::try_from(length)
+            .ok()
+            .and_then(|length| bytes.try_reserve_exact(length).ok())
+            .ok_or(Error::Memory { what: "a checkpoint", bytes: length.into() })?;
+        self.write_checkpoint(&mut bytes).map_err(|source| Error::Io { path: MEMORY.into(), source })?;
+        Ok(bytes)
+    }
+
+    fn write_checkpoint(&self, file: &mut impl Write) -> io::Result<()> {
         let header = header(self);
         let (mut cipher, mut tag) = keys(self, &header);
         tag.update(&header);
-        disk::replace(path.as_ref(), move |file| {
-            file.write_all(&header)?;
-            let mut chunk = Vec::with_capacity(CHUNK);
-            let mut result = Ok(());
-            let mut flush = |chunk: &mut Vec<u8>| {
-                cipher.apply(chunk);
-                tag.update(chunk);
-                let written = file.write_all(chunk);
-                chunk.clear();
-                written
-            };
-            self.visit_state(|values| {
-                for value in values {
-                    chunk.extend_from_slice(&value.to_le_bytes());
-                    if chunk.len() == CHUNK && result.is_ok() {
-                        result = flush(&mut chunk);
-                    }
+        file.write_all(&header)?;
+        let mut chunk = Vec::with_capacity(CHUNK);
+        let mut result = Ok(());
+        let mut flush = |chunk: &mut Vec<u8>| {
+            cipher.apply(chunk);
+            tag.update(chunk);
+            let written = file.write_all(chunk);
+            chunk.clear();
+            written
+        };
+        self.visit_state(|values| {
+            for value in values {
+                chunk.extend_from_slice(&value.to_le_bytes());
+                if chunk.len() == CHUNK && result.is_ok() {
+                    result = flush(&mut chunk);
                 }
-            });
-            result.and_then(|()| flush(&mut chunk))?;
-            file.write_all(&tag.finish())
-        })
+            }
+        });
+        result.and_then(|()| flush(&mut chunk))?;
+        file.write_all(&tag.finish())
     }
 
     /// The stream as it was when a checkpoint was written.
     ///
     /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output;
     /// [`Error::Format`] for a damaged one; [`Error::Io`].
-    pub fn restore(mut self, path: impl AsRef<Path>) -> Result<Self> {
+    pub fn restore(self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let io = |source| Error::Io { path: path.into(), source };
-        let bad = |reason: &str| Error::Format { path: path.into(), reason: reason.into() };
-        let mut file = File::open(path).map_err(io)?;
+        let file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
+        self.read_checkpoint(path, file, length)
+    }
+
+    /// The stream as it was when [`NoiseStream::checkpoint_bytes`] was called.
+    ///
+    /// Errors: those of [`NoiseStream::restore`].
+    pub fn restore_bytes(self, bytes: &[u8]) -> Result<Self> {
+        self.read_checkpoint(Path::new(MEMORY), bytes, bytes.len() as u64)
+    }
+
+    fn read_checkpoint(mut self, path: &Path, mut file: impl Read, length: u64) -> Result<Self> {
+        let io = |source| Error::Io { path: path.into(), source };
+        let bad = |reason: &str| Error::Format { path: path.into(), reason: reason.into() };
         if length < (HEADER + TAG) as u64 {
             return Err(bad("it is too short for a checkpoint"));
         }

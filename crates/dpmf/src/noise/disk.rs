@@ -26,7 +26,11 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
 }
 
 /// Replaces a file at once: after a crash it holds either what it held before or all that `write` wrote.
-pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+///
+/// Only its owner may read or write it, where the system knows of owners.
+///
+/// Errors: [`Error::Io`], with the file as it was before.
+pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let io = |source| Error::Io { path: path.into(), source };
     let partial = partial_path(path)?;
     // What a crash left of an earlier attempt.

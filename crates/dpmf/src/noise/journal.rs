@@ -10,7 +10,7 @@
 use super::binding::Binding;
 use super::disk::{self, Fields, Layout};
 use super::hmac::{Hmac, same};
-use super::key::StreamKey;
+use super::key::{RunId, StreamKey};
 use super::stream::NoiseStream;
 use crate::error::{Error, Result};
 use rayon::prelude::*;
@@ -78,6 +78,30 @@ impl DurableStream {
         let mut durable = Self { stream, journal, halted: false };
         durable.pass_burned()?;
         Ok(durable)
+    }
+
+    /// The run that a journal was begun for, so that a program which restarts need not keep its name elsewhere.
+    ///
+    /// The header is not verified, for want of the key; [`DurableStream::open`] does that.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Format`] for what is no journal, or one whose creation a crash cut short
+    /// (nothing was released then: delete it and begin anew).
+    pub fn run_of(path: impl AsRef<Path>) -> Result<RunId> {
+        let path = path.as_ref();
+        let io = |source| Error::Io { path: path.into(), source };
+        let bad = |reason: &str| Error::Format { path: path.into(), reason: reason.into() };
+        let mut header = Vec::with_capacity(HEADER);
+        File::open(path).map_err(io)?.take(HEADER as u64).read_to_end(&mut header).map_err(io)?;
+        if header.len() < HEADER {
+            return Err(bad(
+                "it ends before its first step, so nothing was released: delete it and begin anew",
+            ));
+        }
+        let mut fields = Fields(&header);
+        if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
+            return Err(bad("it is not a journal of version 1"));
+        }
+        Ok(Binding::read(&mut fields).run())
     }
 
     /// The stream.

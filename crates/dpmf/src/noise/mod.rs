@@ -26,7 +26,7 @@
 
 mod binding;
 mod checkpoint;
-mod disk;
+pub mod disk;
 pub mod engines;
 pub mod field;
 mod gauss;

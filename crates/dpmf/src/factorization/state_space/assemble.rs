@@ -5,8 +5,8 @@ use super::{Parts, StateSpace, triangle};
 use crate::error::Result;
 use crate::linalg::small;
 
-/// Takes steps with full transitions and turns the basis of each, by an orthogonal matrix, so that all transitions
-/// become upper triangular: `F_i Q_i = Q_{i+1} R_i`.
+/// Takes steps with full transitions and turns the basis of each, by an orthogonal matrix, so that all
+/// transitions become upper triangular: `F_i Q_i = Q_{i+1} R_i`.
 ///
 /// Orthogonal, so the states keep their scale and the coefficients their precision.
 pub(super) struct Assembly {

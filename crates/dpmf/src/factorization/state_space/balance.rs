@@ -11,12 +11,13 @@ use faer::{Accum, Mat, MatMut, MatRef, Par};
 
 /// Directions of state space, dominant first: columns of `V` and `W` with `WᵀV = 1`, stored by rows.
 ///
-/// With the controllability Gramian `Π = RᵀR`, the observability Gramian `Ω = SᵀS` and the singular value decomposition
-/// `S Rᵀ = P Σ Qᵀ`, they are the first columns of `V = RᵀQ` and `W = SᵀPΣ⁻¹`. Every reduced state has unit variance, and
-/// `σ²` is its share of energy in the output. Directions that do not exist (fewer past or future steps than columns), or
-/// that drown in rounding, are columns of zeros.
+/// With the controllability Gramian `Π = RᵀR`, the observability Gramian `Ω = SᵀS` and the singular value
+/// decomposition `S Rᵀ = P Σ Qᵀ`, they are the first columns of `V = RᵀQ` and `W = SᵀPΣ⁻¹`. Every reduced
+/// state has unit variance, and `σ²` is its share of energy in the output. Directions that do not exist
+/// (fewer past or future steps than columns), or that drown in rounding, are columns of zeros.
 ///
-/// Only the roots are used, never the Gramians: a direction is then known as well as its `σ` permits, not its `σ²`.
+/// Only the roots are used, never the Gramians: a direction is then known as well as its `σ` permits, not
+/// its `σ²`.
 pub(super) struct Balance {
     states: usize,
     columns: usize,
@@ -44,7 +45,8 @@ pub(super) struct Roots<'b> {
 }
 
 impl Roots<'_> {
-    /// Size of the rounding errors in `S Rᵀ`, with room: `Σ_a ‖S e_a‖‖R e_a‖` bounds the sizes of the terms summed.
+    /// Size of the rounding errors in `S Rᵀ`, with room: `Σ_a ‖S e_a‖‖R e_a‖` bounds the sizes of the terms
+    /// summed.
     fn noise(&self) -> f64 {
         let (r, s) = (self.controllability, self.observability);
         let terms = (0..r.ncols()).map(|a| r.col(a).norm_l2() * s.col(a).norm_l2());
@@ -96,8 +98,8 @@ impl Balance {
 
     /// Improves the basis by one step of subspace iteration, or moves it along with slowly changing Gramians.
     ///
-    /// An error in the span falls by `(σ_{k+1}/σ_k)²`, to a tenth or less, with `k` columns. Cost:
-    /// O(states²·columns).
+    /// The error in the span of the first `l` of `k` columns falls by `(σ_{k+1}/σ_l)²`.
+    /// Cost: O(states²·columns).
     pub fn refine(&mut self, roots: Roots<'_>) {
         let (n, k) = (self.states, self.columns);
         if k == 0 {

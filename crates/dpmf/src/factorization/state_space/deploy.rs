@@ -8,12 +8,13 @@ use crate::factorization::Representation;
 impl StateSpace {
     /// Scales the columns of the encoder to norm 1 and rounds the coefficients to f32, no norm above 1.
     ///
-    /// `C ← C·diag(e)` is `N ← diag(1/e)·N`: a factor for `d_i` and `h_i`, free of charge. At the optimum the loss is stationary
-    /// under all changes of `X = CᵀC` that keep its diagonal, so after this it differs from the optimum only in second
-    /// order of what truncation and quadrature did to `X`.
+    /// `C ← C·diag(e)` is `N ← diag(1/e)·N`: a factor for `d_i` and `h_i`, free of charge. At the optimum
+    /// the loss is stationary under all changes of `X = CᵀC` that keep its diagonal, so after this it
+    /// differs from the optimum only in second order of what truncation and quadrature did to `X`.
     ///
-    /// Guarantee: all column norms of the encoder of the result are at most 1. Column `i` depends on `d_i`, `g_i` and later
-    /// steps only, so going backward each `d_i` is chosen for the rounded coefficients that follow, and rounded up.
+    /// Guarantee: all column norms of the encoder of the result are at most 1. Column `i` depends on `d_i`,
+    /// `g_i` and later steps only, so going backward each `d_i` is chosen for the rounded coefficients that
+    /// follow, and rounded up.
     pub fn deployed(mut self) -> Result<Self> {
         let r = self.order;
         let Parts { input, increment, .. } = &mut self.parts;

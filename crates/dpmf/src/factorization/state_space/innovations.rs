@@ -8,8 +8,8 @@ use crate::linalg::gramian::Root;
 
 /// Kalman filter that watches the gradient noise `u = Σ_q √ω_q u^{(q)}` of independent processes.
 ///
-/// The stacked state `x` has the law `x ← F x + (process noise)`, `u = h x + (noise)`, and what the filter does not
-/// predict of `u` is the fresh noise `√S z`. So with the filter's mean `s`,
+/// The stacked state `x` has the law `x ← F x + (process noise)`, `u = h x + (noise)`, and what the filter
+/// does not predict of `u` is the fresh noise `√S z`. So with the filter's mean `s`,
 ///
 /// ```text
 /// u_i = h_i s_i + √S_i z_i,    s_{i+1} = F_i s_i + g_i z_i
@@ -17,10 +17,11 @@ use crate::linalg::gramian::Root;
 ///
 /// is a causal filter with `N Nᵀ = cov u = Σ_q ω_q A⁻¹(K + t_q)⁻¹A⁻ᵀ`: the Cholesky factor of `X⁻¹`.
 ///
-/// The filter watches `u` and not `y = A u`, which tells it the same (`A` is causal and known), because little of `u`
-/// is predictable: `S` has the size of `cov u`, and nothing large is subtracted to find it. Its uncertainty is not
-/// carried along but taken as the difference `cov x − cov s`; `cov x` is block-diagonal, and the square root of
-/// `cov s`, the controllability Gramian of the stream, is what truncation needs next.
+/// The filter watches `u` and not `y = A u`, which tells it the same (`A` is causal and known), because
+/// little of `u` is predictable: `S` has the size of `cov u`, and nothing large is subtracted to find it.
+/// Its uncertainty is not carried along but taken as the difference `cov x − cov s`; `cov x` is
+/// block-diagonal, and the square root of `cov s`, the controllability Gramian of the stream, is what
+/// truncation needs next.
 pub(super) struct Innovations {
     /// `cov x`, process after process.
     total: Vec<f64>,

@@ -49,8 +49,8 @@ impl Representation for StateSpace {
         encoder
     }
 
-    /// Guarantee: at least the exact squared norms of the columns of `C = N⁻¹` for the coefficients as they are;
-    /// a backward recursion for the energy of the inverse filter, with a bound on its rounding added.
+    /// Guarantee: at least the exact squared norms of the columns of `C = N⁻¹` for the coefficients as they
+    /// are; a backward recursion for the energy of the inverse filter, with a bound on its rounding added.
     /// Cost: O(n·r³).
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
         let mut recursion = ColumnNorms::new(self.order);
@@ -125,9 +125,9 @@ impl ColumnNorms {
 impl StateSpace {
     /// Squared row norms of `A N`, `A = P⁻¹R`.
     ///
-    /// Carries the root of the covariance of `(s, a)`, the states of the filter and the workload: `A N` is small where
-    /// `A` and `N` are not, and the covariance itself would lose it. With the filter's states last to first, transposed
-    /// transitions are upper triangular.
+    /// Carries the root of the covariance of `(s, a)`, the states of the filter and the workload: `A N` is
+    /// small where `A` and `N` are not, and the covariance itself would lose it. With the filter's states
+    /// last to first, transposed transitions are upper triangular.
     pub(super) fn row_norms_sq_after(&self, recurrence: &Recurrence) -> Vec<f64> {
         let plant = Plant::new(recurrence);
         assert_eq!(plant.steps(), self.steps(), "filter and workload have the same number of steps");

@@ -25,8 +25,9 @@ use crate::workload::Recurrence;
 ///
 /// with upper triangular `E_i`. Its inverse, the encoder `C`, is a filter of the same order.
 ///
-/// Increments `E = F − 1` in place of transitions `F` keep the rates of slow states, `1 − F ≈ 1/n`, to full relative
-/// precision in f32; the triangle halves the work of a step and lets it run in place, first state first.
+/// Increments `E = F − 1` in place of transitions `F` keep the rates of slow states, `1 − F ≈ 1/n`, to full
+/// relative precision in f32; the triangle halves the work of a step and lets it run in place, first state
+/// first.
 ///
 /// ```
 /// use dpmf::factorization::state_space::{Order, StateSpace};
@@ -76,11 +77,12 @@ pub struct Step<'a> {
 }
 
 impl StateSpace {
-    /// The optimal factorization for the dual variable `v`, not truncated, up to a relative error `tolerance` in
-    /// `X(v)`.
+    /// The optimal factorization for the dual variable `v`, not truncated, up to a relative error
+    /// `tolerance` in `X(v)`.
     ///
-    /// `N Nᵀ = X(v)⁻¹` with `X = D^{-1/2}(D^{1/2}AᵀAD^{1/2})^{1/2}D^{-1/2}`. The order, some tens, is the number of terms of
-    /// the rational square root times the order of the workload: of use as a reference, not for streaming.
+    /// `N Nᵀ = X(v)⁻¹` with `X = D^{-1/2}(D^{1/2}AᵀAD^{1/2})^{1/2}D^{-1/2}`. The order, some tens, is the
+    /// number of terms of the rational square root times the order of the workload: of use as a reference,
+    /// not for streaming.
     ///
     /// Cost: O(n·order³).
     /// Errors: `v` not positive and finite or not of length `n`; `tolerance` outside `(0, 1)`.
@@ -88,19 +90,20 @@ impl StateSpace {
         truncate::optimal(recurrence, v, tolerance)
     }
 
-    /// The factorization for the dual variable `v`, truncated to few states and [deployed](Self::deployed): coefficients on
-    /// the f32 grid, column norms of the encoder just below 1.
+    /// The factorization for the dual variable `v`, truncated to few states and [deployed](Self::deployed):
+    /// coefficients on the f32 grid, column norms of the encoder just below 1.
     ///
-    /// Balanced truncation of [`StateSpace::optimal`], weighted by what an error does to the iterates: the observability
-    /// Gramian is that of `A N`.
+    /// Balanced truncation of [`StateSpace::optimal`], weighted by what an error does to the iterates: the
+    /// observability Gramian is that of `A N`.
     ///
-    /// Guarantee: the sensitivity is at most 1; with [`Order::Tolerance`] the loss of the result itself meets it.
-    /// Cost: O(n·k²(r + w)) with `k` the order of [`StateSpace::optimal`]; the result's memory, k²/128 numbers a step, and
-    /// for a tolerance 169 f32 a step.
-    /// Errors: `v` not positive and finite or not of length `n`; [`Error::NotConverged`] when no order up to the
-    /// given maximum reaches the tolerance.
-    /// Reference: Shokoohi, Silverman and Van Dooren, "Linear time-variable systems: balancing and model reduction", IEEE
-    /// Trans. Automatic Control 28 (1983).
+    /// Guarantee: the sensitivity is at most 1; with [`Order::Tolerance`] the loss of the result itself
+    /// meets it.
+    /// Cost: O(n·k²(r + w)) with `k` the order of [`StateSpace::optimal`]; the result's memory, k²/128
+    /// numbers a step, and for a tolerance 169 f32 a step.
+    /// Errors: `v` not positive and finite or not of length `n`; [`Error::NotConverged`] when no order up
+    /// to the given maximum reaches the tolerance.
+    /// Reference: Shokoohi, Silverman and Van Dooren, "Linear time-variable systems: balancing and model
+    /// reduction", IEEE Trans. Automatic Control 28 (1983).
     pub fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<Self> {
         truncate::truncated(recurrence, v, order)
     }

@@ -9,9 +9,9 @@ use crate::linalg::gramian::Root;
 #[derive(Clone)]
 pub(super) struct Checkpoint {
     cost: CostToGo,
-    /// Observability Gramian of `A N`, for the joint state `(a, s)` of the workload and the processes: the energy that
-    /// it sends into the iterates ahead. Of use are the columns of `s`, for an `a` that is zero: truncation
-    /// disturbs the gradient noise, not the workload.
+    /// Observability Gramian of `A N`, for the joint state `(a, s)` of the workload and the processes: the
+    /// energy that it sends into the iterates ahead. Of use are the columns of `s`, for an `a` that is
+    /// zero: truncation disturbs the gradient noise, not the workload.
     pub energy: Root,
 }
 
@@ -50,8 +50,8 @@ impl<'p, 'a> Backward<'p, 'a> {
 
     /// Takes `at` from after step `i` to before it and writes the law of the step.
     ///
-    /// Joint system: `u = h s`, `y = read·a[0] + direct·u`, `a ← Φa + Γu`, `s ← F s`; so `R ← R [Φ Γh; 0 F]` and the
-    /// row of `y` joins.
+    /// Joint system: `u = h s`, `y = read·a[0] + direct·u`, `a ← Φa + Γu`, `s ← F s`; so
+    /// `R ← R [Φ Γh; 0 F]` and the row of `y` joins.
     pub fn step(&mut self, i: usize, at: &mut Checkpoint, gains: &mut [f64], spread: &mut [f64]) {
         let Self { processes, work, plant, transition: f, h, row } = self;
         let m = processes.plant.order();

@@ -5,9 +5,10 @@ use crate::workload::Recurrence;
 
 /// `y = A u` with `P y = R u`, in observer form.
 ///
-/// The state `a` holds what past steps still owe to the equations ahead: `a[k]` is the part of equation `i + k`
-/// of `P y = R u` that is known before step `i`. Its length is the longer of the two bandwidths, and no division
-/// but that by the diagonal of `P` occurs, so nothing has to be assumed about common factors of `P` and `R`.
+/// The state `a` holds what past steps still owe to the equations ahead: `a[k]` is the part of equation
+/// `i + k` of `P y = R u` that is known before step `i`. Its length is the longer of the two bandwidths,
+/// and no division but that by the diagonal of `P` occurs, so nothing has to be assumed about common
+/// factors of `P` and `R`.
 pub(super) struct Plant<'a> {
     recurrence: &'a Recurrence,
     order: usize,

@@ -1,10 +1,11 @@
 //! `(A D Aᵀ)^{1/2}` as the covariance of a sum of independent autoregressive processes.
 //!
-//! With `K = (A D Aᵀ)⁻¹`, `(A D Aᵀ)^{1/2} = K^{-1/2} ≈ Σ_q ω_q (K + t_q)⁻¹`. The density of `y ~ N(0, (K + t)⁻¹)` is
-//! `exp(−½ Σ_i (u_i²/v_i + t·y_i²))` with `y = A u`: the cost of a linear-quadratic control problem, whose plant is
-//! the workload and whose control is the gradient noise `u`. So the process is the optimally controlled plant,
-//! `u_i = −κ_iᵀa_i + spread_i·e_i` with white `e`, and a backward Riccati recursion yields `κ` and `spread`. The
-//! recursion runs on square roots (an orthogonalisation a step), which squares no condition number.
+//! With `K = (A D Aᵀ)⁻¹`, `(A D Aᵀ)^{1/2} = K^{-1/2} ≈ Σ_q ω_q (K + t_q)⁻¹`. The density of
+//! `y ~ N(0, (K + t)⁻¹)` is `exp(−½ Σ_i (u_i²/v_i + t·y_i²))` with `y = A u`: the cost of a
+//! linear-quadratic control problem, whose plant is the workload and whose control is the gradient noise
+//! `u`. So the process is the optimally controlled plant, `u_i = −κ_iᵀa_i + spread_i·e_i` with white `e`,
+//! and a backward Riccati recursion yields `κ` and `spread`. The recursion runs on square roots (an
+//! orthogonalisation a step), which squares no condition number.
 
 use super::modes::Modes;
 use super::plant::{Plant, PlantStep};
@@ -46,7 +47,8 @@ pub(super) struct Workspace {
 impl<'a> Processes<'a> {
     /// Processes whose summed covariance has relative error at most `tolerance`.
     ///
-    /// Errors: a bandwidth above [`MAX_BANDWIDTH`](crate::linalg::MAX_BANDWIDTH), a tolerance outside `(0, 1)`.
+    /// Errors: a bandwidth above [`MAX_BANDWIDTH`](crate::linalg::MAX_BANDWIDTH), a tolerance outside
+    /// `(0, 1)`.
     pub fn new(recurrence: &'a Recurrence, v: &'a [f64], tolerance: f64) -> Result<Self> {
         let (min, max) = Spectrum::new(recurrence)?.bounds(v);
         let root = InverseSqrt::on(1.0 / max, 1.0 / min, tolerance)?;
@@ -162,8 +164,9 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Removes the direction of column `k` from the columns right of it, in every lane; reports the norm of column `k`
-/// (`j = k`) and the products of its unit vector with the others as `write(j, lane, norm, product)`.
+/// Removes the direction of column `k` from the columns right of it, in every lane; reports the norm of
+/// column `k` (`j = k`) and the products of its unit vector with the others as
+/// `write(j, lane, norm, product)`.
 fn orthogonalise(
     array: &mut [f64],
     lanes: &mut [f64],

@@ -1,9 +1,9 @@
 //! Balanced truncation of the optimal filter, in two sweeps over the steps and bounded memory.
 //!
-//! Backward, the control laws of the processes and the observability Gramian, kept at the ends of blocks only. Then
-//! forward, block after block: both again within the block, the innovations form with its controllability
-//! Gramian, a balanced basis at every step, and the filter seen through it. Only the innovations form has to run
-//! through the steps in order; the rest of several blocks runs in parallel.
+//! Backward, the control laws of the processes and the observability Gramian, kept at the ends of blocks
+//! only. Then forward, block after block: both again within the block, the innovations form with its
+//! controllability Gramian, a balanced basis at every step, and the filter seen through it. Only the
+//! innovations form has to run through the steps in order; the rest of several blocks runs in parallel.
 
 use super::balance::{Balance, Roots, by_rows, multiply};
 use super::innovations::Innovations;
@@ -77,15 +77,16 @@ impl Block {
 }
 
 impl<'a> Sweep<'a> {
-    /// Errors: `v` not positive and finite or not of length `n`; `tolerance`, the relative error of the covariance,
-    /// outside `(0, 1)`.
+    /// Errors: `v` not positive and finite or not of length `n`; `tolerance`, the relative error of the
+    /// covariance, outside `(0, 1)`.
     pub fn new(recurrence: &'a Recurrence, v: &'a [f64], tolerance: f64) -> Result<Self> {
         if v.len() != recurrence.left.n() {
             let (actual, expected) = (v.len(), recurrence.left.n());
             return Err(Error::WrongLength { name: "dual variable", actual, expected });
         }
-        if let Some(actual) = recurrence.right.as_ref().map(|right| right.n()).filter(|n| *n != v.len()) {
-            return Err(Error::WrongLength { name: "right factor", actual, expected: v.len() });
+        if let Some(right) = recurrence.right.as_ref().filter(|right| right.n() != v.len()) {
+            let (actual, expected) = (right.n(), v.len());
+            return Err(Error::WrongLength { name: "right side of the recurrence", actual, expected });
         }
         if let Some((index, &value)) = v.iter().enumerate().find(|(_, v)| !(**v > 0.0 && v.is_finite())) {
             let rule = "it must be positive and finite";
@@ -269,7 +270,8 @@ impl<'a> Sweep<'a> {
             let output = &block.output[k * states..][..states];
             reduced.extend((0..keep).map(|c| project(&basis.v, output, c)));
             modes.apply_rows(&basis.v, columns, &mut moved);
-            // The next block starts from the same basis; and while each step adds a direction, none is carried over.
+            // The next block starts from the same basis; and while each step adds a direction, none is
+            // carried over.
             if i + 1 == block.steps.end || i < columns {
                 basis.find(roots(k + 1), i + 1)?;
             } else {

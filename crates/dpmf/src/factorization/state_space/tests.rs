@@ -179,8 +179,8 @@ fn a_diagonal_workload_needs_no_state() {
     assert_eq!((filter.order(), filter.parts().direct.as_slice()), (0, [1.0; 3].as_slice()));
 }
 
-/// Excess of the root loss over the bound, from the table of the design (balanced truncation weighted by the workload,
-/// coefficients in f32, columns not rescaled), and what is left of it by rescaling them.
+/// Excess of the root loss over the bound, from the table of the design (balanced truncation weighted by
+/// the workload, coefficients in f32, columns not rescaled), and what is left of it by rescaling them.
 #[test]
 fn truncation_reproduces_the_design_table_and_rescaling_halves_it() {
     let workload = Workload::prefix_sum(1024).unwrap();
@@ -311,6 +311,12 @@ fn bad_duals_and_tolerances_are_refused() {
     assert_eq!(kind(&[1.0], Order::Fixed(1)), "wrong-length");
     assert_eq!(kind(&[1.0, 0.0], Order::Fixed(1)), "invalid-argument");
     assert_eq!(kind(&[1.0, f64::INFINITY], Order::Fixed(1)), "invalid-argument");
+    let right = Some(LowerBanded::identity(3));
+    let uneven = Recurrence { left: LowerBanded::identity(2), right };
+    assert_eq!(
+        StateSpace::truncated(&uneven, &[1.0; 2], Order::Fixed(1)).unwrap_err().kind(),
+        "wrong-length"
+    );
     for (excess, lower_bound) in [(0.0, 1.0), (f64::NAN, 1.0), (1e-4, -1.0)] {
         assert_eq!(kind(&[1.0; 2], Order::Tolerance { excess, lower_bound, max: 4 }), "invalid-argument");
     }

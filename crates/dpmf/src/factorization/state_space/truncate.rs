@@ -98,8 +98,8 @@ impl Target<'_> {
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
         let mut order = (0..max).find(guess).unwrap_or(max);
         let (mut least, mut failed) = (f64::INFINITY, None);
-        // Up after a failure, down after a success, until a success stands above a failure. One filter is in memory at a
-        // time; the one found may have to be built twice.
+        // Up after a failure, down after a success, until a success stands above a failure. One filter is
+        // in memory at a time; the one found may have to be built twice.
         loop {
             let (excess, filter) = attempt(order)?;
             least = least.min(excess);
@@ -111,7 +111,8 @@ impl Target<'_> {
                 order += 1;
                 continue;
             }
-            // Small losses of neighbouring orders stand in the ratio of their estimates, to some tens of per cent.
+            // Small losses of neighbouring orders stand in the ratio of their estimates, to some tens of
+            // per cent.
             let hopeless = |fewer: usize| {
                 let (here, there) = (record.lost[order], record.lost[fewer]);
                 here > 0.0 && self.excess < 0.1 && excess * there > 2.0 * self.excess * here
@@ -131,8 +132,8 @@ struct Record {
     steps: usize,
     order: usize,
     values: Vec<f32>,
-    /// Energy that a filter of `r` states loses in the iterates, estimated: what enters the states it lacks, by
-    /// their share in the output.
+    /// Energy that a filter of `r` states loses in the iterates, estimated: what enters the states it
+    /// lacks, by their share in the output.
     lost: Vec<f64>,
 }
 

@@ -81,6 +81,25 @@ fn a_restored_stream_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn bytes_in_memory_are_those_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let mut whole = Case::default().stream();
+    whole.skip_to(7).unwrap();
+    whole.checkpoint(&path).unwrap();
+    let bytes = whole.checkpoint_bytes().unwrap();
+    assert_eq!(bytes, fs::read(&path).unwrap());
+    let mut restored = Case::default().stream().restore_bytes(&bytes).unwrap();
+    assert_eq!(restored.next_step(), 7);
+    assert_eq!(row(&mut restored), row(&mut whole));
+    for refused in [&bytes[..bytes.len() - 1], &[bytes.as_slice(), &[0]].concat(), &[]] {
+        assert!(matches!(Case::default().stream().restore_bytes(refused), Err(Error::Format { .. })));
+    }
+    let other = Case { run: 4, ..Default::default() };
+    assert!(matches!(other.stream().restore_bytes(&bytes), Err(Error::Binding { what: "run", .. })));
+}
+
+#[test]
 fn the_checkpoint_of_another_stream_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");

@@ -1,16 +1,20 @@
 //! Any `N`, row by row: `Z` is drawn again from its key at every step instead of being kept.
 
-use super::{Engine, Field, Kernel, PACKET, Packet, TILE, fill_packets, singles};
+use super::{Engine, Field, Kernel, PACKET, Packet, fill_packets, singles};
 use crate::error::{Error, Result};
 use crate::factorization::{Dense, Toeplitz};
 use crate::noise::simd::dispatch;
 
-/// Dense rows over regenerated noise: no state, O(i) work at step `i`.
+/// Dense rows over regenerated noise: O(i) work at step `i`, and no state unless it looks ahead.
+///
+/// With `ahead` rows computed at a time, which then wait in as many buffers, each draw of `Z` serves them all: the
+/// same bits, with `ahead` times fewer draws.
 ///
 /// Reference: the implementation of the experiments in \[DMRST22\].
 pub(super) struct DenseEngine {
     steps: usize,
     rows: Rows,
+    ahead: usize,
 }
 
 enum Rows {
@@ -21,7 +25,7 @@ enum Rows {
 }
 
 impl DenseEngine {
-    pub(super) fn new(dense: &Dense) -> Result<Self> {
+    pub(super) fn new(dense: &Dense, ahead: usize) -> Result<Self> {
         const NAME: &str = "dense noise matrix";
         let matrix = dense.coloring();
         let steps = matrix.nrows();
@@ -39,12 +43,12 @@ impl DenseEngine {
                 packed.push(value as f32);
             }
         }
-        Ok(Self { steps, rows: Rows::Packed(packed) })
+        Ok(Self { steps, rows: Rows::Packed(packed), ahead })
     }
 
-    pub(super) fn toeplitz(toeplitz: &Toeplitz) -> Result<Self> {
+    pub(super) fn toeplitz(toeplitz: &Toeplitz, ahead: usize) -> Result<Self> {
         let column = singles("Toeplitz coefficients", toeplitz.coloring())?;
-        Ok(Self { steps: column.len(), rows: Rows::Toeplitz(column) })
+        Ok(Self { steps: column.len(), rows: Rows::Toeplitz(column), ahead })
     }
 
     /// Row `i` up to its diagonal.
@@ -62,32 +66,71 @@ impl Engine for DenseEngine {
     }
 
     fn buffers(&self) -> usize {
-        0
+        if self.ahead > 1 { self.ahead } else { 0 }
     }
 
     fn kernel<'a>(&'a self, field: &'a Field, step: usize) -> Box<dyn Kernel + 'a> {
-        Box::new(DenseKernel { field, row: self.row(step) })
+        let waiting = step % self.ahead;
+        if waiting > 0 {
+            return Box::new(WaitingRow { row: waiting, ahead: self.ahead });
+        }
+        let rows = (step..self.steps.min(step + self.ahead)).map(|i| self.row(i)).collect();
+        Box::new(DenseKernel { field, rows, ahead: self.ahead })
     }
 }
 
+/// Computes rows `step, step + 1, …`, of which the first is due now.
 struct DenseKernel<'a> {
     field: &'a Field,
-    row: Vec<f32>,
+    rows: Vec<Vec<f32>>,
+    ahead: usize,
 }
 
+/// Packets whose sums are in the nearest caches together.
+const PIECE: usize = 8;
+
 impl Kernel for DenseKernel<'_> {
-    fn run(&self, first: u64, _: &mut [Packet], noise: &mut [Packet]) {
-        // Sums of thousands of terms: double precision keeps the error at that of the last rounding.
-        let mut sums = [[0.0; PACKET]; TILE];
-        let sums = &mut sums[..noise.len()];
-        for (t, &weight) in self.row.iter().enumerate() {
-            if weight != 0.0 {
-                fill_packets(&self.field.row(t as u64), first, noise);
-                accumulate(sums, weight, noise);
+    fn run(&self, first: u64, state: &mut [Packet], noise: &mut [Packet]) {
+        let mut sums = vec![[[0.0; PACKET]; PIECE]; self.rows.len()];
+        let last = self.rows.last().map_or(0, Vec::len);
+        for (piece, noise) in noise.chunks_mut(PIECE).enumerate() {
+            let start = piece * PIECE;
+            // Sums of thousands of terms: double precision keeps the error at that of the last rounding.
+            sums.fill([[0.0; PACKET]; PIECE]);
+            for t in 0..last {
+                let used =
+                    self.rows.iter().zip(&mut sums).filter_map(|(row, sums)| Some((*row.get(t)?, sums)));
+                let mut drawn = false;
+                for (weight, sums) in used.filter(|(weight, _)| *weight != 0.0) {
+                    if !drawn {
+                        fill_packets(&self.field.row(t as u64), first + start as u64, noise);
+                        drawn = true;
+                    }
+                    accumulate(&mut sums[..noise.len()], weight, noise);
+                }
+            }
+            for (p, noise) in noise.iter_mut().enumerate() {
+                *noise = sums[0][p].map(|x| x as f32);
+                if self.ahead > 1 {
+                    for (row, sums) in sums.iter().enumerate() {
+                        state[(start + p) * self.ahead + row] = sums[p].map(|x| x as f32);
+                    }
+                }
             }
         }
-        for (noise, sum) in noise.iter_mut().zip(sums) {
-            *noise = sum.map(|x| x as f32);
+    }
+}
+
+/// A row that was computed before.
+struct WaitingRow {
+    row: usize,
+    ahead: usize,
+}
+
+impl Kernel for WaitingRow {
+    fn run(&self, _: u64, state: &mut [Packet], noise: &mut [Packet]) {
+        for (noise, state) in noise.iter_mut().zip(state.chunks_exact(self.ahead)) {
+            *noise = state[self.row];
         }
     }
 }

@@ -47,12 +47,23 @@ pub trait Engine: Send + Sync {
 /// Errors: a coefficient that single precision would change, or rows that use noise of later steps: what is
 /// streamed is [`Factorization::deployed`], and nothing else. [`Error::Memory`].
 pub fn engine(factorization: &Factorization) -> Result<Box<dyn Engine>> {
+    engine_ahead(factorization, 1)
+}
+
+/// [`engine`], but rows that need all noise before them are computed `ahead` at a time and wait in as many
+/// buffers; the others have no use for it. The rows are the same to the bit.
+///
+/// Errors: those of [`engine`]; `ahead` is zero.
+pub fn engine_ahead(factorization: &Factorization, ahead: usize) -> Result<Box<dyn Engine>> {
+    if ahead == 0 {
+        return Err(Error::argument("rows ahead", ahead, "at least the next row is computed"));
+    }
     Ok(match factorization {
         Factorization::Independent(independent) => Box::new(independent::IndependentEngine::new(independent)),
-        Factorization::Dense(dense) => Box::new(dense::DenseEngine::new(dense)?),
+        Factorization::Dense(dense) => Box::new(dense::DenseEngine::new(dense, ahead)?),
         Factorization::StateSpace(filter) => Box::new(state_space::StateSpaceEngine::new(filter)?),
         Factorization::Structured(structured) => Box::new(structured::StructuredEngine::new(structured)?),
-        Factorization::Toeplitz(toeplitz) => Box::new(dense::DenseEngine::toeplitz(toeplitz)?),
+        Factorization::Toeplitz(toeplitz) => Box::new(dense::DenseEngine::toeplitz(toeplitz, ahead)?),
         Factorization::Tree(tree) => Box::new(tree::TreeEngine::new(tree)?),
     })
 }

@@ -298,6 +298,24 @@ fn coefficients_that_single_precision_would_change_are_refused() {
 }
 
 #[test]
+fn rows_computed_ahead_are_the_same_to_the_bit() {
+    let (steps, coordinates) = (23, 5..1500);
+    for (name, factorization) in registry(steps) {
+        let alone = stream_rows(&factorization, coordinates.clone(), Output::Gradient);
+        for ahead in [2, 4, 23, 64] {
+            let engine = engine_ahead(&factorization, ahead).unwrap();
+            let mut stream =
+                NoiseStream::new(engine, key(), coordinates.clone(), 1.0, Output::Gradient).unwrap();
+            let mut rows = vec![vec![0.0; 1495]; steps];
+            rows.iter_mut().for_each(|row| _ = stream.add_next(row).unwrap());
+            assert_eq!(to_bits(&rows), to_bits(&alone), "{name}, {ahead} ahead");
+        }
+    }
+    let independent = Factorization::Independent(Independent::new(2));
+    assert!(matches!(engine_ahead(&independent, 0), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
 fn buffers_are_what_the_factorization_says() {
     for steps in [1, 2, 3, 4, 100] {
         for (name, factorization) in registry(steps) {

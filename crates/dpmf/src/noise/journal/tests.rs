@@ -181,6 +181,20 @@ fn the_journal_of_another_stream_is_refused() {
 }
 
 #[test]
+fn a_journal_names_its_run() {
+    let run = Run::new();
+    let mut durable = run.create();
+    release(&mut durable, 0);
+    assert_eq!(DurableStream::run_of(run.journal()).unwrap(), RunId([3; 16]));
+    let whole = fs::read(run.journal()).unwrap();
+    for bytes in [&whole[..HEADER - 1], &[0; HEADER]] {
+        fs::write(run.checkpoint(), bytes).unwrap();
+        assert!(matches!(DurableStream::run_of(run.checkpoint()), Err(Error::Format { .. })));
+    }
+    assert!(matches!(DurableStream::run_of(run.folder.path().join("none")), Err(Error::Io { .. })));
+}
+
+#[test]
 fn a_journal_shorter_than_the_stream_is_refused() {
     let run = Run::new();
     let mut durable = run.create();
