@@ -1,0 +1,60 @@
+//! Data sets with users: the unit of privacy is a user, and no user is in two of the sets for training, validation and test.
+//!
+//! [`open`] turns a [`Source`], the argument of `--data`, into a [`Dataset`]. Membership in a set is a keyed hash of the user's
+//! name ([`Part::of`]), never of a position, so adding or removing one user moves no other. Users come in the order of another
+//! hash: neighbours have nothing in common, and the first `n` are a random sample.
+
+use crate::{Domain, Text};
+
+mod corpus;
+mod images;
+mod names;
+mod part;
+mod source;
+mod stackoverflow;
+mod table;
+mod vocabulary;
+
+pub use corpus::Corpus;
+pub use images::{ImageData, Images};
+pub use names::{NAMES_ALPHABET, names};
+pub use part::{Part, Split};
+pub use source::{Dataset, Options, Source, open};
+pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};
+
+/// Examples grouped by user: the unit of privacy.
+pub trait Users: Sync {
+    /// Kind of example.
+    type Domain: Domain;
+
+    /// Number of users.
+    fn users(&self) -> usize;
+
+    /// Appends the examples of one user, always in the same order.
+    fn examples<'a>(&'a self, user: usize, out: &mut Vec<<Self::Domain as Domain>::Example<'a>>);
+}
+
+/// Text by user in three sets, with the vocabulary its tokens index.
+#[derive(Debug, Clone)]
+pub struct TextData {
+    /// Name for tables and reports.
+    pub name: String,
+    /// What the tokens mean.
+    pub vocabulary: Vocabulary,
+    /// The three sets of users.
+    pub split: Split<Corpus>,
+    /// What a privacy statement has to add: what a user is, where the vocabulary comes from, what was left out.
+    pub notes: Vec<String>,
+}
+
+impl Users for Corpus {
+    type Domain = Text;
+
+    fn users(&self) -> usize {
+        self.len()
+    }
+
+    fn examples<'a>(&'a self, user: usize, out: &mut Vec<&'a [u16]>) {
+        out.extend(self.examples_of(user));
+    }
+}

@@ -1,0 +1,225 @@
+//! From the argument of `--data` to a data set.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::images::{self, ImageData};
+use super::{TextData, Tokens, VocabularyFrom, names, stackoverflow, table};
+use crate::{Error, Result};
+
+/// Where data comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Source {
+    /// Names of packages by owner, part of the program ([`names`]).
+    #[default]
+    Names,
+    /// Quotations by author, as `scripts/data/quotes` writes them; without a path at `data/cache/quotes.jsonl`.
+    Quotes(Option<PathBuf>),
+    /// Fashion-MNIST as IDX files in a directory; without one, where `scripts/data/fashion-mnist` or Debian's package
+    /// `dataset-fashion-mnist` puts them.
+    FashionMnist(Option<PathBuf>),
+    /// The published federated StackOverflow data as an SQLite file.
+    StackOverflow(PathBuf),
+    /// Any table with the columns `user` and `text`: `.csv`, `.tsv`, `.jsonl` or `.ndjson`.
+    File(PathBuf),
+}
+
+impl FromStr for Source {
+    type Err = Error;
+
+    /// Reads `names`, `quotes[:PATH]`, `fashion-mnist[:DIRECTORY]`, `stackoverflow:PATH` or the path of a table.
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, path) = match text.split_once(':') {
+            Some((name, path)) if !path.is_empty() => (name, Some(PathBuf::from(path))),
+            _ => (text, None),
+        };
+        match (name, path) {
+            ("names", None) => Ok(Self::Names),
+            ("quotes", path) => Ok(Self::Quotes(path)),
+            ("fashion-mnist", path) => Ok(Self::FashionMnist(path)),
+            ("stackoverflow", Some(path)) => Ok(Self::StackOverflow(path)),
+            _ if table::Format::of(Path::new(text)).is_some() => Ok(Self::File(text.into())),
+            _ => Err(Error::InvalidArgument {
+                name: "data",
+                value: format!("{text:?}"),
+                rule: "it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], stackoverflow:PATH or a .csv, .tsv, .jsonl or \
+                       .ndjson file",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Names => f.write_str("names"),
+            Self::Quotes(None) => f.write_str("quotes"),
+            Self::Quotes(Some(path)) => write!(f, "quotes:{}", path.display()),
+            Self::FashionMnist(None) => f.write_str("fashion-mnist"),
+            Self::FashionMnist(Some(path)) => write!(f, "fashion-mnist:{}", path.display()),
+            Self::StackOverflow(path) => write!(f, "stackoverflow:{}", path.display()),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// What of a source is read, and how; `None` is the default of the source.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Most users of each set.
+    pub users: Option<usize>,
+    /// Most examples of a user; the rest is left out. By default 256.
+    pub examples_per_user: Option<usize>,
+    /// Most tokens to predict in an example; a longer text is cut. By default 20 words or 100 characters.
+    pub example_length: Option<usize>,
+    /// How text falls into tokens; characters by default for a table.
+    pub tokens: Option<Tokens>,
+    /// Where a vocabulary of words comes from.
+    pub vocabulary: Option<VocabularyFrom>,
+    /// Most words of a vocabulary, special tokens not counted. By default 10,000.
+    pub vocabulary_size: Option<usize>,
+}
+
+impl Options {
+    pub(super) fn user_limit(&self) -> usize {
+        self.users.unwrap_or(usize::MAX)
+    }
+
+    pub(super) fn example_limit(&self) -> usize {
+        self.examples_per_user.unwrap_or(256)
+    }
+
+    pub(super) fn length(&self, tokens: Tokens) -> usize {
+        self.example_length.unwrap_or(if tokens == Tokens::Characters { 100 } else { 20 })
+    }
+
+    pub(super) fn word_limit(&self) -> usize {
+        self.vocabulary_size.unwrap_or(10_000)
+    }
+
+    /// Refuses limits of zero, and choices that a source whose form is fixed does not have.
+    fn check(&self, source: &Source) -> Result<()> {
+        for (name, limit) in [
+            ("users", self.users),
+            ("examples per user", self.examples_per_user),
+            ("example length", self.example_length),
+            ("vocabulary size", self.vocabulary_size),
+        ] {
+            if limit == Some(0) {
+                return Err(Error::InvalidArgument {
+                    name,
+                    value: "0".into(),
+                    rule: "a limit must be positive",
+                });
+            }
+        }
+        let fixed = matches!(source, Source::Names | Source::FashionMnist(_));
+        let textual = self.tokens.is_some()
+            || self.vocabulary.is_some()
+            || self.vocabulary_size.is_some()
+            || self.examples_per_user.is_some()
+            || self.example_length.is_some();
+        if fixed && textual {
+            return Err(Error::InvalidArgument {
+                name: "data",
+                value: source.to_string(),
+                rule: "its tokens, examples and vocabulary are fixed and cannot be chosen",
+            });
+        }
+        if matches!(source, Source::StackOverflow(_))
+            && self.tokens.is_some_and(|tokens| tokens != Tokens::Separated)
+        {
+            return Err(Error::InvalidArgument {
+                name: "data",
+                value: source.to_string(),
+                rule: "its text is tokenised already: tokens can only be separated by spaces",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A data set of one of the two kinds.
+#[allow(clippy::large_enum_variant, reason = "a program opens one")]
+#[derive(Debug, Clone)]
+pub enum Dataset {
+    /// Text by user.
+    Text(TextData),
+    /// Images, each a user of its own.
+    Images(ImageData),
+}
+
+/// Reads a data set.
+///
+/// Guarantee: the users of the three sets are disjoint, and no set is empty.
+///
+/// # Errors
+/// If a file is missing or malformed (the message names the line or record), or an option does not fit the source.
+///
+/// ```
+/// use dpmf_train::data::{self, Dataset, Options, Source};
+///
+/// let options = Options { users: Some(1000), ..Options::default() };
+/// let Dataset::Text(data) = data::open(&"names".parse::<Source>()?, &options)? else { unreachable!() };
+/// assert_eq!(data.split.train.len(), 1000);
+/// # Ok::<(), dpmf_train::Error>(())
+/// ```
+pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
+    options.check(source)?;
+    match source {
+        Source::Names => {
+            let mut data = names()?;
+            for corpus in [&mut data.split.train, &mut data.split.validation, &mut data.split.test] {
+                corpus.truncate(options.user_limit());
+            }
+            Ok(Dataset::Text(data))
+        }
+        Source::Quotes(path) => table::quotes(path.as_deref(), options).map(Dataset::Text),
+        Source::FashionMnist(path) => {
+            images::fashion_mnist(path.as_deref(), options.user_limit()).map(Dataset::Images)
+        }
+        Source::StackOverflow(path) => stackoverflow::read(path, options).map(Dataset::Text),
+        Source::File(path) => table::file(path, options).map(Dataset::Text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_come_back() {
+        for text in [
+            "names",
+            "quotes",
+            "quotes:q.jsonl",
+            "fashion-mnist",
+            "fashion-mnist:/a/b",
+            "stackoverflow:so.sqlite",
+            "a/b.csv",
+            "notes.JSONL",
+            "c:d.tsv",
+        ] {
+            let source: Source = text.parse().unwrap();
+            assert_eq!(source.to_string(), text);
+        }
+        assert_eq!(Source::default(), Source::Names);
+        for text in ["", "name", "names:x", "stackoverflow", "stackoverflow:", "x.parquet"] {
+            let error = text.parse::<Source>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("fashion-mnist"), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_that_do_not_fit_are_refused() {
+        let words = Options { tokens: Some(Tokens::Words), ..Options::default() };
+        let none = Options { users: Some(0), ..Options::default() };
+        for (source, options) in
+            [(Source::Names, &words), (Source::StackOverflow("x".into()), &words), (Source::Names, &none)]
+        {
+            let error = open(&source, options).unwrap_err();
+            assert_eq!(error.kind(), "invalid-argument", "{error}");
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! Tables with a user and a text in each row.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::part::{Split, digest};
+use super::vocabulary::{WordCounts, printable};
+use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
+use crate::{Error, Result};
+
+/// Thousandths of the users that are public when a vocabulary is made from them.
+const PUBLIC: u32 = 100;
+/// Where `scripts/data/quotes` writes.
+const QUOTES: &str = "data/cache/quotes.jsonl";
+
+/// How the rows of a table are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Fields parted by a byte, with a line of column names.
+    Delimited(u8),
+    /// One JSON object a line.
+    JsonLines,
+}
+
+impl Format {
+    /// The format a file name stands for.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "csv" => Some(Self::Delimited(b',')),
+            "tsv" => Some(Self::Delimited(b'\t')),
+            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            _ => None,
+        }
+    }
+}
+
+/// Any table with the columns `user` and `text`; a user is an exact string in the column `user`.
+pub(super) fn file(path: &Path, options: &Options) -> Result<TextData> {
+    let tokens = options.tokens.unwrap_or(Tokens::Characters);
+    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    let note = "A user is a value of the column `user`; a person under two values is two users.";
+    read("file", name, path, tokens, note, options)
+}
+
+/// Quotations by author.
+pub(super) fn quotes(path: Option<&Path>, options: &Options) -> Result<TextData> {
+    let tokens = options.tokens.unwrap_or(Tokens::Words);
+    let path = path.unwrap_or(Path::new(QUOTES));
+    if !path.exists() {
+        return Err(Error::Data {
+            path: path.into(),
+            message: "there is no such file; `scripts/data/quotes` fetches and writes it".into(),
+        });
+    }
+    let note = "A user is an author, known by the first two parts of the name: several authors may be one user, but hardly one several.";
+    read("quotes", "quotes".into(), path, tokens, note, options)
+}
+
+/// Texts of each user, by the user's name.
+type Texts = HashMap<String, Vec<String>>;
+
+/// Reads a table; `label` keys the hashes.
+fn read(
+    label: &str,
+    name: String,
+    path: &Path,
+    tokens: Tokens,
+    note: &str,
+    options: &Options,
+) -> Result<TextData> {
+    let texts = match Format::of(path) {
+        Some(Format::Delimited(delimiter)) => delimited(path, delimiter)?,
+        Some(Format::JsonLines) => json_lines(path)?,
+        None => {
+            return Err(Error::Data {
+                path: path.into(),
+                message: "the name must end in .csv, .tsv, .jsonl or .ndjson".into(),
+            });
+        }
+    };
+    let from = match (tokens, &options.vocabulary) {
+        (Tokens::Characters, None) => None,
+        (_, None) => Some(&VocabularyFrom::PublicUsers),
+        (_, given) => given.as_ref(),
+    };
+    let public = if from == Some(&VocabularyFrom::PublicUsers) { PUBLIC } else { 0 };
+
+    let mut users: Vec<_> = texts
+        .iter()
+        .map(|(user, texts)| (digest(label, "order", user), Part::of(label, user, public), texts))
+        .collect();
+    users.sort_unstable_by_key(|&(order, ..)| order);
+
+    let mut notes = vec![note.to_owned()];
+    let counted = |part: Part| {
+        let mut counts = WordCounts::default();
+        for (_, _, texts) in users.iter().filter(|&&(_, of, _)| of == part) {
+            for text in texts.iter().take(options.example_limit()) {
+                counts.add(tokens, text);
+            }
+        }
+        counts
+    };
+    let vocabulary = match from {
+        None => {
+            notes.push(
+                "The vocabulary is the printable ASCII characters: fixed, so it costs no privacy.".into(),
+            );
+            Vocabulary::characters(printable())
+        }
+        Some(VocabularyFrom::PublicUsers) => {
+            let count = users.iter().filter(|&&(_, part, _)| part == Part::Public).count();
+            notes.push(format!(
+                "The vocabulary comes from {count} users, a tenth chosen by a hash of their names, who are taken for public: they are in \
+                 none of the sets for training, validation and test, and ε does not cover them."
+            ));
+            counted(Part::Public).vocabulary(tokens, options.word_limit())
+        }
+        Some(VocabularyFrom::TrainingUsers) => {
+            notes.push(VocabularyFrom::UNCOVERED.into());
+            counted(Part::Train).vocabulary(tokens, options.word_limit())
+        }
+        Some(VocabularyFrom::List(list)) => {
+            notes.push(VocabularyFrom::LISTED.into());
+            Vocabulary::from_list(tokens, list, options.word_limit())
+        }
+    };
+    let vocabulary = vocabulary.map_err(|error| match error {
+        Error::InvalidArgument { value, .. } => Error::Data {
+            path: path.into(),
+            message: format!("the vocabulary would have {value}: too few users"),
+        },
+        other => other,
+    })?;
+
+    let mut split = Split::<Corpus>::default();
+    for (_, part, texts) in &users {
+        let Some(corpus) = split.part_mut(*part) else { continue };
+        if corpus.len() >= options.user_limit() {
+            continue;
+        }
+        for text in texts.iter().take(options.example_limit()) {
+            corpus.push_example(|out| vocabulary.encode(text, options.length(tokens), out));
+        }
+        corpus.finish_user();
+    }
+    for (set, corpus) in split.parts() {
+        if corpus.is_empty() {
+            return Err(Error::Data {
+                path: path.into(),
+                message: format!(
+                    "the hash of their names puts none of the {} users into the set for {set}: there must be more",
+                    users.len()
+                ),
+            });
+        }
+    }
+    Ok(TextData { name, vocabulary, split, notes })
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|source| Error::Io { path: path.into(), source })
+}
+
+fn error_at(path: &Path, line: u64, message: impl std::fmt::Display) -> Error {
+    Error::Data { path: PathBuf::from(path), message: format!("line {line}: {message}") }
+}
+
+/// Adds a row, unless the text is blank.
+fn add(texts: &mut Texts, user: &str, text: &str) -> std::result::Result<(), &'static str> {
+    let user = user.trim();
+    if user.is_empty() {
+        return Err("the user is empty");
+    }
+    if !text.trim().is_empty() {
+        match texts.get_mut(user) {
+            Some(texts) => texts.push(text.into()),
+            None => drop(texts.insert(user.into(), vec![text.into()])),
+        }
+    }
+    Ok(())
+}
+
+fn delimited(path: &Path, delimiter: u8) -> Result<Texts> {
+    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(open(path)?);
+    let fault = |error: csv::Error| {
+        let message = match error.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("there are {len} fields, but {expected_len} columns")
+            }
+            csv::ErrorKind::Utf8 { .. } => "it is not UTF-8".into(),
+            _ => error.to_string(),
+        };
+        match error.position() {
+            Some(position) => error_at(path, filled_line(path, position), message),
+            None => Error::Data { path: path.into(), message },
+        }
+    };
+    let headers = reader.headers().map_err(fault)?;
+    let column = |name: &str| {
+        headers.iter().position(|header| header.trim() == name).ok_or_else(|| {
+            error_at(
+                path,
+                1,
+                format!("there is no column `{name}` among {:?}", headers.iter().collect::<Vec<_>>()),
+            )
+        })
+    };
+    let (user, text) = (column("user")?, column("text")?);
+    let mut texts = Texts::new();
+    let mut record = csv::StringRecord::new();
+    while reader.read_record(&mut record).map_err(fault)? {
+        add(&mut texts, &record[user], &record[text]).map_err(|message| {
+            error_at(path, record.position().map_or(0, |position| filled_line(path, position)), message)
+        })?;
+    }
+    Ok(texts)
+}
+
+/// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
+fn filled_line(path: &Path, position: &csv::Position) -> u64 {
+    let skipped = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(position.byte()))?;
+        let mut skipped = 0;
+        for byte in BufReader::new(file).bytes() {
+            match byte? {
+                b'\n' => skipped += 1,
+                b'\r' => (),
+                _ => break,
+            }
+        }
+        Ok(skipped)
+    });
+    position.line() + skipped.unwrap_or(0)
+}
+
+fn json_lines(path: &Path) -> Result<Texts> {
+    let mut texts = Texts::new();
+    for (number, line) in (1..).zip(BufReader::new(open(path)?).lines()) {
+        let line = line.map_err(|source| match source.kind() {
+            std::io::ErrorKind::InvalidData => error_at(path, number, "it is not UTF-8"),
+            _ => Error::Io { path: path.into(), source },
+        })?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let row: Value = serde_json::from_str(&line).map_err(|error| error_at(path, number, error))?;
+        let user = match row.get("user") {
+            Some(Value::String(user)) => user.clone(),
+            Some(Value::Number(user)) => user.to_string(),
+            _ => return Err(error_at(path, number, "`user` must be a string or a number")),
+        };
+        let Some(Value::String(text)) = row.get("text") else {
+            return Err(error_at(path, number, "`text` must be a string"));
+        };
+        add(&mut texts, &user, text).map_err(|message| error_at(path, number, message))?;
+    }
+    Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::fmt::Write;
+
+    use super::*;
+
+    fn write(name: &str, content: impl AsRef<[u8]>) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        (directory, path)
+    }
+
+    /// The texts of each user, in the order of the corpus.
+    fn decoded(data: &TextData, corpus: &Corpus) -> Vec<Vec<String>> {
+        (0..corpus.len())
+            .map(|user| corpus.examples_of(user).map(|tokens| data.vocabulary.decode(tokens)).collect())
+            .collect()
+    }
+
+    fn table(users: std::ops::Range<u32>) -> String {
+        let mut table = String::from("text,user\n");
+        for row in 0..3 {
+            for user in users.clone() {
+                writeln!(table, "\"I am user {user}, row {row}\",user{user}").unwrap();
+            }
+        }
+        table
+    }
+
+    #[test]
+    fn sets_hold_the_users_their_hash_says_and_share_none() {
+        let (_directory, path) = write("t.csv", table(0..300));
+        let data = file(&path, &Options::default()).unwrap();
+        let mut seen = HashSet::new();
+        for ((set, corpus), part) in
+            data.split.parts().into_iter().zip([Part::Train, Part::Validation, Part::Test])
+        {
+            for texts in decoded(&data, corpus) {
+                let user = texts[0].split([' ', ',']).nth(3).unwrap().to_owned();
+                assert_eq!(texts, [0, 1, 2].map(|row| format!("I am user {user}, row {row}")));
+                assert_eq!(Part::of("file", &format!("user{user}"), 0), part, "{set}");
+                assert!(seen.insert(user), "a user twice");
+            }
+        }
+        assert_eq!(seen.len(), 300);
+        assert_eq!((data.name.as_str(), data.vocabulary.len()), ("t", 3 + 95));
+    }
+
+    #[test]
+    fn other_users_and_positions_do_not_matter() {
+        let (_a, all) = write("t.csv", table(0..300));
+        let (_b, fewer) = write("t.csv", table(100..300));
+        let read = |path| file(path, &Options::default()).unwrap();
+        let (all, fewer) = (read(&all), read(&fewer));
+        let kept: Vec<_> = decoded(&all, &all.split.train)
+            .into_iter()
+            .filter(|texts| texts[0].split([' ', ',']).nth(3).unwrap().parse::<u32>().unwrap() >= 100)
+            .collect();
+        assert_eq!(kept, decoded(&fewer, &fewer.split.train));
+    }
+
+    #[test]
+    fn json_and_delimited_tables_read_alike() {
+        let mut json = String::from("\n");
+        let mut tabs = String::from("user\ttext\n");
+        for user in 0..100 {
+            writeln!(json, "{{\"user\": {user}, \"text\": \"né {user}\", \"more\": [1]}}").unwrap();
+            writeln!(tabs, "{user}\tné {user}").unwrap();
+        }
+        let (_a, json) = write("t.jsonl", json);
+        let (_b, tabs) = write("t.tsv", tabs);
+        let [json, tabs] = [json, tabs].map(|path| file(&path, &Options::default()).unwrap());
+        assert_eq!(json.split, tabs.split);
+        assert!(json.split.train.examples_of(0).next().unwrap().contains(&Vocabulary::UNKNOWN));
+    }
+
+    #[test]
+    fn words_come_from_public_users_who_are_in_no_set() {
+        let (_directory, path) = write("t.csv", table(0..300));
+        let options = Options { tokens: Some(Tokens::Words), ..Options::default() };
+        let data = file(&path, &options).unwrap();
+        let public: HashSet<String> = (0..300)
+            .filter(|user| Part::of("file", &format!("user{user}"), PUBLIC) == Part::Public)
+            .map(|user| user.to_string())
+            .collect();
+        let sets: usize = data.split.parts().iter().map(|(_, corpus)| corpus.len()).sum();
+        assert_eq!(sets + public.len(), 300);
+        let numbers: HashSet<String> = (3..data.vocabulary.len() as u16)
+            .map(|token| data.vocabulary.symbol(token).unwrap().to_owned())
+            .filter(|word| word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_digit()))
+            .collect();
+        assert_eq!(numbers, public.iter().filter(|user| user.len() > 1).cloned().collect());
+        assert!(data.notes[1].contains(&format!("{} users", public.len())), "{:?}", data.notes);
+
+        let limits =
+            Options { vocabulary: Some(VocabularyFrom::TrainingUsers), vocabulary_size: Some(4), ..options };
+        let data = file(&path, &limits).unwrap();
+        assert_eq!(data.vocabulary.len(), 7);
+        assert!(data.notes[1].contains("not cover"), "{:?}", data.notes);
+    }
+
+    #[test]
+    fn word_lists_are_read_in_order() {
+        let (_directory, path) = write("t.csv", table(0..300));
+        let (_words, list) = write("words.txt", "user 100\nam 7\n\nrow\nlast\n");
+        let options = Options {
+            tokens: Some(Tokens::Words),
+            vocabulary: Some(VocabularyFrom::List(list)),
+            vocabulary_size: Some(3),
+            ..Options::default()
+        };
+        let data = file(&path, &options).unwrap();
+        assert_eq!(
+            (3..6).map(|token| data.vocabulary.symbol(token).unwrap()).collect::<Vec<_>>(),
+            ["user", "am", "row"]
+        );
+        assert_eq!(data.vocabulary.len(), 6);
+        assert!(data.split.train.examples_of(0).next().unwrap().starts_with(&[0, 2, 4, 3, 2, 2, 5, 2, 1]));
+    }
+
+    #[test]
+    fn limits_hold() {
+        let (_directory, path) = write("t.csv", table(0..300));
+        let options = Options {
+            users: Some(7),
+            examples_per_user: Some(2),
+            example_length: Some(4),
+            ..Options::default()
+        };
+        let data = file(&path, &options).unwrap();
+        let whole = file(&path, &Options::default()).unwrap();
+        for ((_, corpus), (_, all)) in data.split.parts().into_iter().zip(whole.split.parts()) {
+            assert_eq!(corpus.len(), 7);
+            for user in 0..7 {
+                let examples: Vec<_> = corpus.examples_of(user).collect();
+                assert_eq!(examples.len(), 2);
+                assert_eq!(*examples[1], all.examples_of(user).nth(1).unwrap()[..5]);
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_tables_are_refused_with_their_line() {
+        for (name, content, message) in [
+            ("t.csv", "", "no column `user`"),
+            ("t.csv", "user,words\na,b\n", "line 1: there is no column `text` among [\"user\", \"words\"]"),
+            ("t.csv", "user,text\na,b\n\nc\n", "line 4: there are 1 fields, but 2 columns"),
+            ("t.csv", "user,text\na,\"b\nb\"\n ,c\n", "line 4: the user is empty"),
+            ("t.csv", "user,text\na,b\n", "into the set for validation"),
+            ("t.jsonl", "", "none of the 0 users into the set for train"),
+            ("t.jsonl", "{\"user\":\"a\",\"text\":\"b\"}\n{\"user\":\"a\",\n", "line 2: EOF"),
+            ("t.jsonl", "{\"user\":\"a\"}\n", "line 1: `text` must be"),
+            ("t.jsonl", "\n{\"text\":\"a\"}\n", "line 2: `user` must be"),
+            ("t.jsonl", "{\"user\":\"\",\"text\":\"b\"}\n", "line 1: the user is empty"),
+            ("t.jsonl", "{\"user\":[1],\"text\":\"b\"}\n", "line 1: `user` must be"),
+            ("t.jsonl", "[]\n", "line 1: `user` must be"),
+        ] {
+            let (_directory, path) = write(name, content);
+            let error = file(&path, &Options::default()).unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains(name), "{content:?}: {error}");
+        }
+        for (name, content, message) in [
+            ("t.jsonl", &b"{\"user\":\"a\",\"text\":\"b\"}\n\xff\n"[..], "line 2: it is not UTF-8"),
+            ("t.csv", b"user,text\na,\xff\n", "line 2: it is not UTF-8"),
+        ] {
+            let (_directory, path) = write(name, content);
+            let error = file(&path, &Options::default()).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        assert_eq!(file(Path::new("absent.csv"), &Options::default()).unwrap_err().kind(), "io");
+        let error = quotes(Some(Path::new("absent.jsonl")), &Options::default()).unwrap_err().to_string();
+        assert!(error.contains("scripts/data/quotes"), "{error}");
+    }
+
+    #[test]
+    fn users_with_blank_texts_alone_are_no_users() {
+        let mut content = table(0..300);
+        content.push_str("  ,nobody\n,user1\n");
+        let (_a, path) = write("t.csv", content);
+        let (_b, plain) = write("t.csv", table(0..300));
+        let [with, without] = [path, plain].map(|path| file(&path, &Options::default()).unwrap());
+        assert_eq!(with.split, without.split);
+    }
+}
