@@ -1,0 +1,83 @@
+//! What one default round costs: `cargo run --release -p dpmf-train --example round`.
+//!
+//! 100 users, the default model, one thread, time on the processor (from the system, so that a busy machine does not
+//! count). Fails if a round takes more than 0.06 s or its noise, a stream of four buffers, more than a tenth of it.
+
+use dpmf::Optimizer;
+use dpmf::noise::engines::engine;
+use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
+use dpmf_train::data::names;
+use dpmf_train::model::Lstm;
+use dpmf_train::{Choice, Local, Model, Noise, Privacy, Recipe, Steps, Training};
+use std::error::Error;
+use std::ops::ControlFlow;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+const ROUNDS: usize = 64;
+
+fn main() -> Result<(), Failure> {
+    let data = names()?;
+    let vocabulary = data.vocabulary.len();
+    let model = Lstm { vocabulary, embedding: 16, hidden: 64, projection: Some(32) }.checked()?;
+    let recipe = Recipe {
+        mechanism: "optimal".parse::<Choice>()?,
+        dense: false,
+        buffers: Some(4),
+        rounds: 2048,
+        clients: 100,
+        clip: 1.0,
+        optimizer: Optimizer { momentum: 0.9, ..Default::default() },
+        schedule: Steps::Schedule("cooldown:0.25:0.05".into()),
+        server_learning_rate: 0.25,
+        local: Local::Sgd { learning_rate: 2.0, passes: 1, batch: 16 },
+        dropout: 0.0,
+        privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
+        seed: 0,
+    };
+    let mechanism = recipe.mechanism(&mut |_| ControlFlow::Continue(()))?.ok_or("a mechanism")?;
+    let stream = || -> Result<NoiseStream, Failure> {
+        let key = NoiseKey::from_seed(0).stream(dpmf::format::hash(&mechanism)?, RunId([0; 16]));
+        let engine = engine(mechanism.factorization())?;
+        Ok(NoiseStream::new(engine, key, 0..model.parameters() as u64, 1.0, Output::Gradient)?)
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
+    pool.install(|| {
+        let workload = recipe.workload()?;
+        let noise = Noise::Stream(stream()?);
+        let mut training = Training::new(&model, &data.split.train, recipe.settings(), &workload, noise)?;
+        for _ in 0..4 {
+            training.advance()?;
+        }
+        let start = processor_time()?;
+        for _ in 0..ROUNDS {
+            training.advance()?;
+        }
+        let round = (processor_time()? - start) / ROUNDS as f64;
+        let mut alone = stream()?;
+        let mut row = vec![0.0_f32; model.parameters()];
+        let start = processor_time()?;
+        for _ in 0..ROUNDS {
+            alone.add_next(&mut row)?;
+        }
+        let noise = (processor_time()? - start) / ROUNDS as f64;
+        println!(
+            "{} parameters: a round of 100 users {:.1} ms of processor time, its noise {:.2} ms ({:.1} %)",
+            model.parameters(),
+            1e3 * round,
+            1e3 * noise,
+            100.0 * noise / round
+        );
+        if round > 0.06 || noise > 0.1 * round {
+            return Err("a round must take at most 60 ms, its noise at most a tenth of that".into());
+        }
+        Ok(())
+    })
+}
+
+/// Seconds that this thread has spent on a processor.
+fn processor_time() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds: f64 = text.split(' ').next().ok_or("schedstat is empty")?.parse()?;
+    Ok(1e-9 * nanoseconds)
+}

@@ -1,0 +1,106 @@
+//! Who takes part in which round: decided before training, once for every user.
+
+use crate::error::{Error, Result};
+use chacha20::ChaCha20Rng;
+use rand::{Rng, SeedableRng};
+
+/// A random assignment of users to rounds in which nobody takes part twice.
+///
+/// It depends on the number of users and a public seed alone, never on data.
+///
+/// Guarantee: cohorts of different rounds are disjoint, which is the single participation that the sensitivity of a
+/// mechanism rests on.
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    order: Vec<u32>,
+    rounds: usize,
+    clients: usize,
+}
+
+impl Assignment {
+    /// Draws cohorts of `clients` for each of `rounds`.
+    ///
+    /// Errors: no rounds, no clients, or fewer users than places.
+    pub fn new(users: usize, rounds: usize, clients: usize, seed: u64) -> Result<Self> {
+        for (name, value) in [("rounds", rounds), ("clients", clients)] {
+            if value == 0 {
+                return Err(Error::argument(name, value, "it must be at least 1"));
+            }
+        }
+        let places = rounds.checked_mul(clients).filter(|places| *places <= users);
+        let (Some(places), Ok(population)) = (places, u32::try_from(users)) else {
+            return Err(Error::TooFewUsers { users, rounds, clients });
+        };
+        let mut order: Vec<u32> = (0..population).collect();
+        let mut rng = ChaCha20Rng::seed_from_u64(seed);
+        for i in 0..places {
+            let j = i + below(&mut rng, users - i);
+            order.swap(i, j);
+        }
+        order.truncate(places);
+        Ok(Self { order, rounds, clients })
+    }
+
+    /// The cohort of a round, zero-based; empty past the last.
+    pub fn cohort(&self, round: usize) -> &[u32] {
+        if round >= self.rounds { &[] } else { &self.order[round * self.clients..][..self.clients] }
+    }
+}
+
+/// A uniform index below `n`, by rejection: no index is favoured.
+fn below(rng: &mut ChaCha20Rng, n: usize) -> usize {
+    let n = n as u64;
+    let limit = u64::MAX - u64::MAX % n;
+    loop {
+        let x = rng.next_u64();
+        if x < limit {
+            return (x % n) as usize;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_part_twice() {
+        let assignment = Assignment::new(1000, 99, 10, 7).unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for round in 0..99 {
+            assert_eq!(assignment.cohort(round).len(), 10);
+            for user in assignment.cohort(round) {
+                assert!(*user < 1000 && seen.insert(*user), "user {user} in round {round}");
+            }
+        }
+        assert_eq!(seen.len(), 990);
+        assert!(assignment.cohort(99).is_empty());
+    }
+
+    #[test]
+    fn another_seed_gives_another_assignment_and_the_same_seed_the_same() {
+        let first = |seed| Assignment::new(1000, 10, 10, seed).unwrap().cohort(0).to_vec();
+        assert_eq!(first(1), first(1));
+        assert_ne!(first(1), first(2));
+    }
+
+    #[test]
+    fn every_user_is_as_likely_as_any_other() {
+        // 20 users, 10 places, 4000 seeds: 2000 ± 32 each; 6 deviations, α = 4e-8 for all.
+        let mut counts = [0_u32; 20];
+        for seed in 0..4000 {
+            let assignment = Assignment::new(20, 2, 5, seed).unwrap();
+            (0..2).for_each(|round| assignment.cohort(round).iter().for_each(|u| counts[*u as usize] += 1));
+        }
+        assert!(counts.iter().all(|count| count.abs_diff(2000) < 190), "{counts:?}");
+    }
+
+    #[test]
+    fn too_few_users_are_refused() {
+        let error = Assignment::new(99, 10, 10, 0).unwrap_err();
+        assert_eq!(error.kind(), "too-few-users");
+        assert!(error.to_string().contains("99") && error.to_string().contains("100"), "{error}");
+        assert!(Assignment::new(10, 0, 1, 0).is_err() && Assignment::new(10, 1, 0, 0).is_err());
+        assert!(Assignment::new(10, usize::MAX, 2, 0).is_err());
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong in training.
+
+use std::path::PathBuf;
+
+/// Result of a training operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of training: data, models, runs on disk, or the library beneath.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An error of the `dpmf` library.
+    #[error(transparent)]
+    Dpmf(#[from] dpmf::Error),
+    /// An argument outside its range.
+    #[error("{name} is {value}, but {rule}")]
+    InvalidArgument {
+        /// Name of the argument.
+        name: &'static str,
+        /// Value given.
+        value: String,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+    /// A single pass needs more users than there are.
+    #[error(
+        "{rounds} rounds of {clients} clients need {} users for a single pass, but there are {users}: take fewer \
+         rounds or clients",
+        rounds.saturating_mul(*clients)
+    )]
+    TooFewUsers {
+        /// Users there are.
+        users: usize,
+        /// Rounds asked for.
+        rounds: usize,
+        /// Users in each.
+        clients: usize,
+    },
+    /// A run directory that cannot be begun or resumed.
+    #[error("{path}: {message}")]
+    Run {
+        /// The directory.
+        path: PathBuf,
+        /// Why, and what to do.
+        message: String,
+    },
+    /// A data file that is not as it should be.
+    #[error("{path}: {message}")]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where in the file.
+        message: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn argument(name: &'static str, value: impl std::fmt::Display, rule: &'static str) -> Self {
+        Self::InvalidArgument { name, value: value.to_string(), rule }
+    }
+
+    /// Short name of the kind of error, stable across versions.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Dpmf(error) => error.kind(),
+            Self::InvalidArgument { .. } => "invalid-argument",
+            Self::TooFewUsers { .. } => "too-few-users",
+            Self::Run { .. } => "run",
+            Self::Data { .. } => "data",
+            Self::Io { .. } => "io",
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Private training with correlated noise: data with users, models over one flat parameter slice, and the loops
+//! that join them to a noise stream.
+
+pub mod checkpoint;
+pub mod clients;
+pub mod clip;
+pub mod cohort;
+pub mod data;
+pub mod error;
+pub mod model;
+pub mod recipe;
+pub mod run;
+pub mod server;
+pub mod stats;
+pub mod training;
+
+pub use checkpoint::Checkpoints;
+pub use clients::{Clients, Local, evaluate};
+pub use clip::Clip;
+pub use cohort::Assignment;
+pub use data::Users;
+pub use error::{Error, Result};
+pub use model::{Model, Score};
+pub use recipe::{Choice, Privacy, Recipe, Steps};
+pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
+pub use server::Server;
+pub use stats::Estimate;
+pub use training::{Noise, Settings, Training};
+
+/// What kind of example a data set holds and a model learns from.
+pub trait Domain {
+    /// One example, borrowed from the data set.
+    type Example<'a>: Copy + Send + Sync;
+
+    /// Shows an example as bytes, for digests.
+    fn bytes(example: Self::Example<'_>, show: &mut dyn FnMut(&[u8]));
+}
+
+/// Sequences of tokens; the model predicts each token after the first from those before it.
+#[derive(Debug, Clone, Copy)]
+pub enum Text {}
+
+impl Domain for Text {
+    type Example<'a> = &'a [u16];
+
+    fn bytes(example: &[u16], show: &mut dyn FnMut(&[u8])) {
+        show(&(example.len() as u64).to_le_bytes());
+        example.iter().for_each(|token| show(&token.to_le_bytes()));
+    }
+}
+
+/// Feature vectors with a label.
+#[derive(Debug, Clone, Copy)]
+pub enum Labelled {}
+
+impl Domain for Labelled {
+    type Example<'a> = LabelledExample<'a>;
+
+    fn bytes(example: LabelledExample<'_>, show: &mut dyn FnMut(&[u8])) {
+        show(&(example.features.len() as u64).to_le_bytes());
+        show(&example.label.to_le_bytes());
+        example.features.iter().for_each(|x| show(&x.to_le_bytes()));
+    }
+}
+
+/// A feature vector and the class it belongs to.
+#[derive(Debug, Clone, Copy)]
+pub struct LabelledExample<'a> {
+    /// Features.
+    pub features: &'a [f32],
+    /// Class, counted from zero.
+    pub label: u16,
+}

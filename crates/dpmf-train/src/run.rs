@@ -1,0 +1,526 @@
+//! A run from the first round to its result, in memory or in a directory that survives crashes.
+
+use crate::checkpoint::{Checkpoints, write_parameters};
+use crate::clients::evaluate;
+use crate::data::Split;
+use crate::error::{Error, Result};
+use crate::recipe::{ROWS_AHEAD, Recipe, spent};
+use crate::training::{Noise, Training};
+use crate::{Domain, Model, Score, Users};
+use dpmf::accounting::PrivacyStatement;
+use dpmf::factorize::Observer;
+use dpmf::noise::engines::engine_ahead;
+use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId, disk};
+use dpmf::{Mechanism, format};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// A digest of everything that users hold, to tell data sets apart.
+pub fn digest<D: Users>(data: &D) -> String {
+    let mut hash = Sha256::new();
+    let mut bytes = Vec::new();
+    let mut examples = Vec::new();
+    for user in 0..data.users() {
+        examples.clear();
+        data.examples(user, &mut examples);
+        bytes.clear();
+        bytes.extend((examples.len() as u64).to_le_bytes());
+        for example in &examples {
+            D::Domain::bytes(*example, &mut |part| bytes.extend_from_slice(part));
+        }
+        hash.update(&bytes);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where the key of a run comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeySource {
+    /// A new one from the operating system.
+    System,
+    /// A key file.
+    File(PathBuf),
+    /// A number, for experiments that must be repeatable.
+    Seed(u64),
+}
+
+impl KeySource {
+    fn key(&self) -> dpmf::Result<NoiseKey> {
+        match self {
+            KeySource::System => NoiseKey::generate(),
+            KeySource::File(path) => NoiseKey::read_file(path),
+            KeySource::Seed(seed) => Ok(NoiseKey::from_seed(*seed)),
+        }
+    }
+
+    /// A name of the run under the key: new, unless the key is a repeatable one. Then it is a function of the recipe and
+    /// the data, so that other data never meets the same noise.
+    fn run_id(&self, recipe: &Recipe, data: &str) -> Result<RunId> {
+        match self {
+            KeySource::Seed(_) => {
+                let recipe = serde_json::to_string(recipe).map_err(|error| Error::Run {
+                    path: PathBuf::new(),
+                    message: format!("cannot name the run: {error}"),
+                })?;
+                Ok(RunId::from_label(&format!("{data} {recipe}")))
+            }
+            _ => Ok(RunId::generate()?),
+        }
+    }
+}
+
+/// A point of a learning curve, on users that never train.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Rounds done.
+    pub round: usize,
+    /// Mean cross-entropy of a prediction, in nats.
+    pub loss: f64,
+    /// Share of predictions that are right.
+    pub accuracy: f64,
+}
+
+impl Point {
+    fn new(round: usize, score: Score) -> Self {
+        let count = (score.predictions as f64).max(1.0);
+        Self { round, loss: score.loss / count, accuracy: score.correct as f64 / count }
+    }
+}
+
+/// What a run is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// To choose settings: the test users stay out of it.
+    Tuning,
+    /// To report how good the settings are.
+    Report,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Score on the test users, who were seen by nothing before; not taken while tuning.
+    pub test: Option<Point>,
+    /// Score on all validation users.
+    pub validation: Point,
+    /// The learning curve on validation users.
+    pub curve: Vec<Point>,
+    /// The loss is not finite, or above that of the untrained model.
+    pub diverged: bool,
+    /// Rounds that were given up after a crash.
+    pub burned: usize,
+    /// Time spent training, of all processes that took part.
+    pub seconds: f64,
+    /// What the release guarantees; nothing without noise.
+    pub privacy: Option<PrivacyStatement>,
+    /// Loss of the mechanism over the lower bound.
+    pub ratio_to_bound: Option<f64>,
+    /// Model-sized buffers of the noise stream.
+    pub buffers: usize,
+}
+
+/// How often a run looks at itself.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Points of the learning curve.
+    pub points: usize,
+    /// Validation users for a point of the curve.
+    pub users: usize,
+    /// Rounds between checkpoints.
+    pub checkpoint: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { points: 32, users: 1000, checkpoint: 64 }
+    }
+}
+
+/// What is written down when a run begins.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    schema: u32,
+    recipe: Recipe,
+    pace: Pace,
+    run: String,
+    key_file: Option<PathBuf>,
+    data: String,
+}
+
+const MANIFEST: &str = "run.json";
+const KEY: &str = "key";
+const MECHANISM: &str = "mechanism.safetensors";
+const JOURNAL: &str = "journal";
+const CURVE: &str = "curve.json";
+const MODEL: &str = "model.safetensors";
+const OUTCOME: &str = "outcome.json";
+
+/// A run under way.
+pub struct Run<'a, M, D> {
+    model: &'a M,
+    data: &'a Split<D>,
+    recipe: Recipe,
+    pace: Pace,
+    training: Training<'a, M, D>,
+    mechanism: Option<Mechanism>,
+    spent: Vec<f64>,
+    folder: Option<PathBuf>,
+    curve: Vec<Point>,
+    untrained: f64,
+    earlier_seconds: f64,
+    started: Instant,
+}
+
+/// The learning curve so far, and what it cost.
+#[derive(Serialize, Deserialize, Default)]
+struct Record {
+    curve: Vec<Point>,
+    untrained: f64,
+    seconds: f64,
+}
+
+impl<'a, M, D> Run<'a, M, D>
+where
+    M: Model,
+    D: Users<Domain = M::Domain>,
+{
+    /// A run that lives in memory alone.
+    ///
+    /// Errors: those of the recipe, the key and the data.
+    pub fn in_memory(
+        model: &'a M,
+        data: &'a Split<D>,
+        digest: &str,
+        recipe: &Recipe,
+        pace: Pace,
+        key: &KeySource,
+        observe: Observer<'_>,
+    ) -> Result<Self> {
+        let mechanism = prepared(recipe, key, observe)?;
+        let noise = match &mechanism {
+            None => Noise::None,
+            Some(mechanism) => {
+                let id = key.run_id(recipe, digest)?;
+                Noise::Stream(stream(mechanism, &key.key()?, id, model.parameters())?)
+            }
+        };
+        Self::assemble(model, data, recipe.clone(), pace, mechanism, noise, None)
+    }
+
+    /// Begins a run in a new directory: recipe, mechanism, key, journal.
+    ///
+    /// Errors: a directory that holds a run; those of the recipe, the key and the data; [`Error::Io`].
+    pub fn begin(
+        folder: &Path,
+        model: &'a M,
+        data: &'a Split<D>,
+        recipe: &Recipe,
+        pace: Pace,
+        key: &KeySource,
+        observe: Observer<'_>,
+    ) -> Result<Self> {
+        if folder.join(MANIFEST).exists() {
+            let message = "it holds a run already: resume it, or choose another directory".into();
+            return Err(Error::Run { path: folder.into(), message });
+        }
+        fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
+        let mechanism = prepared(recipe, key, observe)?;
+        let data_digest = digest(&data.train);
+        let id = key.run_id(recipe, &data_digest)?;
+        let noise = match &mechanism {
+            None => Noise::None,
+            Some(mechanism) => {
+                format::save(mechanism, &folder.join(MECHANISM))?;
+                let secret = key.key()?;
+                discard_unfinished(folder)?;
+                if !matches!(key, KeySource::File(_)) {
+                    secret.create_file(folder.join(KEY))?;
+                }
+                let stream = stream(mechanism, &secret, id, model.parameters())?;
+                Noise::Durable(DurableStream::create(stream, folder.join(JOURNAL))?)
+            }
+        };
+        let key_file = match key {
+            KeySource::File(path) => Some(fs::canonicalize(path).unwrap_or_else(|_| path.clone())),
+            _ => None,
+        };
+        let run = Self::assemble(model, data, recipe.clone(), pace, mechanism, noise, Some(folder.into()))?;
+        run.save_record()?;
+        // The manifest last: a directory with one can be resumed.
+        let manifest = Manifest {
+            schema: 1,
+            recipe: recipe.clone(),
+            pace,
+            run: id.to_string(),
+            key_file,
+            data: data_digest,
+        };
+        write_json(&folder.join(MANIFEST), &manifest)?;
+        Ok(run)
+    }
+
+    /// Takes up a run where its newest checkpoint is. Rounds after it that the journal holds are computed again, and
+    /// released only if they come out the same.
+    ///
+    /// Errors: no run there; a lost key; other data than the run began with; damaged files.
+    pub fn resume(folder: &Path, model: &'a M, data: &'a Split<D>) -> Result<Self> {
+        let manifest: Manifest = read_json(&folder.join(MANIFEST))?;
+        if manifest.schema != 1 {
+            let message = format!("its schema is {}, but this version knows only 1", manifest.schema);
+            return Err(Error::Run { path: folder.join(MANIFEST), message });
+        }
+        if digest(&data.train) != manifest.data {
+            let message = "the training data is not what the run began with: noise that was released with the one must \
+                           not be released with the other. Begin a new run"
+                .into();
+            return Err(Error::Run { path: folder.into(), message });
+        }
+        let checkpoints = Checkpoints::new(folder);
+        let (mechanism, noise) = match manifest.recipe.mechanism {
+            crate::recipe::Choice::None => (None, Noise::None),
+            crate::recipe::Choice::Private(_) => {
+                let mechanism = format::load(&folder.join(MECHANISM))?;
+                let path = manifest.key_file.clone().unwrap_or_else(|| folder.join(KEY));
+                if !path.exists() {
+                    let message =
+                        "the key of the run is gone: it cannot be resumed. What was released stays private; \
+                                   begin a new run"
+                            .into();
+                    return Err(Error::Run { path, message });
+                }
+                let stream = stream(
+                    &mechanism,
+                    &NoiseKey::read_file(path)?,
+                    manifest.run.parse()?,
+                    model.parameters(),
+                )?;
+                let stream = checkpoints.restore_stream(stream)?;
+                (Some(mechanism), Noise::Durable(DurableStream::open(stream, folder.join(JOURNAL))?))
+            }
+        };
+        let Manifest { recipe, pace, .. } = manifest;
+        let mut run = Self::assemble(model, data, recipe, pace, mechanism, noise, Some(folder.into()))?;
+        checkpoints.restore_server(&mut run.training)?;
+        let record: Record = read_json(&folder.join(CURVE))?;
+        run.curve = record.curve;
+        run.curve.retain(|point| point.round <= run.training.done());
+        (run.untrained, run.earlier_seconds) = (record.untrained, record.seconds);
+        Ok(run)
+    }
+
+    fn assemble(
+        model: &'a M,
+        data: &'a Split<D>,
+        recipe: Recipe,
+        pace: Pace,
+        mechanism: Option<Mechanism>,
+        noise: Noise,
+        folder: Option<PathBuf>,
+    ) -> Result<Self> {
+        if data.validation.users() == 0 || data.test.users() == 0 {
+            let rule = "there must be users for validation and for the test";
+            return Err(Error::argument("data", "no held-out users", rule));
+        }
+        let training = Training::new(model, &data.train, recipe.settings(), &recipe.workload()?, noise)?;
+        let spent = mechanism.as_ref().map_or_else(Vec::new, spent);
+        let mut run = Self {
+            model,
+            data,
+            recipe,
+            pace,
+            training,
+            mechanism,
+            spent,
+            folder,
+            curve: Vec::new(),
+            untrained: f64::NAN,
+            earlier_seconds: 0.0,
+            started: Instant::now(),
+        };
+        run.look();
+        run.untrained = run.curve[0].loss;
+        Ok(run)
+    }
+
+    /// The recipe.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// The mechanism, calibrated.
+    pub fn mechanism(&self) -> Option<&Mechanism> {
+        self.mechanism.as_ref()
+    }
+
+    /// Rounds in all.
+    pub fn rounds(&self) -> usize {
+        self.training.rounds()
+    }
+
+    /// Rounds that are done.
+    pub fn done(&self) -> usize {
+        self.training.done()
+    }
+
+    /// ε of everything released so far; 0 before the first release, `None` without noise.
+    pub fn epsilon_spent(&self) -> Option<f64> {
+        self.mechanism.as_ref()?;
+        Some(self.training.done().checked_sub(1).and_then(|i| self.spent.get(i)).copied().unwrap_or(0.0))
+    }
+
+    /// The learning curve so far, on validation users.
+    pub fn curve(&self) -> &[Point] {
+        &self.curve
+    }
+
+    /// The parameters that are released.
+    pub fn released(&self) -> &[f32] {
+        self.training.released()
+    }
+
+    /// Does one round, with what is due after it: a point of the curve, a checkpoint. `false` when all are done.
+    ///
+    /// Errors: those of the noise stream and the disk.
+    pub fn advance(&mut self) -> Result<bool> {
+        if !self.training.advance()? {
+            return Ok(false);
+        }
+        let (done, rounds) = (self.training.done(), self.training.rounds());
+        if (done * self.pace.points) / rounds > ((done - 1) * self.pace.points) / rounds {
+            self.look();
+        }
+        if done % self.pace.checkpoint.max(1) == 0 && done < rounds {
+            self.checkpoint()?;
+        }
+        Ok(true)
+    }
+
+    /// Gives up the next round: see [`Training::burn`].
+    ///
+    /// Errors: those of it.
+    pub fn burn(&mut self) -> Result<usize> {
+        self.training.burn()
+    }
+
+    /// Writes a checkpoint, if the run has a directory.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn checkpoint(&self) -> Result<()> {
+        if let Some(folder) = &self.folder {
+            self.save_record()?;
+            Checkpoints::new(folder).save(&self.training)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the run: scores the released parameters on all validation users and, if this is no tuning, on the test users,
+    /// whom nothing before has touched.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn finish(self, purpose: Purpose) -> Result<Outcome> {
+        let score =
+            |data: &D| Point::new(self.done(), evaluate(self.model, self.released(), data, 0..data.users()));
+        let validation = score(&self.data.validation);
+        let test = (purpose == Purpose::Report).then(|| score(&self.data.test));
+        let burned = match self.training.noise() {
+            Noise::Durable(durable) => durable.burned().count(),
+            _ => 0,
+        };
+        let diverged = !validation.loss.is_finite() || validation.loss > self.untrained;
+        use dpmf::Representation;
+        let outcome = Outcome {
+            test,
+            validation,
+            diverged,
+            burned,
+            seconds: self.seconds(),
+            privacy: self.mechanism.as_ref().and_then(|mechanism| mechanism.privacy().cloned()),
+            ratio_to_bound: self.mechanism.as_ref().and_then(|m| Some(m.certificate()?.ratio_to_bound())),
+            buffers: self.mechanism.as_ref().map_or(0, |m| m.factorization().cost().buffers),
+            curve: self.curve.clone(),
+        };
+        if let Some(folder) = &self.folder {
+            self.checkpoint()?;
+            write_parameters(&folder.join(MODEL), self.released())?;
+            write_json(&folder.join(OUTCOME), &outcome)?;
+        }
+        Ok(outcome)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.earlier_seconds + self.started.elapsed().as_secs_f64()
+    }
+
+    fn look(&mut self) {
+        let users = self.pace.users.min(self.data.validation.users());
+        let score = evaluate(self.model, self.training.released(), &self.data.validation, 0..users);
+        self.curve.push(Point::new(self.training.done(), score));
+    }
+
+    fn save_record(&self) -> Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let (curve, untrained, seconds) = (self.curve.clone(), self.untrained, self.seconds());
+        write_json(&folder.join(CURVE), &Record { curve, untrained, seconds })
+    }
+}
+
+/// How a run in a directory stands: its outcome if it has ended.
+///
+/// Errors: an outcome that cannot be read.
+pub fn outcome(folder: &Path) -> Result<Option<Outcome>> {
+    let path = folder.join(OUTCOME);
+    if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
+}
+
+/// Whether a directory holds a run that can be resumed.
+pub fn exists(folder: &Path) -> bool {
+    folder.join(MANIFEST).exists()
+}
+
+fn prepared(recipe: &Recipe, key: &KeySource, observe: Observer<'_>) -> Result<Option<Mechanism>> {
+    let Some(mechanism) = recipe.mechanism(observe)? else { return Ok(None) };
+    let origin = key.key()?.origin();
+    let statement = mechanism.privacy().cloned().map(|statement| statement.with_key(origin));
+    Ok(Some(match statement {
+        Some(statement) => mechanism.with_privacy(statement)?,
+        None => mechanism,
+    }))
+}
+
+fn stream(mechanism: &Mechanism, key: &NoiseKey, id: RunId, dimension: usize) -> Result<NoiseStream> {
+    let scale = mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std());
+    let key = key.stream(format::hash(mechanism)?, id);
+    let engine = engine_ahead(mechanism.factorization(), ROWS_AHEAD)?;
+    Ok(NoiseStream::new(engine, key, 0..dimension as u64, scale, Output::Gradient)?)
+}
+
+/// Removes what a crash before the first round left: without a manifest nothing was released from it.
+fn discard_unfinished(folder: &Path) -> Result<()> {
+    for name in [KEY, JOURNAL] {
+        let path = folder.join(name);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::Io { path, source });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })?;
+    Ok(disk::replace(path, |file| file.write_all(&text))?)
+}
+
+fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<T> {
+    let text = fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })
+}

@@ -1,0 +1,202 @@
+//! A run of private training: cohorts, clipped sums, noise, and the server's optimizer.
+
+use crate::clients::{Clients, Local};
+use crate::clip::Clip;
+use crate::cohort::Assignment;
+use crate::error::{Error, Result};
+use crate::server::Server;
+use crate::{Model, Users};
+use chacha20::ChaCha20Rng;
+use dpmf::Workload;
+use dpmf::noise::{DurableStream, NoiseStream};
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// What a run does, beside model, data, workload and noise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Users in a round: the cohort that is planned, and the denominator of the mean whoever turns up.
+    pub clients: usize,
+    /// Norm ζ that a user's contribution is clipped to.
+    pub clip: f64,
+    /// What a user computes.
+    pub local: Local,
+    /// Share of users that fail to turn up, chosen by chance alone.
+    pub dropout: f64,
+    /// Public seed of the first parameters, the assignment of users to rounds, and drop-outs.
+    pub seed: u64,
+}
+
+/// Where the noise of a run comes from.
+pub enum Noise {
+    /// None: no privacy.
+    None,
+    /// A stream in memory: training starts anew after a crash, with another key or run.
+    Stream(NoiseStream),
+    /// A stream with a journal, which survives crashes.
+    Durable(DurableStream),
+}
+
+impl Noise {
+    fn steps(&self) -> Option<usize> {
+        match self {
+            Noise::None => None,
+            Noise::Stream(stream) => Some(stream.steps()),
+            Noise::Durable(durable) => Some(durable.stream().steps()),
+        }
+    }
+
+    /// The step that is released next, `done` without noise.
+    fn next_step(&self, done: usize) -> usize {
+        match self {
+            Noise::None => done,
+            Noise::Stream(stream) => stream.next_step(),
+            Noise::Durable(durable) => durable.next_step(),
+        }
+    }
+
+    fn release(&mut self, values: &mut [f32]) -> dpmf::Result<()> {
+        match self {
+            Noise::None => Ok(()),
+            Noise::Stream(stream) => stream.add_next(values).map(drop),
+            Noise::Durable(durable) => durable.release(values).map(drop),
+        }
+    }
+}
+
+/// A run of private training, one round at a time.
+///
+/// Guarantee: what it releases is a function of `C G + Z` for the clipped sums `G` of disjoint cohorts, with the
+/// encoder `C` and the noise of the stream it was given.
+///
+/// Reference: Algorithm "DP Matrix Factorization SGD" of \[DMRST22\], with the federated averaging of its Section 5.
+pub struct Training<'a, M, D> {
+    settings: Settings,
+    rounds: usize,
+    clients: Clients<'a, M, D>,
+    assignment: Assignment,
+    server: Server,
+    noise: Noise,
+}
+
+impl<'a, M, D> Training<'a, M, D>
+where
+    M: Model,
+    D: Users<Domain = M::Domain>,
+{
+    /// A run at its first round.
+    ///
+    /// Errors: a single pass that needs more users than there are, examples that the model does not admit, settings
+    /// outside their ranges, a workload that is a matrix, a stream of another number of steps.
+    pub fn new(
+        model: &'a M,
+        data: &'a D,
+        settings: Settings,
+        workload: &Workload,
+        noise: Noise,
+    ) -> Result<Self> {
+        let rounds = workload.steps();
+        if let Some(actual) = noise.steps().filter(|steps| *steps != rounds) {
+            return Err(dpmf::Error::WrongLength { name: "noise stream", actual, expected: rounds }.into());
+        }
+        if !(0.0..1.0).contains(&settings.dropout) {
+            return Err(Error::argument("dropout", settings.dropout, "it must be at least 0 and below 1"));
+        }
+        check_examples(model, data)?;
+        let clip = Clip::new(settings.clip, settings.clients)?;
+        let assignment = Assignment::new(data.users(), rounds, settings.clients, settings.seed)?;
+        let clients = Clients::new(model, data, settings.local, clip)?;
+        let server = Server::new(workload, model.initial(settings.seed))?;
+        Ok(Self { settings, rounds, clients, assignment, server, noise })
+    }
+
+    /// Rounds in all.
+    pub fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// Rounds that are done.
+    pub fn done(&self) -> usize {
+        self.server.step()
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// The noise.
+    pub fn noise(&self) -> &Noise {
+        &self.noise
+    }
+
+    /// The parameters that are released: the last iterate, or its average.
+    pub fn released(&self) -> &[f32] {
+        self.server.released()
+    }
+
+    /// Takes up the server's state where a checkpoint left it.
+    pub(crate) fn server_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    /// Does one round; `false` when all are done.
+    ///
+    /// Errors: those of the noise stream, with nothing released and the parameters unmoved.
+    pub fn advance(&mut self) -> Result<bool> {
+        let round = self.noise.next_step(self.server.step());
+        // Rounds that were burned are over without a release.
+        while self.server.step() < round {
+            self.server.idle();
+        }
+        if round >= self.rounds {
+            return Ok(false);
+        }
+        let present = self.present(round);
+        let mut sum = self.clients.sum(self.server.parameters(), &present);
+        self.noise.release(&mut sum)?;
+        self.server.apply(&sum, 1.0 / self.settings.clients as f32);
+        Ok(true)
+    }
+
+    /// Gives up the next round, which a crash left journalled with another input.
+    ///
+    /// Errors: noise that has no journal; those of [`DurableStream::burn`].
+    pub fn burn(&mut self) -> Result<usize> {
+        match &mut self.noise {
+            Noise::Durable(durable) => Ok(durable.burn()?),
+            _ => Err(Error::argument("noise", "without a journal", "only a journalled step can be burned")),
+        }
+    }
+
+    /// Who of the cohort turns up.
+    fn present(&self, round: usize) -> Vec<u32> {
+        let cohort = self.assignment.cohort(round);
+        if self.settings.dropout == 0.0 {
+            return cohort.to_vec();
+        }
+        let mut rng = ChaCha20Rng::seed_from_u64(self.settings.seed);
+        rng.set_stream(round as u64 + 1);
+        let limit = (self.settings.dropout * 2_f64.powi(64)) as u64;
+        cohort.iter().copied().filter(|_| rng.next_u64() >= limit).collect()
+    }
+}
+
+/// Refuses data that a model would pass over.
+fn check_examples<M, D>(model: &M, data: &D) -> Result<()>
+where
+    M: Model,
+    D: Users<Domain = M::Domain>,
+{
+    let mut examples = Vec::new();
+    for user in 0..data.users() {
+        examples.clear();
+        data.examples(user, &mut examples);
+        if let Some(example) = examples.iter().position(|example| !model.admits(*example)) {
+            let rule =
+                "it must have the form that the model takes: tokens, labels and features within its sizes";
+            return Err(Error::argument("data", format!("example {example} of user {user}"), rule));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! The training loop on a problem small enough to check by hand: every user pulls the parameters to its point.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
+
+use dpmf::noise::engines::{IterateStage, engine};
+use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::{Catalog, Mechanism, Method, Optimizer, Workload};
+use dpmf_train::{
+    Checkpoints, Domain, Labelled, LabelledExample, Local, Model, Noise, Result, Score, Settings, Training,
+    Users,
+};
+use std::ops::ControlFlow;
+
+const DIMENSION: usize = 70;
+
+/// `½‖θ − x‖²`, with gradient `θ − x`.
+struct Points;
+
+impl Model for Points {
+    type Domain = Labelled;
+    type Workspace = ();
+
+    fn parameters(&self) -> usize {
+        DIMENSION
+    }
+
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        vec![seed as f32; DIMENSION]
+    }
+
+    fn workspace(&self) {}
+
+    fn gradient(
+        &self,
+        parameters: &[f32],
+        batch: &[LabelledExample<'_>],
+        (): &mut (),
+        gradient: &mut [f32],
+    ) -> Score {
+        for example in batch {
+            for ((g, theta), x) in gradient.iter_mut().zip(parameters).zip(example.features) {
+                *g += (theta - x) / batch.len() as f32;
+            }
+        }
+        self.score(parameters, batch, &mut ())
+    }
+
+    fn score(&self, parameters: &[f32], batch: &[LabelledExample<'_>], (): &mut ()) -> Score {
+        let distance_sq = |example: &LabelledExample<'_>| -> f64 {
+            parameters.iter().zip(example.features).map(|(theta, x)| f64::from(theta - x).powi(2)).sum()
+        };
+        let loss = batch.iter().map(|example| 0.5 * distance_sq(example)).sum();
+        Score { loss, correct: 0, predictions: batch.len() as u64 }
+    }
+}
+
+/// User `u` has `u % 3` points.
+struct Sample {
+    points: Vec<Vec<Vec<f32>>>,
+}
+
+impl Sample {
+    fn new(users: usize, shift: f32) -> Self {
+        let point = |u: usize, e: usize| {
+            (0..DIMENSION).map(|j| ((u * 31 + e * 17 + j * 7) % 13) as f32 / 13.0 + shift).collect()
+        };
+        let points = (0..users).map(|u| (0..u % 3).map(|e| point(u, e)).collect()).collect();
+        Self { points }
+    }
+}
+
+impl Users for Sample {
+    type Domain = Labelled;
+
+    fn users(&self) -> usize {
+        self.points.len()
+    }
+
+    fn examples<'a>(&'a self, user: usize, out: &mut Vec<<Labelled as Domain>::Example<'a>>) {
+        out.extend(self.points[user].iter().map(|features| LabelledExample { features, label: 0 }));
+    }
+}
+
+const ROUNDS: usize = 12;
+const CLIENTS: usize = 5;
+
+fn workload() -> Workload {
+    let rates = (0..ROUNDS).map(|i| if i < 8 { 0.2 } else { 0.1 }).collect();
+    Workload::sgd(rates, Optimizer { momentum: 0.5, ..Default::default() }).unwrap()
+}
+
+fn settings(local: Local) -> Settings {
+    Settings { clients: CLIENTS, clip: 0.5, local, dropout: 0.0, seed: 1 }
+}
+
+const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
+
+fn mechanism() -> Mechanism {
+    let catalog = Catalog::new(workload(), Default::default(), Default::default());
+    let mechanism = catalog.mechanism(Method::StateSpace, &mut |_| ControlFlow::Continue(())).unwrap();
+    mechanism.calibrated(8.0, 1e-6, 0.5, Default::default()).unwrap()
+}
+
+fn stream(output: Output, scale: f64) -> NoiseStream {
+    let mechanism = mechanism();
+    let key = NoiseKey::from_seed(4).stream(dpmf::format::hash(&mechanism).unwrap(), RunId([0; 16]));
+    let engine = engine(mechanism.factorization()).unwrap();
+    NoiseStream::new(engine, key, 0..DIMENSION as u64, scale, output).unwrap()
+}
+
+fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
+    while training.advance()? {}
+    Ok(training.released().to_vec())
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
+    // Nobody has examples: noise alone is released.
+    let empty = Sample { points: vec![Vec::new(); ROUNDS * CLIENTS] };
+    let scale = 3.0;
+    let noise = Noise::Stream(stream(Output::Gradient, scale));
+    let mut training = Training::new(&Points, &empty, settings(SGD), &workload(), noise).unwrap();
+    let stage = IterateStage::new(&workload()).unwrap();
+    let mut iterates = stream(Output::Iterate(stage), scale / CLIENTS as f64);
+    let mut largest = 0.0_f32;
+    while training.advance().unwrap() {
+        let mut expected = vec![0.0; DIMENSION];
+        iterates.add_next(&mut expected).unwrap();
+        for (theta, noise) in training.released().iter().zip(&expected) {
+            assert!((1.0 - theta - noise).abs() < 1e-5, "{theta} {noise}");
+            largest = largest.max(noise.abs());
+        }
+    }
+    assert!(largest > 0.1, "noise was added");
+    assert_eq!(training.done(), ROUNDS);
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let data = Sample::new(100, 0.0);
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let noise = Noise::Stream(stream(Output::Gradient, 0.1));
+            let mut training = Training::new(&Points, &data, settings(SGD), &workload(), noise).unwrap();
+            bits(&all_rounds(&mut training).unwrap())
+        })
+    };
+    let one = run(1);
+    for threads in [2, 3, 5, 8] {
+        assert_eq!(run(threads), one, "{threads} threads");
+    }
+}
+
+#[test]
+fn training_without_noise_is_clipped_sgd() {
+    let data = Sample::new(100, 0.0);
+    let mut training =
+        Training::new(&Points, &data, settings(Local::Gradient), &workload(), Noise::None).unwrap();
+    let assignment = dpmf_train::Assignment::new(100, ROUNDS, CLIENTS, 1).unwrap();
+    let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
+    for round in 0..ROUNDS {
+        let mut mean = vec![0.0_f64; DIMENSION];
+        for user in assignment.cohort(round) {
+            let points = &data.points[*user as usize];
+            let update: Vec<f64> = (0..DIMENSION)
+                .map(|j| {
+                    points.iter().map(|x| theta[j] - f64::from(x[j])).sum::<f64>()
+                        / points.len().max(1) as f64
+                })
+                .collect();
+            let norm = update.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let scale = if norm > 0.5 { 0.5 / norm } else { 1.0 };
+            mean.iter_mut().zip(&update).for_each(|(mean, x)| *mean += scale * x / CLIENTS as f64);
+        }
+        let rate = if round < 8 { 0.2 } else { 0.1 };
+        for j in 0..DIMENSION {
+            momentum[j] = 0.5 * momentum[j] + mean[j];
+            theta[j] -= rate * momentum[j];
+        }
+        assert!(training.advance().unwrap());
+        for (actual, expected) in training.released().iter().zip(&theta) {
+            assert!((f64::from(*actual) - expected).abs() < 1e-5, "round {round}: {actual} {expected}");
+        }
+    }
+    assert!(!training.advance().unwrap());
+}
+
+#[test]
+fn the_denominator_stays_when_users_drop_out() {
+    // A user's contribution has norm ½ whoever else is there, so the first step says how many turned up.
+    let data = Sample { points: vec![vec![vec![100.0; DIMENSION]]; 200] };
+    let mut lengths = Vec::new();
+    for seed in 0..40 {
+        let settings = Settings { dropout: 0.4, seed, ..settings(Local::Gradient) };
+        let mut training = Training::new(&Points, &data, settings, &workload(), Noise::None).unwrap();
+        training.advance().unwrap();
+        let moved =
+            training.released().iter().map(|x| f64::from(x - seed as f32).powi(2)).sum::<f64>().sqrt();
+        lengths.push((moved / (0.2 * 0.5) * CLIENTS as f64 * 1e3).round() as i64);
+    }
+    lengths.sort_unstable();
+    lengths.dedup();
+    assert!(
+        lengths.len() >= 4 && lengths.iter().all(|l| (l % 1000).min(1000 - l % 1000) <= 2),
+        "{lengths:?}"
+    );
+    assert!(lengths.iter().all(|l| (0..=CLIENTS as i64).contains(&((l + 500) / 1000))), "{lengths:?}");
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::new(self.0.path())
+    }
+
+    /// Begins the run, or takes it up where the newest checkpoint is.
+    fn open<'a>(&self, data: &'a Sample) -> Result<Training<'a, Points, Sample>> {
+        let stream = stream(Output::Gradient, 0.1);
+        let journal = self.0.path().join("journal");
+        let noise = match journal.exists() {
+            false => DurableStream::create(stream, &journal)?,
+            true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal)?,
+        };
+        let mut training = Training::new(&Points, data, settings(SGD), &workload(), Noise::Durable(noise))?;
+        self.checkpoints().restore_server(&mut training)?;
+        Ok(training)
+    }
+}
+
+#[test]
+fn a_resumed_run_ends_in_the_same_bits() {
+    let data = Sample::new(100, 0.0);
+    let whole = all_rounds(&mut Folder::new().open(&data).unwrap()).unwrap();
+    for (saved, lost) in [(0, 0), (0, 3), (4, 0), (4, 5), (11, 1), (12, 0)] {
+        let folder = Folder::new();
+        let mut training = folder.open(&data).unwrap();
+        for _ in 0..saved {
+            training.advance().unwrap();
+        }
+        if saved > 0 {
+            folder.checkpoints().save(&training).unwrap();
+        }
+        // Rounds after the checkpoint are in the journal alone.
+        for _ in 0..lost {
+            training.advance().unwrap();
+        }
+        drop(training);
+        let mut resumed = folder.open(&data).unwrap();
+        assert_eq!(resumed.done(), saved);
+        assert_eq!(bits(&all_rounds(&mut resumed).unwrap()), bits(&whole), "{saved} saved, {lost} lost");
+    }
+}
+
+#[test]
+fn a_changed_input_is_refused_and_can_be_burned() {
+    let (data, changed) = (Sample::new(100, 0.0), Sample::new(100, 0.5));
+    let folder = Folder::new();
+    let mut training = folder.open(&data).unwrap();
+    for _ in 0..3 {
+        training.advance().unwrap();
+    }
+    folder.checkpoints().save(&training).unwrap();
+    training.advance().unwrap();
+    drop(training);
+
+    let mut resumed = folder.open(&changed).unwrap();
+    let before = bits(resumed.released());
+    let error = resumed.advance().unwrap_err();
+    assert_eq!(error.kind(), "step-reused", "{error}");
+    assert_eq!(bits(resumed.released()), before, "nothing moved");
+    assert_eq!(resumed.burn().unwrap(), 3);
+    assert_eq!(all_rounds(&mut resumed).map(|theta| theta.len()).unwrap(), DIMENSION);
+    assert_eq!(resumed.done(), ROUNDS);
+
+    // The burn is remembered.
+    drop(resumed);
+    let mut again = folder.open(&changed).unwrap();
+    all_rounds(&mut again).unwrap();
+    assert_eq!(again.done(), ROUNDS);
+}
+
+#[test]
+fn only_the_newest_checkpoint_stays() {
+    let data = Sample::new(100, 0.0);
+    let folder = Folder::new();
+    let mut training = folder.open(&data).unwrap();
+    for round in 1..=3 {
+        training.advance().unwrap();
+        folder.checkpoints().save(&training).unwrap();
+        assert_eq!(folder.checkpoints().newest().unwrap(), Some(round));
+        // The journal, the stream and the server.
+        assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 3);
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let data = Sample::new(100, 0.0);
+    let other = Workload::prefix_sum(ROUNDS + 1).unwrap();
+    let noise = Noise::Stream(stream(Output::Gradient, 1.0));
+    let error = Training::new(&Points, &data, settings(SGD), &other, noise).err().unwrap();
+    assert_eq!(error.kind(), "wrong-length");
+    let refused = |settings: Settings| {
+        Training::new(&Points, &data, settings, &workload(), Noise::None).err().unwrap().kind()
+    };
+    assert_eq!(refused(Settings { clients: 9, ..settings(SGD) }), "too-few-users");
+    assert_eq!(refused(Settings { dropout: 1.0, ..settings(SGD) }), "invalid-argument");
+    assert_eq!(refused(Settings { clip: 0.0, ..settings(SGD) }), "invalid-argument");
+    for local in [
+        Local::Sgd { learning_rate: 0.0, passes: 1, batch: 1 },
+        Local::Sgd { learning_rate: 0.1, passes: 0, batch: 1 },
+        Local::Sgd { learning_rate: 0.1, passes: 1, batch: 0 },
+    ] {
+        assert_eq!(refused(settings(local)), "invalid-argument");
+    }
+}
