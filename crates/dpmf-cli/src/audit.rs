@@ -9,7 +9,6 @@ use dpmf::audit::{
     AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
 };
 use dpmf::{Error, Representation, accounting, audit, format};
-use plotters::prelude::SeriesLabelPosition;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -199,7 +198,6 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
                 series("Gaussian mechanism, both", 2, Line, |row| row.epsilon_gaussian),
                 series("counter-example, fixed inputs (at most)", 0, Points, |row| row.epsilon_nonadaptive),
             ],
-            legend: SeriesLabelPosition::UpperLeft,
         };
         plot::figure::draw(&[panel], path)?;
     }

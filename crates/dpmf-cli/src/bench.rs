@@ -3,12 +3,13 @@
 use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
+use anyhow::{bail, ensure};
 use dpmf::factorize::{Options, Solver, Target};
 use dpmf::noise::engines::engine;
 use dpmf::noise::{Field, NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Catalog, Mechanism, Method, Representation, Workload};
+use dpmf::{Catalog, Error, Mechanism, Method, Representation, Workload, format};
 use serde_json::{Value, json};
-use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Measure the noise engine on this machine.
@@ -22,13 +23,21 @@ pub struct Args {
 enum Subject {
     /// Time a step of every engine beside a loop that moves the same bytes
     ///
-    /// The loop adds to every number of the engine's buffers and of the output in place, on the same threads, so the
-    /// ratio says how far from memory speed a step is. Both alternate; medians are shown.
+    /// A step checks the row, draws white noise, correlates it and adds it to the row. The loop adds a constant to
+    /// every number of as many buffers and of the row, in place, on the same threads: it reads and writes every byte
+    /// that a step must, once, so the ratio says how far from memory speed a step is. Both alternate, the first
+    /// round is not counted, and medians are shown. The noise is checked against the variance it must have.
     Noise(NoiseArgs),
 }
 
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  dpmf bench noise --dimension 1e7\n  dpmf bench noise --dimension 1e8 \
+    --mechanism state-space --buffers 4\n  dpmf bench noise m.safetensors --threads 1")]
 struct NoiseArgs {
+    /// Mechanism files to time, instead of the prefix sum's mechanisms
+    #[arg(value_name = "FILE", conflicts_with_all = ["steps", "mechanism", "buffers"])]
+    files: Vec<PathBuf>,
+
     /// Coordinates of the model
     #[arg(long, value_name = "d", value_parser = count, default_value = "1e7")]
     dimension: usize,
@@ -37,82 +46,131 @@ struct NoiseArgs {
     #[arg(long, value_name = "n", value_parser = count, default_value = "1024")]
     steps: usize,
 
+    /// Only these mechanisms; `none` times the white noise alone
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "independent,honaker-online,structured,state-space"
+    )]
+    mechanism: Vec<String>,
+
+    /// State-space streams with these numbers of buffers
+    #[arg(long, value_name = "R,…", value_delimiter = ',', value_parser = count, default_value = "3,4,6,8")]
+    buffers: Vec<usize>,
+
     /// Steps to time
     #[arg(long, value_parser = count, default_value = "7")]
     rounds: usize,
+
+    /// Threads; all cores by default
+    #[arg(long, value_parser = count)]
+    threads: Option<usize>,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let Subject::Noise(args) = &args.subject;
-    noise(args)
+    for (name, value) in
+        [("dimension", Some(args.dimension)), ("rounds", Some(args.rounds)), ("threads", args.threads)]
+    {
+        if value == Some(0) {
+            bail!(Error::InvalidArgument { name, value: "0".into(), rule: "at least one is needed" });
+        }
+    }
+    // Zero means all cores, or what RAYON_NUM_THREADS says.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0)).build()?;
+    pool.install(|| noise(args))
 }
 
 fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
     let spinner = Spinner::new("bench noise");
     let d = args.dimension;
-    let mut observe = |_: &dpmf::factorize::Progress| ControlFlow::Continue(());
-    let catalog = Catalog::new(Workload::prefix_sum(args.steps)?, Solver::Auto, Options::default());
-    let bound = catalog.optimum(&mut observe)?.certificate.lower_bound;
-    let mut subjects = vec![
-        (Method::Independent.name().to_owned(), catalog.mechanism(Method::Independent, &mut observe)?),
-        (Method::HonakerOnline.name().to_owned(), catalog.mechanism(Method::HonakerOnline, &mut observe)?),
-    ];
-    if args.steps <= 4096 {
-        let structured = catalog.mechanism(Method::Structured, &mut observe)?;
-        subjects.push((Method::Structured.name().to_owned(), structured));
-    }
-    for buffers in [3, 4, 6, 8] {
-        let stream = catalog.state_space(Target::Buffers(buffers), &mut observe)?;
-        subjects.push((Method::StateSpace.name().to_owned(), catalog.deploy(&stream, &mut observe)?));
-    }
+    let subjects =
+        if args.files.is_empty() { prefix_sum_mechanisms(args, &spinner)? } else { read(&args.files)? };
 
     let key = || NoiseKey::from_seed(0).stream([0; 32], RunId::from_label("bench"));
     let field = Field::new(&key());
     let mut row = vec![0.0_f32; d];
     let mut fills = Vec::new();
-    for round in 0..args.rounds as u64 {
+    for round in 0..=args.rounds as u64 {
         let clock = Instant::now();
         fill(&field, round, &mut row);
-        fills.push(clock.elapsed().as_secs_f64());
+        // The first round pays for fresh pages.
+        if round > 0 {
+            fills.push(clock.elapsed().as_secs_f64());
+        }
     }
+    let variance_ratio = check_variance(&row, 1.0)?;
     let field_seconds = median(&mut fills);
     let rate = d as f64 / field_seconds;
 
     let mut rows = Vec::new();
     for (name, mechanism) in &subjects {
         spinner.say(name);
-        rows.push(measure(name, mechanism, bound, args, key(), &mut row)?);
+        rows.push(measure(name, mechanism, args, key(), &mut row)?);
     }
     let cells: Vec<Vec<String>> = rows
         .iter()
         .map(|row| {
-            let float = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+            let float = |key: &str, digits: usize, scale: f64| {
+                row[key].as_f64().map_or_else(|| "—".into(), |x| format!("{:.digits$}", x * scale))
+            };
             vec![
                 row["mechanism"].as_str().unwrap_or_default().to_owned(),
+                row["steps"].to_string(),
                 row["buffers"].to_string(),
-                format!("{:.5}", float("ratio_to_bound")),
-                format!("{:.2}", float("seconds") * 1e3),
-                format!("{:.2}", float("copy_seconds") * 1e3),
-                format!("{:.2}", float("ratio_to_copy")),
+                float("ratio_to_bound", 5, 1.0),
+                float("seconds", 2, 1e3),
+                float("copy_seconds", 2, 1e3),
+                float("ratio_to_copy", 2, 1.0),
             ]
         })
         .collect();
+    let head = ["mechanism", "steps", "buffers", "loss ratio", "step ms", "copy ms", "step/copy"];
     let text = format!(
-        "d = {d}, n = {}, {} threads; white noise alone: {} million numbers a second\n\n{}",
-        args.steps,
+        "d = {d}, {} threads; white noise alone: {} million numbers a second\n\n{}",
         rayon::current_num_threads(),
         number(rate / 1e6),
-        table(&["mechanism", "buffers", "loss ratio", "step ms", "copy ms", "step/copy"], &cells)
+        if cells.is_empty() { String::new() } else { table(&head, &cells) }
     );
     let json = json!({
         "dimension": d,
-        "steps": args.steps,
         "threads": rayon::current_num_threads(),
         "field_seconds": field_seconds,
         "field_per_second": rate,
+        "field_variance_ratio": variance_ratio,
         "rows": rows,
     });
     Ok(Report::new(json, text))
+}
+
+/// The mechanisms of the prefix sum that stream in a few buffers.
+fn prefix_sum_mechanisms(args: &NoiseArgs, spinner: &Spinner) -> anyhow::Result<Vec<(String, Mechanism)>> {
+    let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
+    let catalog = Catalog::new(Workload::prefix_sum(args.steps)?, Solver::Auto, Options::default());
+    let mut subjects = Vec::new();
+    for name in args.mechanism.iter().filter(|name| *name != "none") {
+        spinner.say(name);
+        match name.parse()? {
+            Method::StateSpace => {
+                for &buffers in &args.buffers {
+                    let stream = catalog.state_space(Target::Buffers(buffers), &mut observe)?;
+                    subjects.push((name.clone(), catalog.deploy(&stream, &mut observe)?));
+                }
+            }
+            method => subjects.push((name.clone(), catalog.mechanism(method, &mut observe)?)),
+        }
+    }
+    Ok(subjects)
+}
+
+fn read(files: &[PathBuf]) -> anyhow::Result<Vec<(String, Mechanism)>> {
+    let mut subjects = Vec::new();
+    for file in files {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        subjects.push((name, format::load(file)?));
+    }
+    Ok(subjects)
 }
 
 /// One row of the white field, tile by tile on all threads.
@@ -126,44 +184,61 @@ fn fill(field: &Field, step: u64, out: &mut [f32]) {
 fn measure(
     name: &str,
     mechanism: &Mechanism,
-    bound: f64,
     args: &NoiseArgs,
     key: dpmf::noise::StreamKey,
     row: &mut [f32],
 ) -> anyhow::Result<Value> {
     use rayon::prelude::*;
     let d = args.dimension;
-    let buffers = mechanism.factorization().cost().buffers;
-    let mut stream =
-        NoiseStream::new(engine(mechanism.factorization())?, key, 0..d as u64, 1.0, Output::Gradient)?;
+    let factorization = mechanism.factorization();
+    let buffers = factorization.cost().buffers;
+    let mut stream = NoiseStream::new(engine(factorization)?, key, 0..d as u64, 1.0, Output::Gradient)?;
     let mut moved = vec![vec![0.0_f32; d]; buffers];
     let (mut steps, mut copies) = (Vec::new(), Vec::new());
     row.fill(0.0);
-    for round in 0..=args.rounds.min(args.steps - 1) {
+    let last = args.rounds.min(factorization.steps() - 1);
+    for round in 0..=last {
         let clock = Instant::now();
         stream.add_next(row)?;
         let step = clock.elapsed().as_secs_f64();
         let clock = Instant::now();
+        // The constant is far below the rounding of any noise: the row keeps its bits.
         for buffer in moved.iter_mut().map(Vec::as_mut_slice).chain([&mut *row]) {
             buffer.par_chunks_mut(1 << 14).for_each(|chunk| chunk.iter_mut().for_each(|x| *x += 1e-30));
         }
         let copy = clock.elapsed().as_secs_f64();
-        // The first round pays for fresh pages.
-        if round > 0 {
+        // The first round pays for fresh pages, unless it is the only one.
+        if round > 0 || last == 0 {
             steps.push(step);
             copies.push(copy);
         }
     }
-    anyhow::ensure!(row.iter().all(|x| x.is_finite()), "the noise must be finite");
+    // The row holds the sum of all rows so far, which is what the prefix sum releases.
+    let released = factorization.decoder_row_norms_sq(&Workload::prefix_sum(factorization.steps())?)[last];
+    let variance_ratio = check_variance(row, released)?;
     let (seconds, copy_seconds) = (median(&mut steps), median(&mut copies));
     Ok(json!({
         "mechanism": name,
+        "steps": factorization.steps(),
         "buffers": buffers,
-        "ratio_to_bound": (mechanism.loss().total() / bound).sqrt(),
+        "ratio_to_bound": mechanism.bound().map(|bound| (mechanism.loss().total() / bound.lower_bound).sqrt()),
         "seconds": seconds,
         "copy_seconds": copy_seconds,
         "ratio_to_copy": seconds / copy_seconds,
+        "variance_ratio": variance_ratio,
     }))
+}
+
+/// Mean square over its expectation; an error seven standard deviations from 1.
+fn check_variance(row: &[f32], expected: f64) -> anyhow::Result<f64> {
+    let sum: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+    let ratio = sum / row.len() as f64 / expected;
+    let allowed = 7.0 * (2.0 / row.len() as f64).sqrt() + 1e-5;
+    ensure!(
+        (ratio - 1.0).abs() <= allowed,
+        "the noise has {ratio} times its variance, more than {allowed:.1e} from 1"
+    );
+    Ok(ratio)
 }
 
 fn median(values: &mut [f64]) -> f64 {

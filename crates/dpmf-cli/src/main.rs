@@ -13,6 +13,8 @@ mod noise;
 mod plot;
 mod progress;
 mod report;
+mod sweep;
+mod train;
 mod workload;
 
 use clap::{Parser, Subcommand};
@@ -37,6 +39,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a model under differential privacy, each user taking part once
+    Train(Box<train::Args>),
+    /// Train over a grid of settings, choose on validation users, report on test users
+    Sweep(Box<sweep::Args>),
     /// Find the optimal factorization of a workload, with its certificate
     Factorize(factorize::Args),
     /// Put all mechanisms for a workload side by side
@@ -72,6 +78,8 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let result: anyhow::Result<Report> = match &cli.command {
+        Command::Train(args) => train::run(args),
+        Command::Sweep(args) => sweep::run(args),
         Command::Factorize(args) => factorize::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Calibrate(args) => account::calibrate(args),
@@ -90,7 +98,7 @@ fn main() -> ExitCode {
             if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
-            let kind = error.downcast_ref::<dpmf::Error>().map_or("failure", dpmf::Error::kind);
+            let kind = error_kind(&error);
             if cli.json {
                 report::print_error(kind, &format!("{error:#}"));
             } else {
@@ -99,4 +107,9 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn error_kind(error: &anyhow::Error) -> &'static str {
+    let train = error.downcast_ref::<dpmf_train::Error>().map(dpmf_train::Error::kind);
+    train.or_else(|| error.downcast_ref::<dpmf::Error>().map(dpmf::Error::kind)).unwrap_or("failure")
 }

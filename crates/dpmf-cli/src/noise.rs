@@ -11,7 +11,7 @@ use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Make and keep the secret from which noise is derived.
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ pub fn key(args: &KeyArgs) -> anyhow::Result<Report> {
 ///
 /// Unit noise for an uncalibrated mechanism, σ times sensitivity times clip for a calibrated one. A row is a
 /// function of key, mechanism, run and coordinate: any range of rows and coordinates gives the same bits as the
-/// whole.
+/// whole. The file is as secret as the key, because whoever has the noise can subtract it; a new one is owner-only.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  dpmf key new run.key\n  dpmf noise m8.safetensors --dimension 1e6 --key-file run.key \
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 
     let spinner = Spinner::new("noise");
     let writable = || format!("cannot write {}", args.out.display());
-    let mut file = BufWriter::new(File::create(&args.out).with_context(writable)?);
+    let mut file = BufWriter::new(create_owner_only(&args.out).with_context(writable)?);
     file.write_all(&npy_header(rows.len(), coordinates.len())).with_context(writable)?;
     stream.skip_to(rows.start)?;
     let mut row = Vec::new();
@@ -130,6 +130,15 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     });
     let text = format!("{} × {} written to {}", rows.len(), coordinates.len(), args.out.display());
     Ok(Report::new(json, text))
+}
+
+/// Opens a file for writing; one that is new, for its owner alone.
+fn create_owner_only(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 /// `σγζ`, or 1 before calibration.

@@ -1,4 +1,5 @@
 //! The program as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 mod common;
 
@@ -26,21 +27,34 @@ fn factorize_takes_momentum() {
     }
 }
 
-/// Table "loss_values" of the paper, to the printed digits, at its two smallest sizes.
+/// A row of the paper's Table "loss_values": Honaker and optimum to the printed digit, efficient within 1 %.
+fn compare_with_the_paper(n: &str, honaker: f64, optimal: f64, efficient: f64) {
+    let found = json(&["compare", "--steps", n, "--mechanism", "honaker-online,optimal,structured"]);
+    let row = |name: &str| {
+        let rows = found["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["mechanism"] == name).unwrap().clone()
+    };
+    let rounded = |row: Value| (float(&row["sqrt_loss"]) * 10.0).round() / 10.0;
+    assert_eq!(rounded(row("honaker-online")), honaker);
+    assert_eq!(rounded(row("optimal")), optimal);
+    let ratio = float(&row("optimal")["ratio_to_bound"]);
+    assert!((1.0..1.000001).contains(&ratio), "{ratio}");
+    assert!(float(&row("structured")["sqrt_loss"]) <= 1.01 * efficient, "{}", row("structured"));
+}
+
 #[test]
 fn compare_prints_the_table_of_the_paper() {
-    for (n, honaker, optimal) in [("256", 74.4, 40.4), ("512", 116.5, 62.0)] {
-        let found = json(&["compare", "--steps", n, "--mechanism", "honaker-online,optimal,sqrt-toeplitz"]);
-        let row = |name: &str| {
-            let rows = found["rows"].as_array().unwrap();
-            rows.iter().find(|row| row["mechanism"] == name).unwrap().clone()
-        };
-        let rounded = |row: Value| (float(&row["sqrt_loss"]) * 10.0).round() / 10.0;
-        assert_eq!(rounded(row("honaker-online")), honaker);
-        assert_eq!(rounded(row("optimal")), optimal);
-        let ratio = float(&row("optimal")["ratio_to_bound"]);
-        assert!((1.0..1.000001).contains(&ratio), "{ratio}");
-    }
+    compare_with_the_paper("256", 74.4, 40.4, 40.4);
+    compare_with_the_paper("512", 116.5, 62.0, 62.2);
+}
+
+#[test]
+#[ignore = "a minute; the larger sizes of the table"]
+fn compare_prints_the_whole_table_of_the_paper() {
+    compare_with_the_paper("1024", 180.8, 94.6, 95.5);
+    compare_with_the_paper("2048", 278.3, 143.6, 145.8);
+    // The paper's optimum at 4096, 217.3, is not converged; ours is below it.
+    compare_with_the_paper("4096", 425.6, 216.9, 224.0);
 }
 
 #[test]

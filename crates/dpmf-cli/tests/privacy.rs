@@ -1,4 +1,5 @@
 //! Calibration, accounting, audits and figures, as a user runs them.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 mod common;
 

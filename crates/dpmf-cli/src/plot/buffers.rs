@@ -6,7 +6,6 @@ use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::factorize::Target;
 use dpmf::{Catalog, Factorization, Mechanism, Method, Participation, Representation};
-use plotters::prelude::SeriesLabelPosition;
 use std::path::PathBuf;
 
 /// Loss over the certified bound against model-sized buffers.
@@ -80,7 +79,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         x_log: false,
         y_log: true,
         series,
-        legend: SeriesLabelPosition::LowerLeft,
     }];
     figure::draw(&panels, &args.out)?;
     Ok(super::report(&panels, &args.out))

@@ -6,7 +6,6 @@ use crate::report::Report;
 use crate::workload::WorkloadArgs;
 use dpmf::factorize::{Iteration, Options, Progress, Solver};
 use dpmf::{Error, Workload, optimal};
-use plotters::prelude::SeriesLabelPosition;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -67,7 +66,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         x_log: true,
         y_log: true,
         series,
-        legend: SeriesLabelPosition::LowerLeft,
     }];
     figure::draw(&panels, &args.out)?;
     Ok(super::report(&panels, &args.out))

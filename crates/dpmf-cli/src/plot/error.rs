@@ -5,7 +5,6 @@ use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use dpmf::{Catalog, Method, Workload};
-use plotters::prelude::SeriesLabelPosition;
 use std::path::PathBuf;
 
 /// Squared error of every step, by mechanism.
@@ -76,6 +75,5 @@ fn panel(args: &Args, workload: Workload, title: String) -> anyhow::Result<Panel
         x_log: false,
         y_log: args.log,
         series,
-        legend: SeriesLabelPosition::UpperLeft,
     })
 }

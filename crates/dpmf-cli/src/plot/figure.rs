@@ -48,13 +48,47 @@ pub struct Panel {
     pub x_log: bool,
     pub y_log: bool,
     pub series: Vec<Series>,
-    pub legend: SeriesLabelPosition,
+}
+
+/// Height of a figure, and width of the axes of its only panel or of one beside others.
+const HEIGHT: u32 = 470;
+const WIDTHS: [u32; 2] = [720, 600];
+
+impl Panel {
+    /// Width of the strip beside the axes that holds the labels: no curve runs under them.
+    fn legend_width(&self) -> u32 {
+        let longest = self.series.iter().map(|series| series.label.chars().count()).max().unwrap_or(0);
+        44 + 7 * longest as u32
+    }
 }
 
 /// Draws panels side by side.
 pub fn draw(panels: &[Panel], path: &Path) -> anyhow::Result<()> {
-    let size = (if panels.len() == 1 { 760 } else { 620 * panels.len() as u32 }, 470);
-    render(path, size, |area| area.draw_panels(panels))
+    render(path, size(panels), |area| area.draw_panels(panels))
+}
+
+/// Panels side by side as an SVG element.
+pub fn svg(panels: &[Panel]) -> anyhow::Result<String> {
+    register_font();
+    let mut text = String::new();
+    let root = SVGBackend::with_string(&mut text, size(panels)).into_drawing_area();
+    root.draw_panels(panels)?;
+    root.present()?;
+    drop(root);
+    Ok(text)
+}
+
+fn size(panels: &[Panel]) -> (u32, u32) {
+    let axes = WIDTHS[usize::from(panels.len() > 1)];
+    (panels.iter().map(|panel| axes + panel.legend_width()).sum(), HEIGHT)
+}
+
+fn register_font() {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
+        // The font is part of the program; it parses.
+        let _ = plotters::style::register_font("sans-serif", FontStyle::Normal, FONT);
+    });
 }
 
 /// What can be drawn on any backend.
@@ -81,11 +115,7 @@ pub fn render(
     size: (u32, u32),
     picture: impl FnOnce(&dyn Canvas) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        // The font is part of the program; it parses.
-        let _ = plotters::style::register_font("sans-serif", FontStyle::Normal, FONT);
-    });
+    register_font();
     let writable = || format!("cannot write {}", path.display());
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => {
@@ -111,7 +141,14 @@ where
 {
     fn draw_panels(&self, panels: &[Panel]) -> anyhow::Result<()> {
         self.fill(&WHITE)?;
-        for (area, panel) in self.split_evenly((1, panels.len())).iter().zip(panels) {
+        let axes = WIDTHS[usize::from(panels.len() > 1)];
+        let mut rest = self.clone();
+        for panel in panels {
+            let (area, after) = rest.split_horizontally(axes);
+            let (legend, after) = after.split_horizontally(panel.legend_width());
+            rest = after;
+            draw_legend(&legend, panel)?;
+            let area = &area;
             let (x, y) = (extent(panel, panel.x_log, |p| p.0), extent(panel, panel.y_log, |p| p.1));
             match (panel.x_log, panel.y_log) {
                 (false, false) => draw_axes(area, panel, x.0..x.1, y.0..y.1)?,
@@ -192,26 +229,34 @@ where
         let stroke = color.stroke_width(2);
         if series.mark != Mark::Points {
             // Segment by segment: the joints of a jagged polyline would be drawn as spikes.
-            let anno = chart.draw_series(
+            chart.draw_series(
                 thinned(&points).windows(2).map(|ends| PathElement::new(ends.to_vec(), stroke)),
             )?;
-            anno.label(&series.label).legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], stroke));
         }
         if matches!(series.mark, Mark::Points | Mark::LineAndPoints) {
-            let dots = points.iter().map(|p| Circle::new(*p, 4, color.filled()));
-            let anno = chart.draw_series(dots)?;
-            if series.mark == Mark::Points {
-                anno.label(&series.label).legend(move |(x, y)| Circle::new((x + 9, y), 4, color.filled()));
-            }
+            chart.draw_series(points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
         }
     }
-    chart
-        .configure_series_labels()
-        .position(panel.legend.clone())
-        .background_style(WHITE.mix(0.85))
-        .border_style(RGBColor(200, 200, 200))
-        .label_font(("sans-serif", 14))
-        .draw()?;
+    Ok(())
+}
+
+/// The marks and labels of a panel's series, one under the other.
+fn draw_legend<DB>(area: &DrawingArea<DB, Shift>, panel: &Panel) -> anyhow::Result<()>
+where
+    DB: DrawingBackend,
+    DB::ErrorType: 'static,
+{
+    let style = ("sans-serif", 14).into_font().color(&RGBColor(30, 30, 30));
+    for (k, series) in panel.series.iter().enumerate() {
+        let y = 56 + 24 * k as i32;
+        if series.mark != Mark::Points {
+            area.draw(&PathElement::new([(4, y), (24, y)], series.color.stroke_width(2)))?;
+        }
+        if matches!(series.mark, Mark::Points | Mark::LineAndPoints) {
+            area.draw(&Circle::new((14, y), 4, series.color.filled()))?;
+        }
+        area.draw(&Text::new(series.label.clone(), (32, y - 7), style.clone()))?;
+    }
     Ok(())
 }
 
@@ -232,7 +277,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 fn tick(value: f64, log: bool) -> String {
-    if log && (value.abs() < 1e-2 || value.abs() >= 1e4) {
+    if log && (value.abs() < 0.05 || value.abs() >= 1e4) {
         let exponent = value.abs().log10();
         if (exponent - exponent.round()).abs() < 1e-9 {
             return format!("10{}", superscript(exponent.round() as i32));

@@ -8,7 +8,6 @@ use anyhow::bail;
 use dpmf::accounting::{Accountant, Adjacency, calibrate, gaussian};
 use dpmf::audit::{AdversaryKind, AuditOptions};
 use dpmf::format;
-use plotters::prelude::SeriesLabelPosition;
 use std::path::PathBuf;
 
 /// ε against δ by every accountant, and the trade-off between the errors of the best test.
@@ -91,7 +90,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             x_log: true,
             y_log: false,
             series: curves,
-            legend: SeriesLabelPosition::UpperRight,
         },
         Panel {
             title: "trade-off of the best test".into(),
@@ -100,7 +98,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             x_log: false,
             y_log: false,
             series: trade_off,
-            legend: SeriesLabelPosition::UpperRight,
         },
     ];
     figure::draw(&panels, &args.out)?;

@@ -1,0 +1,606 @@
+//! `dpmf sweep`.
+
+use crate::report::{Report, table};
+use crate::train::interrupted;
+use crate::train::task::{Task, TaskArgs, with_task};
+use crate::workload::count;
+use anyhow::{Context, bail};
+use dpmf_train::run::{Run, digest};
+use dpmf_train::{Choice, Estimate, KeySource, Local, Outcome, Pace, Privacy, Purpose, Recipe, Steps};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Train over a grid of settings: tune on validation users, repeat the best, report on test users.
+///
+/// Every combination of mechanism, noise, schedule and cohort is a row of the result. For each row the learning rates,
+/// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are
+/// repeated with other seeds, and only these repetitions are scored on test users. Runs are independent and go on in
+/// parallel; results are appended to DIR/runs.jsonl as they come, so an interrupted sweep goes on when it is started
+/// again.
+///
+/// ε covers single runs, not the tuning.
+#[derive(clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  dpmf sweep --mechanism optimal,honaker-online,none --noise-multiplier 1.364,2.728 \
+    --server-lr 0.25,0.5,1 --repeats 3 --out sweep\n  dpmf sweep --config grid.toml --out sweep\n\nA grid.toml:\n  \
+    mechanism = [\"optimal\", \"none\"]\n  noise_multiplier = [1.364]\n  server_lr = [0.25, 0.5]\n  schedule = \
+    [\"constant\", \"cooldown:0.25:0.05\"]"
+)]
+pub struct Args {
+    #[command(flatten)]
+    task: TaskArgs,
+
+    #[command(flatten)]
+    grid: Grid,
+
+    /// Settings that are not swept
+    #[command(flatten)]
+    fixed: FixedArgs,
+
+    /// The grid from a TOML file with the same names; flags come before it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Repetitions of the best settings of a row
+    #[arg(long, value_name = "K", value_parser = count, default_value = "3")]
+    repeats: usize,
+
+    /// Rounds of a tuning run; by default as many as of the others
+    #[arg(long, value_name = "n", value_parser = count)]
+    tune_rounds: Option<usize>,
+
+    /// Runs at a time; by default one for each core
+    #[arg(long, value_name = "J", value_parser = count)]
+    jobs: Option<usize>,
+
+    /// Noise of the sweep is a function of this number: for experiments, not for a release
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+
+    /// Directory of the results; a sweep that is there goes on
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+/// The swept settings.
+#[derive(clap::Args, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[command(next_help_heading = "Grid (lists)")]
+struct Grid {
+    /// Mechanisms, or none
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    mechanism: Vec<Choice>,
+
+    /// ε of the guarantee
+    #[arg(long, value_name = "ε,…", value_delimiter = ',', conflicts_with = "noise_multiplier")]
+    epsilon: Vec<f64>,
+
+    /// Noise multipliers
+    #[arg(long, value_name = "σ,…", value_delimiter = ',')]
+    noise_multiplier: Vec<f64>,
+
+    /// Schedules
+    #[arg(long, value_name = "SCHEDULE,…", value_delimiter = ',')]
+    schedule: Vec<String>,
+
+    /// Users in a round
+    #[arg(long, value_name = "c,…", value_delimiter = ',', value_parser = count)]
+    clients: Vec<usize>,
+
+    /// Server learning rates, tuned
+    #[arg(long, value_name = "η,…", value_delimiter = ',')]
+    server_lr: Vec<f64>,
+
+    /// Client learning rates, tuned
+    #[arg(long, value_name = "η,…", value_delimiter = ',')]
+    client_lr: Vec<f64>,
+
+    /// Clips, tuned
+    #[arg(long, value_name = "ζ,…", value_delimiter = ',')]
+    clip: Vec<f64>,
+
+    /// Momenta, tuned
+    #[arg(long, value_name = "β,…", value_delimiter = ',')]
+    momentum: Vec<f64>,
+}
+
+/// Settings that every run shares.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Training")]
+struct FixedArgs {
+    /// Rounds of training
+    #[arg(long, value_name = "n", value_parser = count)]
+    rounds: Option<usize>,
+
+    /// δ of the guarantee
+    #[arg(long, value_name = "δ", default_value_t = 1e-6)]
+    delta: f64,
+
+    /// Examples in a user's batch
+    #[arg(long, value_name = "b", value_parser = count, default_value = "16")]
+    client_batch: usize,
+
+    /// Optimal mechanisms as dense rows instead of streams of a few buffers
+    #[arg(long)]
+    dense: bool,
+
+    /// Buffers of the optimal streams; by default as many as stay within 1e-4 of the bound
+    #[arg(long, value_name = "R", value_parser = count)]
+    buffers: Option<usize>,
+}
+
+impl Grid {
+    /// The lists of a file where no flag gave one.
+    fn or(self, file: Grid) -> Self {
+        fn either<T>(flag: Vec<T>, file: Vec<T>) -> Vec<T> {
+            if flag.is_empty() { file } else { flag }
+        }
+        let noise_given = !self.epsilon.is_empty() || !self.noise_multiplier.is_empty();
+        let noise = |flag: Vec<f64>, file: Vec<f64>| if noise_given { flag } else { either(flag, file) };
+        Self {
+            mechanism: either(self.mechanism, file.mechanism),
+            epsilon: noise(self.epsilon, file.epsilon),
+            noise_multiplier: noise(self.noise_multiplier, file.noise_multiplier),
+            schedule: either(self.schedule, file.schedule),
+            clients: either(self.clients, file.clients),
+            server_lr: either(self.server_lr, file.server_lr),
+            client_lr: either(self.client_lr, file.client_lr),
+            clip: either(self.clip, file.clip),
+            momentum: either(self.momentum, file.momentum),
+        }
+    }
+}
+
+/// One row of the result: the settings that are compared, and the tuned ones to choose from.
+struct Group {
+    base: Recipe,
+    candidates: Vec<Recipe>,
+}
+
+/// A run to be done.
+struct Job {
+    recipe: Recipe,
+    purpose: Purpose,
+    id: String,
+}
+
+impl Job {
+    fn new(recipe: Recipe, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
+        let text = serde_json::to_string(&(&recipe, purpose, task))?;
+        let id = Sha256::digest(text).iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { recipe, purpose, id })
+    }
+}
+
+/// A line of runs.jsonl.
+#[derive(Serialize, Deserialize, Clone)]
+struct Line {
+    id: String,
+    purpose: Purpose,
+    recipe: Recipe,
+    outcome: Outcome,
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let file = match &args.config {
+        Some(path) => {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            toml::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?
+        }
+        None => Grid::default(),
+    };
+    let grid = args.grid.clone().or(file);
+    let task = Task::open(&args.task)?;
+    let groups = groups(args, &grid, &task)?;
+    fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
+    let digest = with_task!(&task, |_model, split| digest(&split.train));
+    let name = format!("{} {digest}", serde_json::to_string(&args.task)?);
+    let sweep = Sweep::open(args, &task, digest)?;
+
+    let mut tuning = Vec::new();
+    for group in groups.iter().filter(|group| group.candidates.len() > 1) {
+        for recipe in &group.candidates {
+            let rounds = args.tune_rounds.unwrap_or(recipe.rounds).min(recipe.rounds);
+            let recipe = Recipe { rounds, seed: 0, ..recipe.clone() };
+            tuning.push(Job::new(recipe, Purpose::Tuning, &name)?);
+        }
+    }
+    sweep.all(&tuning, "tuning")?;
+    let mut chosen = Vec::new();
+    let mut jobs = Vec::new();
+    let mut tuned = tuning.iter();
+    for group in &groups {
+        let best = if group.candidates.len() > 1 {
+            let lines: Vec<Line> =
+                tuned.by_ref().take(group.candidates.len()).filter_map(|job| sweep.line(&job.id)).collect();
+            let score =
+                |line: &Line| if line.outcome.diverged { -1.0 } else { line.outcome.validation.accuracy };
+            let order = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1);
+            let scores = lines.iter().map(score).enumerate();
+            let best = scores.max_by(order).map_or(0, |(index, _)| index);
+            group.candidates[best].clone()
+        } else {
+            group.candidates[0].clone()
+        };
+        for repeat in 1..=args.repeats as u64 {
+            jobs.push(Job::new(Recipe { seed: repeat, ..best.clone() }, Purpose::Report, &name)?);
+        }
+        chosen.push(best);
+    }
+    sweep.all(&jobs, "repetitions")?;
+    let rows: Vec<Row> = groups
+        .iter()
+        .zip(&chosen)
+        .zip(jobs.chunks(args.repeats))
+        .map(|((group, best), jobs)| {
+            let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
+            Row::new(group, best, &lines)
+        })
+        .collect();
+    report(args, &sweep, &rows, tuning.len())
+}
+
+fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
+    if args.repeats == 0 {
+        bail!("--repeats is 0, but at least one run is needed");
+    }
+    let defaults = task.defaults();
+    let or = |list: &[f64], default: f64| if list.is_empty() { vec![default] } else { list.to_vec() };
+    let delta = args.fixed.delta;
+    let noises: Vec<Privacy> = match (grid.epsilon.is_empty(), grid.noise_multiplier.is_empty()) {
+        (false, false) => bail!("give either epsilon or noise_multiplier, not both"),
+        (true, true) => vec![Privacy::Epsilon { epsilon: 2.0, delta }],
+        (false, true) => grid.epsilon.iter().map(|&epsilon| Privacy::Epsilon { epsilon, delta }).collect(),
+        (true, false) => {
+            let multiplier = |&noise_multiplier| Privacy::NoiseMultiplier { noise_multiplier, delta };
+            grid.noise_multiplier.iter().map(multiplier).collect()
+        }
+    };
+    let mechanisms = match grid.mechanism.is_empty() {
+        true => ["optimal", "honaker-online", "independent", "none"]
+            .map(str::parse)
+            .into_iter()
+            .collect::<Result<_, _>>()?,
+        false => grid.mechanism.clone(),
+    };
+    let schedules =
+        if grid.schedule.is_empty() { vec!["constant".to_owned()] } else { grid.schedule.clone() };
+    let cohorts = if grid.clients.is_empty() { vec![100] } else { grid.clients.clone() };
+    let client_rates = match (defaults.client_learning_rate, grid.client_lr.is_empty()) {
+        (Some(rate), _) => or(&grid.client_lr, rate).into_iter().map(Some).collect(),
+        (None, true) => vec![None],
+        (None, false) => bail!("client_lr has no meaning where every user is one example"),
+    };
+    let mut groups = Vec::new();
+    for &clients in &cohorts {
+        let users = task.users().0;
+        let rounds = args.fixed.rounds.unwrap_or((users / clients.max(1)).min(defaults.rounds));
+        for schedule in &schedules {
+            for &mechanism in &mechanisms {
+                // Without noise there is nothing to vary in it.
+                let noises = if mechanism == Choice::None { &noises[..1] } else { &noises[..] };
+                for &privacy in noises {
+                    let mut candidates = Vec::new();
+                    for &momentum in &or(&grid.momentum, 0.9) {
+                        for &clip in &or(&grid.clip, defaults.clip) {
+                            for &client_rate in &client_rates {
+                                for &server_learning_rate in
+                                    &or(&grid.server_lr, defaults.server_learning_rate)
+                                {
+                                    candidates.push(Recipe {
+                                        mechanism,
+                                        dense: args.fixed.dense,
+                                        buffers: args.fixed.buffers,
+                                        rounds,
+                                        clients,
+                                        clip,
+                                        optimizer: dpmf::Optimizer { momentum, ..Default::default() },
+                                        schedule: Steps::Schedule(schedule.clone()),
+                                        server_learning_rate,
+                                        local: local(client_rate, args.fixed.client_batch),
+                                        dropout: 0.0,
+                                        privacy,
+                                        seed: 0,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                    for recipe in &candidates {
+                        recipe.workload()?;
+                    }
+                    groups.push(Group { base: candidates[0].clone(), candidates });
+                }
+            }
+        }
+    }
+    Ok(groups)
+}
+
+fn local(learning_rate: Option<f64>, batch: usize) -> Local {
+    learning_rate.map_or(Local::Gradient, |learning_rate| Local::Sgd { learning_rate, passes: 1, batch })
+}
+
+/// Runs on disk, done and to be done.
+struct Sweep<'a> {
+    task: &'a Task,
+    digest: String,
+    jobs: usize,
+    key: KeySource,
+    lines: Mutex<(File, HashMap<String, Line>)>,
+}
+
+const RUNS: &str = "runs.jsonl";
+
+impl<'a> Sweep<'a> {
+    fn open(args: &Args, task: &'a Task, digest: String) -> anyhow::Result<Self> {
+        let path = args.out.join(RUNS);
+        let mut known = HashMap::new();
+        let mut whole = 0;
+        if path.exists() {
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            for line in text.split_inclusive('\n') {
+                // A torn last line is what a crash leaves: that run is done again.
+                let Ok(parsed) = serde_json::from_str::<Line>(line) else { break };
+                whole += line.len() as u64;
+                known.insert(parsed.id.clone(), parsed);
+            }
+        }
+        let writable = || format!("cannot write {}", path.display());
+        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(writable)?;
+        file.set_len(whole).with_context(writable)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let jobs = args.jobs.unwrap_or(cores).max(1);
+        Ok(Self { task, digest, jobs, key: KeySource::Seed(args.seed), lines: Mutex::new((file, known)) })
+    }
+
+    fn line(&self, id: &str) -> Option<Line> {
+        self.lines.lock().ok()?.1.get(id).cloned()
+    }
+
+    /// Does the jobs that are not done yet, several at a time.
+    fn all(&self, jobs: &[Job], label: &str) -> anyhow::Result<()> {
+        let open: Vec<&Job> = jobs.iter().filter(|job| self.line(&job.id).is_none()).collect();
+        let bar = ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr());
+        if let Ok(style) =
+            ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} runs, {msg} [{elapsed}, {eta} left]")
+        {
+            bar.set_style(style);
+        }
+        bar.set_prefix(label.to_owned());
+        bar.set_position((jobs.len() - open.len()) as u64);
+        bar.reset_eta();
+        let next = AtomicUsize::new(0);
+        let work = || -> anyhow::Result<()> {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+            while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let outcome = pool.install(|| self.one(job))?;
+                bar.set_message(format!("{} {:.4}", job.recipe.mechanism, outcome.validation.accuracy));
+                bar.inc(1);
+                self.record(job, outcome)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..self.jobs).map(|_| scope.spawn(work)).collect();
+            let joined = workers.into_iter().map(|worker| {
+                worker.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run failed without a message")))
+            });
+            joined.collect::<Vec<_>>().into_iter().collect::<anyhow::Result<Vec<()>>>()
+        })?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn one(&self, job: &Job) -> anyhow::Result<Outcome> {
+        with_task!(self.task, |model, split| {
+            let pace = Pace { points: 16, ..Pace::default() };
+            let mut observe = |_: &dpmf::factorize::Progress| ControlFlow::Continue(());
+            let mut run =
+                Run::in_memory(model, split, &self.digest, &job.recipe, pace, &self.key, &mut observe)?;
+            while run.advance()? {
+                if interrupted() {
+                    bail!("interrupted; started again with the same options, the sweep goes on");
+                }
+            }
+            Ok(run.finish(job.purpose)?)
+        })
+    }
+
+    fn record(&self, job: &Job, outcome: Outcome) -> anyhow::Result<()> {
+        let line = Line { id: job.id.clone(), purpose: job.purpose, recipe: job.recipe.clone(), outcome };
+        let text = format!("{}\n", serde_json::to_string(&line)?);
+        let mut lines =
+            self.lines.lock().map_err(|_| anyhow::anyhow!("a run failed while writing its result"))?;
+        lines.0.write_all(text.as_bytes()).context("cannot append to runs.jsonl")?;
+        lines.1.insert(line.id.clone(), line);
+        Ok(())
+    }
+}
+
+/// A row of the result.
+struct Row {
+    best: Recipe,
+    tuned_over: usize,
+    epsilon: Option<f64>,
+    noise_multiplier: Option<f64>,
+    accuracy: Option<Estimate>,
+    loss: Option<Estimate>,
+    validation: Option<Estimate>,
+    diverged: usize,
+    runs: usize,
+    curve: Vec<(usize, f64)>,
+}
+
+impl Row {
+    fn new(group: &Group, best: &Recipe, lines: &[Line]) -> Self {
+        let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
+            Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
+        };
+        let privacy = lines.iter().find_map(|line| line.outcome.privacy.as_ref());
+        let curve = lines.first().map_or_else(Vec::new, |first| {
+            first
+                .outcome
+                .curve
+                .iter()
+                .enumerate()
+                .map(|(k, point)| {
+                    let values: Vec<f64> =
+                        lines.iter().filter_map(|line| Some(line.outcome.curve.get(k)?.accuracy)).collect();
+                    (point.round, values.iter().sum::<f64>() / values.len() as f64)
+                })
+                .collect()
+        });
+        debug_assert_eq!(group.base.mechanism, best.mechanism);
+        Self {
+            best: best.clone(),
+            tuned_over: group.candidates.len(),
+            epsilon: privacy.map(|statement| statement.calibration().epsilon()),
+            noise_multiplier: privacy.map(|statement| statement.calibration().noise_multiplier()),
+            accuracy: of(&|outcome| Some(outcome.test?.accuracy)),
+            loss: of(&|outcome| Some(outcome.test?.loss)),
+            validation: of(&|outcome| Some(outcome.validation.accuracy)),
+            diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
+            runs: lines.len(),
+            curve,
+        }
+    }
+
+    fn schedule(&self) -> &str {
+        match &self.best.schedule {
+            Steps::Schedule(words) => words,
+            Steps::Values(_) => "file",
+        }
+    }
+
+    fn client_rate(&self) -> Option<f64> {
+        match self.best.local {
+            Local::Sgd { learning_rate, .. } => Some(learning_rate),
+            Local::Gradient => None,
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "mechanism": self.best.mechanism,
+            "schedule": self.schedule(),
+            "clients": self.best.clients,
+            "rounds": self.best.rounds,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "momentum": self.best.optimizer.momentum,
+            "clip": self.best.clip,
+            "server_lr": self.best.server_learning_rate,
+            "client_lr": self.client_rate(),
+            "tuned_over": self.tuned_over,
+            "runs": self.runs,
+            "diverged": self.diverged,
+            "test_accuracy_mean": self.accuracy.map(|e| e.mean),
+            "test_accuracy_ci": self.accuracy.and_then(|e| e.interval()),
+            "test_loss_mean": self.loss.map(|e| e.mean),
+            "validation_accuracy_mean": self.validation.map(|e| e.mean),
+            "curve": self.curve,
+        })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let optional = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
+        let accuracy = match self.accuracy {
+            Some(Estimate { mean, half_width: Some(half) }) => format!("{mean:.4} ± {half:.4}"),
+            other => optional(other.map(|e| e.mean), 4),
+        };
+        vec![
+            self.best.mechanism.to_string(),
+            optional(self.noise_multiplier, 3),
+            optional(self.epsilon, 3),
+            self.schedule().to_owned(),
+            self.best.clients.to_string(),
+            accuracy,
+            format!("{} of {}", self.diverged, self.runs),
+            self.best.server_learning_rate.to_string(),
+            self.client_rate().map_or("–".into(), |rate| rate.to_string()),
+            self.best.clip.to_string(),
+            self.best.optimizer.momentum.to_string(),
+        ]
+    }
+}
+
+const HEAD: [&str; 11] = [
+    "mechanism",
+    "σ",
+    "ε",
+    "schedule",
+    "clients",
+    "test accuracy",
+    "diverged",
+    "server lr",
+    "client lr",
+    "clip",
+    "momentum",
+];
+
+fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
+    let (csv, results) = (args.out.join("summary.csv"), args.out.join("results.json"));
+    let json = json!({
+        "data": sweep.task.name(),
+        "users": sweep.task.users().0,
+        "tuning_runs": tuning,
+        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "runs": args.out.join(RUNS),
+        "summary": csv,
+    });
+    write_summary(&csv, rows)?;
+    fs::write(&results, serde_json::to_vec_pretty(&json)?)
+        .with_context(|| format!("cannot write {}", results.display()))?;
+    let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
+    let text = format!(
+        "{}\n\n{tuning} tuning runs; all runs: {}\nsummary: {}",
+        table(&HEAD, &cells),
+        args.out.join(RUNS).display(),
+        csv.display()
+    );
+    Ok(Report::new(json, text))
+}
+
+fn write_summary(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
+    let mut text = String::from(
+        "mechanism,noise_multiplier,epsilon,schedule,clients,rounds,momentum,clip,server_lr,client_lr,runs,diverged,\
+         test_accuracy_mean,test_accuracy_low,test_accuracy_high,test_loss_mean,validation_accuracy_mean\n",
+    );
+    let cell = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+    for row in rows {
+        let interval = row.accuracy.and_then(|e| e.interval());
+        let fields = [
+            row.best.mechanism.to_string(),
+            cell(row.noise_multiplier),
+            cell(row.epsilon),
+            row.schedule().to_owned(),
+            row.best.clients.to_string(),
+            row.best.rounds.to_string(),
+            row.best.optimizer.momentum.to_string(),
+            row.best.clip.to_string(),
+            row.best.server_learning_rate.to_string(),
+            cell(row.client_rate()),
+            row.runs.to_string(),
+            row.diverged.to_string(),
+            cell(row.accuracy.map(|e| e.mean)),
+            cell(interval.map(|i| i[0])),
+            cell(interval.map(|i| i[1])),
+            cell(row.loss.map(|e| e.mean)),
+            cell(row.validation.map(|e| e.mean)),
+        ];
+        text += &format!("{}\n", fields.join(","));
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

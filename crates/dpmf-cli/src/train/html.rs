@@ -1,0 +1,223 @@
+//! The report of a training: one page that opens without a network.
+
+use super::task::Task;
+use crate::plot::figure::{COLORS, Mark, Panel, Series, svg};
+use dpmf_train::recipe::spent;
+use dpmf_train::{Choice, Local, Outcome, Recipe, Steps};
+use std::fmt::Write;
+use std::ops::ControlFlow;
+
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:62rem;margin:2rem auto;padding:0 1rem}\
+h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;margin-top:2.2rem}\
+.lead{color:#555;margin-top:0}table{border-collapse:collapse;margin:1rem 0}\
+th,td{padding:.35rem .9rem;text-align:right;border-bottom:1px solid #ddd}\
+th:first-child,td:first-child{text-align:left}thead th{border-bottom:2px solid #999}\
+figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}\
+pre{background:#f6f6f4;padding:1rem;white-space:pre-wrap;border-radius:4px;font-size:.88rem}";
+
+/// The page; `rows` are the cells of the table of results.
+pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> anyhow::Result<String> {
+    let recipe = &ended[0].0;
+    let statement = ended.iter().find_map(|(_, outcome)| outcome.privacy.as_ref());
+    let title = match statement {
+        Some(statement) => format!(
+            "{}: private training at ε = {:.3}, δ = {:e}",
+            task.name(),
+            statement.calibration().epsilon(),
+            statement.calibration().delta()
+        ),
+        None => format!("{}: training without privacy", task.name()),
+    };
+    let mut page = String::new();
+    let (train, validation, test) = task.users();
+    write!(
+        page,
+        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
+         <title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>\
+         <p class=lead>{} rounds of {} users; {train} users to train on, {validation} for validation, {test} for the \
+         test; {} parameters.</p>",
+        recipe.rounds,
+        recipe.clients,
+        task.parameters(),
+        title = escape(&title),
+    )?;
+    let head = ["mechanism", "test accuracy", "test loss", "error / bound", "buffers", "time"];
+    page += "<h2>Results</h2><table><thead><tr>";
+    head.iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
+    page += "</tr></thead><tbody>";
+    for row in rows {
+        page += "<tr>";
+        row.iter().for_each(|cell| page += &format!("<td>{}</td>", escape(cell)));
+        page += "</tr>";
+    }
+    page += "</tbody></table><p class=lead>The test users were used once, for this table. Error / bound is the root of \
+             the total squared error that the mechanism's noise does to the iterates, over the certified least of all \
+             mechanisms.</p>";
+
+    page += "<h2>Learning curves</h2>";
+    figure(
+        &mut page,
+        &curves(ended),
+        "Accuracy and loss on validation users, who never train. These curves are \
+        not covered by ε.",
+    )?;
+    let first = first_of_each(ended);
+    let errors = errors(&first)?;
+    if !errors.series.is_empty() {
+        page += "<h2>Error of every round</h2>";
+        figure(
+            &mut page,
+            &[errors],
+            "Expected squared error that the noise leaves in a coordinate of the model.",
+        )?;
+    }
+    if let Some(statement) = statement {
+        page += "<h2>Privacy</h2>";
+        let spending = spending(&first)?;
+        if !spending.series.is_empty() {
+            figure(&mut page, &[spending], "ε of everything released up to a round, at the same δ.")?;
+        }
+        let _ = write!(page, "<pre>{}</pre>", escape(&statement.to_string()));
+        if !task.notes().is_empty() {
+            page += "<p>About the data:</p><ul>";
+            task.notes().iter().for_each(|note| page += &format!("<li>{}</li>", escape(note)));
+            page += "</ul>";
+        }
+    }
+    page += "<h2>Settings</h2><table><tbody>";
+    for (name, value) in settings(recipe) {
+        let _ = write!(page, "<tr><td>{name}</td><td>{}</td></tr>", escape(&value));
+    }
+    page += "</tbody></table></body></html>\n";
+    Ok(page)
+}
+
+fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
+    let mut rows = vec![
+        ("clip ζ", recipe.clip.to_string()),
+        ("server learning rate", recipe.server_learning_rate.to_string()),
+        ("server momentum", recipe.optimizer.momentum.to_string()),
+        (
+            "schedule",
+            match &recipe.schedule {
+                Steps::Schedule(words) => words.clone(),
+                Steps::Values(values) => format!("{} numbers", values.len()),
+            },
+        ),
+    ];
+    match recipe.local {
+        Local::Sgd { learning_rate, passes, batch } => {
+            rows.push(("client learning rate", learning_rate.to_string()));
+            rows.push(("client passes, batch", format!("{passes}, {batch}")));
+        }
+        Local::Gradient => rows.push(("contribution", "the gradient of one example".into())),
+    }
+    if recipe.optimizer.weight_decay > 0.0 {
+        rows.push(("weight decay", recipe.optimizer.weight_decay.to_string()));
+    }
+    if recipe.dropout > 0.0 {
+        rows.push(("drop-outs", recipe.dropout.to_string()));
+    }
+    rows
+}
+
+fn color(index: usize) -> plotters::style::RGBColor {
+    COLORS[index % COLORS.len()]
+}
+
+/// One run of each mechanism.
+fn first_of_each(ended: &[(Recipe, Outcome)]) -> Vec<&(Recipe, Outcome)> {
+    let mut seen: Vec<Choice> = Vec::new();
+    ended
+        .iter()
+        .filter(|(recipe, _)| {
+            let new = !seen.contains(&recipe.mechanism);
+            seen.push(recipe.mechanism);
+            new
+        })
+        .collect()
+}
+
+/// Accuracy and loss, the mean over the repetitions.
+fn curves(ended: &[(Recipe, Outcome)]) -> [Panel; 2] {
+    let first = first_of_each(ended);
+    let panel = |title: &str, y_label: &str, pick: fn(&dpmf_train::Point) -> f64| {
+        let series = first.iter().enumerate().map(|(index, (recipe, outcome))| {
+            let same = || ended.iter().filter(|(other, _)| other.mechanism == recipe.mechanism);
+            let points = outcome.curve.iter().enumerate().map(|(k, point)| {
+                let values: Vec<f64> = same().filter_map(|(_, o)| o.curve.get(k)).map(pick).collect();
+                (point.round as f64, values.iter().sum::<f64>() / values.len().max(1) as f64)
+            });
+            let label = recipe.mechanism.to_string();
+            Series { label, points: points.collect(), mark: Mark::Line, color: color(index) }
+        });
+        Panel {
+            title: title.into(),
+            x_label: "round".into(),
+            y_label: y_label.into(),
+            x_log: false,
+            y_log: false,
+            series: series.collect(),
+        }
+    };
+    [
+        panel("validation accuracy", "accuracy", |point| point.accuracy),
+        panel("validation loss", "cross-entropy, nats", |point| point.loss),
+    ]
+}
+
+fn errors(first: &[&(Recipe, Outcome)]) -> anyhow::Result<Panel> {
+    let mut series = Vec::new();
+    for (index, (recipe, _)) in first.iter().enumerate() {
+        let Some(mechanism) = recipe.mechanism(&mut |_| ControlFlow::Continue(()))? else { continue };
+        let std = mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std());
+        let scale = (std / (mechanism.sensitivity() * recipe.clients as f64)).powi(2);
+        let losses = mechanism.loss().per_step().iter().enumerate();
+        let points = losses.map(|(i, loss)| (i as f64 + 1.0, scale * loss)).collect();
+        series.push(Series {
+            label: recipe.mechanism.to_string(),
+            points,
+            mark: Mark::Line,
+            color: color(index),
+        });
+    }
+    Ok(Panel {
+        title: "error of every round".into(),
+        x_label: "round".into(),
+        y_label: "expected squared error".into(),
+        x_log: false,
+        y_log: true,
+        series,
+    })
+}
+
+fn spending(first: &[&(Recipe, Outcome)]) -> anyhow::Result<Panel> {
+    let mut series = Vec::new();
+    for (index, (recipe, _)) in first.iter().enumerate() {
+        let Some(mechanism) = recipe.mechanism(&mut |_| ControlFlow::Continue(()))? else { continue };
+        let points = spent(&mechanism).into_iter().enumerate().map(|(i, e)| (i as f64 + 1.0, e)).collect();
+        series.push(Series {
+            label: recipe.mechanism.to_string(),
+            points,
+            mark: Mark::Line,
+            color: color(index),
+        });
+    }
+    Ok(Panel {
+        title: "privacy spent".into(),
+        x_label: "round".into(),
+        y_label: "ε".into(),
+        x_log: false,
+        y_log: false,
+        series,
+    })
+}
+
+fn figure(page: &mut String, panels: &[Panel], caption: &str) -> anyhow::Result<()> {
+    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels)?, escape(caption))?;
+    Ok(())
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

@@ -1,0 +1,540 @@
+//! `dpmf train`.
+
+mod html;
+pub mod task;
+
+use crate::progress::Spinner;
+use crate::report::{Report, duration, number, table};
+use crate::workload::count;
+use anyhow::{Context, bail};
+use dpmf::accounting::KeyOrigin;
+use dpmf::workload::read_vector;
+use dpmf::{Average, Optimizer};
+use dpmf_train::run::{self, Run};
+use dpmf_train::{
+    Choice, Estimate, KeySource, Local, Model, Outcome, Pace, Privacy, Purpose, Recipe, Steps, Users,
+};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use task::{Task, TaskArgs, with_task};
+
+/// Train a model under differential privacy, each user taking part once.
+///
+/// Without options: a character model of package names, private for every owner at ε = 2, trained with the optimal
+/// mechanism and, beside it, tree aggregation and independent noise at the same ε; about three minutes on two cores. The
+/// directory of the run holds the models, the keys, the journals and a report.html.
+///
+/// Interrupted by Ctrl-C or a crash, a run goes on with --resume DIR.
+#[derive(clap::Args)]
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:\n  dpmf train\n  dpmf train --mechanism optimal,none --epsilon 8 --momentum 0.9 \
+    --schedule cooldown:0.25:0.05\n  dpmf train --data messages.csv --rounds 200 --clients 50 --out run\n  \
+    dpmf train --resume run"
+)]
+pub struct Args {
+    #[command(flatten)]
+    task: TaskArgs,
+
+    #[command(flatten)]
+    recipe: RecipeArgs,
+
+    /// Mechanisms to train with, one after the other: a name of `dpmf compare`, or none for no noise
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        default_value = "optimal,honaker-online,independent"
+    )]
+    mechanism: Vec<Choice>,
+
+    /// ε of the guarantee
+    #[arg(long, value_name = "ε", default_value_t = 2.0, conflicts_with = "noise_multiplier")]
+    epsilon: f64,
+
+    /// Take this noise multiplier and state the ε it gives
+    #[arg(long, value_name = "σ")]
+    noise_multiplier: Option<f64>,
+
+    /// Runs of each mechanism, with other first parameters, other cohorts and other noise
+    #[arg(long, value_name = "K", value_parser = count, default_value = "1")]
+    repeats: usize,
+
+    /// Take the noise from this key instead of a new one
+    #[arg(long, value_name = "FILE", conflicts_with = "seed")]
+    key_file: Option<PathBuf>,
+
+    /// Derive the key from a number, for experiments: the guarantee then holds only if the number is secret
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Directory of the run, new; runs/<date>-<time> by default
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Go on with the run in this directory; all other settings are taken from it
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    resume: Option<PathBuf>,
+
+    /// With --resume: give up a round whose input is not what it was before the crash
+    #[arg(long, requires = "resume")]
+    burn: bool,
+}
+
+/// What decides a run beside the mechanism and its noise; shared with `dpmf sweep`.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Training")]
+pub struct RecipeArgs {
+    /// Rounds of training; by default 2048, or as many as the users allow
+    #[arg(long, value_name = "n", value_parser = count)]
+    pub rounds: Option<usize>,
+
+    /// Users in a round (examples, for images)
+    #[arg(long, value_name = "c", value_parser = count, default_value = "100")]
+    pub clients: usize,
+
+    /// Norm ζ that a user's update is clipped to
+    #[arg(long, value_name = "ζ")]
+    pub clip: Option<f64>,
+
+    /// δ of the guarantee
+    #[arg(long, value_name = "δ", default_value_t = 1e-6)]
+    pub delta: f64,
+
+    /// Server momentum β
+    #[arg(long, value_name = "β", default_value_t = 0.9)]
+    pub momentum: f64,
+
+    /// Nesterov momentum on the server
+    #[arg(long)]
+    pub nesterov: bool,
+
+    /// Weight decay λ on the server, decoupled
+    #[arg(long, value_name = "λ", default_value_t = 0.0)]
+    pub weight_decay: f64,
+
+    /// Weight decay as in PyTorch's SGD
+    #[arg(long)]
+    pub coupled: bool,
+
+    /// Release averaged iterates: uniform or ema:α
+    #[arg(long, value_name = "none|uniform|ema:α", default_value = "none")]
+    pub average: Average,
+
+    /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r
+    #[arg(long, default_value = "cooldown:0.25:0.05")]
+    pub schedule: String,
+
+    /// Server step sizes from a file, one number a round
+    #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
+    pub schedule_file: Option<PathBuf>,
+
+    /// Server learning rate
+    #[arg(long, value_name = "η")]
+    pub server_lr: Option<f64>,
+
+    /// Learning rate of a user's own passes
+    #[arg(long, value_name = "η")]
+    pub client_lr: Option<f64>,
+
+    /// Passes of a user over its examples
+    #[arg(long, value_name = "k", value_parser = count, default_value = "1")]
+    pub client_passes: usize,
+
+    /// Examples in a user's batch
+    #[arg(long, value_name = "b", value_parser = count, default_value = "16")]
+    pub client_batch: usize,
+
+    /// Share of users that fail to turn up; the denominator stays
+    #[arg(long, value_name = "p", default_value_t = 0.0)]
+    pub dropout: f64,
+
+    /// Optimal mechanisms as dense rows instead of streams of a few buffers
+    #[arg(long)]
+    pub dense: bool,
+
+    /// Buffers of the optimal streams; by default as many as stay within 1e-4 of the bound
+    #[arg(long, value_name = "R", value_parser = count)]
+    pub buffers: Option<usize>,
+}
+
+impl RecipeArgs {
+    /// The recipe for a task, with the mechanism and its noise still to be chosen.
+    pub fn build(&self, task: &Task) -> anyhow::Result<Recipe> {
+        let defaults = task.defaults();
+        let rounds = match (self.rounds, &self.schedule_file) {
+            (Some(rounds), _) => rounds,
+            (None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
+            (None, None) => (task.users().0 / self.clients.max(1)).min(defaults.rounds),
+        };
+        let local = match defaults.client_learning_rate {
+            Some(rate) => Local::Sgd {
+                learning_rate: self.client_lr.unwrap_or(rate),
+                passes: self.client_passes,
+                batch: self.client_batch,
+            },
+            None if self.client_lr.is_some() => {
+                bail!("--client-lr has no meaning where every user is one example")
+            }
+            None => Local::Gradient,
+        };
+        Ok(Recipe {
+            mechanism: Choice::None,
+            dense: self.dense,
+            buffers: self.buffers,
+            rounds,
+            clients: self.clients,
+            clip: self.clip.unwrap_or(defaults.clip),
+            optimizer: Optimizer {
+                momentum: self.momentum,
+                nesterov: self.nesterov,
+                weight_decay: self.weight_decay,
+                coupled: self.coupled,
+                average: self.average,
+            },
+            schedule: self
+                .schedule_values()?
+                .map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values),
+            server_learning_rate: self.server_lr.unwrap_or(defaults.server_learning_rate),
+            local,
+            dropout: self.dropout,
+            privacy: Privacy::Epsilon { epsilon: 1.0, delta: self.delta },
+            seed: 0,
+        })
+    }
+
+    fn schedule_values(&self) -> anyhow::Result<Option<Vec<f64>>> {
+        Ok(self.schedule_file.as_deref().map(read_vector).transpose()?)
+    }
+}
+
+/// What is written down when an experiment begins.
+#[derive(Serialize, Deserialize)]
+struct Experiment {
+    schema: u32,
+    task: TaskArgs,
+    key_file: Option<PathBuf>,
+    seed: Option<u64>,
+    runs: Vec<Planned>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Planned {
+    folder: String,
+    recipe: Recipe,
+}
+
+const EXPERIMENT: &str = "experiment.json";
+const RESULTS: &str = "results.json";
+const REPORT: &str = "report.html";
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let (folder, experiment, task) = match &args.resume {
+        Some(folder) => {
+            let path = folder.join(EXPERIMENT);
+            let text = fs::read(&path).with_context(|| format!("{} holds no run", folder.display()))?;
+            let experiment: Experiment =
+                serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
+            let task = Task::open(&experiment.task)?;
+            (folder.clone(), experiment, task)
+        }
+        None => {
+            let task = Task::open(&args.task)?;
+            let experiment = plan(args, &task)?;
+            let folder = args.out.clone().unwrap_or_else(default_folder);
+            if folder.join(EXPERIMENT).exists() {
+                let name = folder.display();
+                bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+            }
+            fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+            write(&folder.join(EXPERIMENT), &serde_json::to_vec_pretty(&experiment)?)?;
+            (folder, experiment, task)
+        }
+    };
+    eprintln!("{}", task.describe());
+    let key = match (&experiment.key_file, experiment.seed) {
+        (Some(path), _) => KeySource::File(path.clone()),
+        (None, Some(seed)) => KeySource::Seed(seed),
+        (None, None) => KeySource::System,
+    };
+    let mut ended = Vec::new();
+    for (index, planned) in experiment.runs.iter().enumerate() {
+        let place = folder.join(&planned.folder);
+        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), planned.recipe.mechanism);
+        let outcome = match run::outcome(&place)? {
+            Some(outcome) => outcome,
+            None => with_task!(&task, |model, split| {
+                train_one(&place, &folder, model, split, &planned.recipe, &key, &label, args.burn)?
+            }),
+        };
+        ended.push((planned.recipe.clone(), outcome));
+    }
+    finish(&folder, &task, &key, &ended)
+}
+
+fn plan(args: &Args, task: &Task) -> anyhow::Result<Experiment> {
+    if args.repeats == 0 || args.mechanism.is_empty() {
+        bail!("at least one run is needed: --repeats and --mechanism must not be empty");
+    }
+    let base = args.recipe.build(task)?;
+    let delta = args.recipe.delta;
+    let privacy = match args.noise_multiplier {
+        Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
+        None => Privacy::Epsilon { epsilon: args.epsilon, delta },
+    };
+    let mut runs = Vec::new();
+    for seed in 0..args.repeats as u64 {
+        for (position, &mechanism) in args.mechanism.iter().enumerate() {
+            if args.mechanism[..position].contains(&mechanism) {
+                bail!("--mechanism names {mechanism} twice");
+            }
+            let recipe = Recipe { mechanism, privacy, seed, ..base.clone() };
+            recipe.workload()?;
+            runs.push(Planned { folder: format!("{mechanism}-{seed}"), recipe });
+        }
+    }
+    Ok(Experiment {
+        schema: 1,
+        task: args.task.clone(),
+        key_file: args.key_file.clone(),
+        seed: args.seed,
+        runs,
+    })
+}
+
+#[allow(clippy::too_many_arguments)]
+fn train_one<M, D>(
+    place: &Path,
+    folder: &Path,
+    model: &M,
+    split: &dpmf_train::data::Split<D>,
+    recipe: &Recipe,
+    key: &KeySource,
+    label: &str,
+    burn: bool,
+) -> anyhow::Result<Outcome>
+where
+    M: Model,
+    D: Users<Domain = M::Domain>,
+{
+    let mut run = if run::exists(place) {
+        Run::resume(place, model, split)?
+    } else {
+        let spinner = Spinner::new(label);
+        Run::begin(place, model, split, recipe, Pace::default(), key, &mut |p| spinner.observe(p))?
+    };
+    let bar = bar(run.rounds(), label);
+    let mut burned = false;
+    loop {
+        bar.set_position(run.done() as u64);
+        bar.set_message(state(&run));
+        if interrupted() {
+            run.checkpoint()?;
+            bar.finish_and_clear();
+            let name = folder.display();
+            bail!("interrupted after {} rounds; go on with dpmf train --resume {name}", run.done());
+        }
+        match run.advance() {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn && !burned => {
+                let step = run.burn()?;
+                burned = true;
+                bar.println(format!("round {step} burned: its noise is never used"));
+            }
+            Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
+                bar.finish_and_clear();
+                return Err(anyhow::Error::new(error)
+                    .context("the round was released before the crash, and now comes out differently; --burn gives it up"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bar.finish_and_clear();
+    let outcome = run.finish(Purpose::Report)?;
+    if let Some(test) = outcome.test {
+        let time = duration(outcome.seconds);
+        eprintln!("{label}: test accuracy {:.4}, loss {:.4}, {time}", test.accuracy, test.loss);
+    }
+    Ok(outcome)
+}
+
+fn bar(rounds: usize, label: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(rounds as u64), ProgressDrawTarget::stderr());
+    let template = "{prefix} {bar:24} {pos}/{len} rounds, {msg}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_prefix(label.to_owned());
+    bar
+}
+
+fn state<M, D>(run: &Run<'_, M, D>) -> String
+where
+    M: Model,
+    D: Users<Domain = M::Domain>,
+{
+    let loss = run.curve().last().map_or(f64::NAN, |point| point.loss);
+    match run.epsilon_spent() {
+        Some(epsilon) => format!("validation loss {loss:.4}, ε spent {epsilon:.3}"),
+        None => format!("validation loss {loss:.4}, no privacy"),
+    }
+}
+
+/// Whether Ctrl-C was pressed; a second one ends the program at once.
+pub fn interrupted() -> bool {
+    static PRESSED: OnceLock<&'static AtomicBool> = OnceLock::new();
+    static FLAG: AtomicBool = AtomicBool::new(false);
+    let flag = PRESSED.get_or_init(|| {
+        // Where no handler can be set, Ctrl-C ends the program, and the journal keeps the run safe.
+        let _ = ctrlc::set_handler(|| {
+            if FLAG.swap(true, Ordering::SeqCst) {
+                std::process::exit(130);
+            }
+        });
+        &FLAG
+    });
+    flag.load(Ordering::SeqCst)
+}
+
+fn finish(
+    folder: &Path,
+    task: &Task,
+    key: &KeySource,
+    ended: &[(Recipe, Outcome)],
+) -> anyhow::Result<Report> {
+    let mut names: Vec<Choice> = Vec::new();
+    for (recipe, _) in ended {
+        if !names.contains(&recipe.mechanism) {
+            names.push(recipe.mechanism);
+        }
+    }
+    let of = |name: Choice| ended.iter().filter(move |(recipe, _)| recipe.mechanism == name);
+    let summary: Vec<(Choice, Estimate)> = names
+        .iter()
+        .filter_map(|&name| {
+            let accuracies: Vec<f64> =
+                of(name).filter_map(|(_, outcome)| Some(outcome.test?.accuracy)).collect();
+            Some((name, Estimate::of(&accuracies)?))
+        })
+        .collect();
+    let statement = ended.iter().find_map(|(_, outcome)| outcome.privacy.as_ref());
+    let recipe = &ended[0].0;
+    let report = folder.join(REPORT);
+    let json = json!({
+        "data": task.name(),
+        "users": task.users().0,
+        "rounds": recipe.rounds,
+        "clients": recipe.clients,
+        "parameters": task.parameters(),
+        "epsilon": statement.map(|s| s.calibration().epsilon()),
+        "delta": statement.map(|s| s.calibration().delta()),
+        "noise_multiplier": statement.map(|s| s.calibration().noise_multiplier()),
+        "key": match (statement.map(|s| s.key()), key) {
+            (None, _) => "none",
+            (Some(KeyOrigin::Seeded), _) => "seeded",
+            (Some(KeyOrigin::System), KeySource::File(_)) => "file",
+            (Some(KeyOrigin::System), _) => "system",
+        },
+        "runs": ended.iter().map(|(recipe, outcome)| run_json(recipe, outcome)).collect::<Vec<_>>(),
+        "summary": summary.iter().map(|(name, estimate)| json!({
+            "mechanism": name,
+            "test_accuracy_mean": estimate.mean,
+            "test_accuracy_ci": estimate.interval(),
+        })).collect::<Vec<_>>(),
+        "statement": statement,
+        "report": report,
+    });
+    write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
+    let rows: Vec<Vec<String>> = summary
+        .iter()
+        .map(|(name, estimate)| {
+            let runs: Vec<&Outcome> = of(*name).map(|(_, outcome)| outcome).collect();
+            let losses: Vec<f64> = runs.iter().filter_map(|outcome| Some(outcome.test?.loss)).collect();
+            let loss = Estimate::of(&losses).map_or(f64::NAN, |e| e.mean);
+            let accuracy = match estimate.half_width {
+                Some(half) => format!("{:.4} ± {half:.4}", estimate.mean),
+                None => format!("{:.4}", estimate.mean),
+            };
+            vec![
+                name.to_string(),
+                accuracy,
+                number(loss),
+                runs[0].ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
+                runs[0].buffers.to_string(),
+                duration(runs.iter().map(|outcome| outcome.seconds).sum::<f64>() / runs.len() as f64),
+            ]
+        })
+        .collect();
+    let results =
+        table(&["mechanism", "test accuracy", "test loss", "error/bound", "buffers", "time"], &rows);
+    fs::write(&report, html::page(task, ended, &rows)?)
+        .with_context(|| format!("cannot write {}", report.display()))?;
+    let mut text = String::new();
+    if let Some(statement) = statement {
+        text += &format!("{statement}\n");
+    }
+    text += &format!("{results}\n\nreport: {}", report.display());
+    Ok(Report::new(json, text))
+}
+
+fn run_json(recipe: &Recipe, outcome: &Outcome) -> Value {
+    json!({
+        "mechanism": recipe.mechanism,
+        "seed": recipe.seed,
+        "test_accuracy": outcome.test.map(|test| test.accuracy),
+        "test_loss": outcome.test.map(|test| test.loss),
+        "validation_accuracy": outcome.validation.accuracy,
+        "validation_loss": outcome.validation.loss,
+        "diverged": outcome.diverged,
+        "burned": outcome.burned,
+        "buffers": outcome.buffers,
+        "ratio_to_bound": outcome.ratio_to_bound,
+        "seconds": outcome.seconds,
+    })
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// `runs/` and the time in UTC.
+fn default_folder() -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days as i64);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    PathBuf::from(format!("runs/{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}"))
+}
+
+/// The date of a day counted from 1970, in the Gregorian calendar, whose pattern repeats every 400 years.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468; // from the first of March of the year 0
+    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153; // from March
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (year + era * 400 + next, month, date)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(-1), (1969, 12, 31));
+        assert_eq!(civil(11_016), (2000, 2, 29));
+        assert_eq!(civil(11_017), (2000, 3, 1));
+        assert_eq!(civil(20_454), (2026, 1, 1));
+    }
+}

@@ -1,0 +1,319 @@
+//! `dpmf train` and `dpmf sweep` as a user runs them.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
+
+mod common;
+
+use common::{failure, json};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A CSV file of users with a few words each.
+fn messages(folder: &Path, users: usize, word: &str) -> PathBuf {
+    let path = folder.join("messages.csv");
+    let mut text = String::from("user,text\n");
+    for user in 0..users {
+        for line in 0..1 + user % 3 {
+            text += &format!("u{user},{word} {} {}\n", ["sun", "moon", "star"][(user + line) % 3], user % 7);
+        }
+    }
+    fs::write(&path, text).unwrap();
+    path
+}
+
+const SMALL: [[&str; 2]; 5] =
+    [["--rounds", "40"], ["--clients", "10"], ["--embedding", "4"], ["--hidden", "8"], ["--projection", "0"]];
+
+/// A small training, where `more` comes before the usual settings.
+fn train(data: &Path, more: &[&str]) -> Vec<String> {
+    let usual = SMALL.iter().filter(|pair| !more.contains(&pair[0])).flatten();
+    let base = ["train", "--data", data.to_str().unwrap()];
+    base.iter().chain(usual).chain(more).map(|argument| (*argument).to_owned()).collect()
+}
+
+fn words(arguments: &[impl AsRef<str>]) -> Vec<&str> {
+    arguments.iter().map(AsRef::as_ref).collect()
+}
+
+fn answer(arguments: &[impl AsRef<str>]) -> Value {
+    json(&words(arguments))
+}
+
+fn refusal(arguments: &[impl AsRef<str>]) -> String {
+    failure(&words(arguments)).1
+}
+
+fn program() -> Command {
+    Command::new(assert_cmd::cargo::cargo_bin!("dpmf"))
+}
+
+fn model(folder: &Path, run: &str) -> Vec<u8> {
+    fs::read(folder.join(run).join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn training_answers_as_the_contract_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("run");
+    let out_text = out.to_str().unwrap();
+    let answer = answer(&train(
+        &data,
+        &["--mechanism", "optimal,independent,none", "--repeats", "2", "--out", out_text],
+    ));
+    assert_eq!((&answer["rounds"], &answer["clients"]), (&Value::from(40), &Value::from(10)));
+    assert_eq!(answer["key"], "system");
+    assert!(answer["epsilon"].as_f64().unwrap() <= 2.0 && answer["epsilon"].as_f64().unwrap() > 1.99);
+    assert_eq!(answer["delta"], 1e-6);
+    let runs = answer["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 6);
+    for run in runs {
+        let accuracy = run["test_accuracy"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&accuracy) && run["test_loss"].as_f64().unwrap() > 0.0, "{run}");
+        assert!(run["seconds"].as_f64().unwrap() > 0.0);
+    }
+    let summary = answer["summary"].as_array().unwrap();
+    let names: Vec<&str> = summary.iter().map(|row| row["mechanism"].as_str().unwrap()).collect();
+    assert_eq!(names, ["optimal", "independent", "none"]);
+    for row in summary {
+        let (mean, ci) = (row["test_accuracy_mean"].as_f64().unwrap(), &row["test_accuracy_ci"]);
+        assert!(ci[0].as_f64().unwrap() <= mean && mean <= ci[1].as_f64().unwrap(), "{row}");
+    }
+
+    // The report stands alone: pictures inside, nothing fetched.
+    let report = fs::read_to_string(answer["report"].as_str().unwrap()).unwrap();
+    assert!(report.contains("<svg") && report.contains("optimal") && report.contains("validation accuracy"));
+    for fetched in ["<script", "<link", "<img", "src="] {
+        assert!(!report.contains(fetched), "{fetched}");
+    }
+    // Each run has its own secret, for its owner alone; without noise there is none.
+    #[cfg(unix)]
+    for run in ["optimal-0", "optimal-1", "independent-0"] {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(out.join(run).join("key")).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    assert_ne!(fs::read(out.join("optimal-0/key")).unwrap(), fs::read(out.join("optimal-1/key")).unwrap());
+    assert!(!out.join("none-0/key").exists());
+
+    // The directory is taken; resuming a run that has ended says the same again.
+    let again = refusal(&train(&data, &["--out", out_text]));
+    assert!(again.contains("--resume"), "{again}");
+    let resumed = json(&["train", "--resume", out_text]);
+    assert_eq!(resumed["runs"], answer["runs"]);
+}
+
+#[test]
+fn a_seed_repeats_a_run_to_the_bit_and_other_data_gets_other_noise() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let run = |name: &str, data: &Path, threads: &str| {
+        let out = folder.path().join(name);
+        let arguments =
+            train(data, &["--mechanism", "optimal", "--seed", "7", "--json", "--out", out.to_str().unwrap()]);
+        let answer = program().args(&arguments).env("RAYON_NUM_THREADS", threads).output().unwrap();
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        assert_eq!(answer["key"], "seeded");
+        assert!(answer["statement"].to_string().contains("seed"), "{}", answer["statement"]);
+        let manifest: Value =
+            serde_json::from_slice(&fs::read(out.join("optimal-0/run.json")).unwrap()).unwrap();
+        (model(&out, "optimal-0"), manifest["run"].as_str().unwrap().to_owned())
+    };
+    let first = run("a", &data, "1");
+    assert_eq!(run("b", &data, "2"), first);
+    assert_eq!(run("c", &data, "3"), first);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = messages(elsewhere.path(), 700, "bye");
+    assert_ne!(run("d", &other, "2").1, first.1, "another run id, hence other noise");
+}
+
+#[test]
+fn a_killed_run_resumes_to_the_same_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 3700, "hello");
+    let arguments = |out: &Path| {
+        let out = out.to_str().unwrap();
+        train(
+            &data,
+            &["--rounds", "300", "--mechanism", "optimal,honaker-online", "--seed", "3", "--out", out],
+        )
+    };
+    let whole = folder.path().join("whole");
+    answer(&arguments(&whole));
+    let broken = folder.path().join("broken");
+    let started = Instant::now();
+    let journal = |run: &str| fs::metadata(broken.join(run).join("journal")).map_or(0, |file| file.len());
+    let mut kills = 0;
+    // Each time a little further on, in either run, between checkpoints and at them.
+    for records in [3, 40, 64, 65, 130, 290] {
+        for run in ["optimal-0", "honaker-online-0"] {
+            if journal(run) >= 256 + 64 * records {
+                continue;
+            }
+            let mut command = program();
+            match broken.join("experiment.json").exists() {
+                true => command.args(["train", "--resume", broken.to_str().unwrap()]),
+                false => command.args(arguments(&broken)),
+            };
+            let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            while journal(run) < 256 + 64 * records && child.try_wait().unwrap().is_none() {
+                assert!(started.elapsed() < Duration::from_secs(100), "training does not move");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            kills += usize::from(child.kill().is_ok());
+            child.wait().unwrap();
+        }
+    }
+    assert!(kills >= 6, "{kills}");
+    json(&["train", "--resume", broken.to_str().unwrap()]);
+    for run in ["optimal-0", "honaker-online-0"] {
+        assert_eq!(model(&broken, run), model(&whole, run), "{run}");
+    }
+}
+
+#[test]
+fn what_keeps_a_run_from_being_resumed_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("run");
+    answer(&train(&data, &["--mechanism", "optimal", "--out", out.to_str().unwrap()]));
+    let run = out.join("optimal-0");
+    fs::remove_file(run.join("outcome.json")).unwrap();
+    let resume = ["train", "--resume", out.to_str().unwrap()];
+
+    // Other data under the same name.
+    messages(folder.path(), 700, "changed");
+    let refused = refusal(&resume);
+    assert!(refused.contains("training data is not what the run began with"), "{refused}");
+    messages(folder.path(), 700, "hello");
+
+    // A key that others may read, then none.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(run.join("key"), fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(refusal(&resume).contains("key"));
+        fs::set_permissions(run.join("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    fs::rename(run.join("key"), run.join("lost")).unwrap();
+    let lost = refusal(&resume);
+    assert!(lost.contains("cannot be resumed") && lost.contains("new run"), "{lost}");
+    fs::rename(run.join("lost"), run.join("key")).unwrap();
+    json(&resume);
+
+    let nothing = refusal(&["train", "--resume", folder.path().to_str().unwrap()]);
+    assert!(nothing.contains("holds no run"), "{nothing}");
+}
+
+#[test]
+fn bad_settings_are_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("run");
+    for (more, part) in [
+        (vec!["--mechanism", "best"], "mechanism"),
+        (vec!["--mechanism", "optimal,optimal"], "twice"),
+        (vec!["--server-lr", "0"], "server learning rate"),
+        (vec!["--momentum", "1"], "momentum"),
+        (vec!["--schedule", "sometimes"], "sometimes"),
+        (vec!["--repeats", "0"], "repeats"),
+        (vec!["--hidden", "0"], "hidden"),
+        (vec!["--model", "mlp"], "lstm"),
+        (vec!["--epsilon", "1", "--noise-multiplier", "2"], "noise-multiplier"),
+        (vec!["--key-file", "none", "--seed", "2"], "seed"),
+    ] {
+        let mut more = more;
+        more.extend(["--out", out.to_str().unwrap()]);
+        let message = refusal(&train(&data, &more));
+        assert!(message.contains(part), "{more:?}: {message}");
+        assert!(!out.join("experiment.json").exists(), "{more:?}");
+    }
+    for (more, part) in [
+        (vec!["--clients", "100"], "single pass"),
+        (vec!["--epsilon", "-1"], "epsilon"),
+        (vec!["--delta", "2"], "delta"),
+        (vec!["--clip", "0"], "clip"),
+        (vec!["--client-lr", "-1"], "client learning rate"),
+        (vec!["--dropout", "1"], "dropout"),
+        (vec!["--key-file", "none"], "none"),
+    ] {
+        let out = folder.path().join(part.replace(' ', "-"));
+        let mut more = more;
+        more.extend(["--out", out.to_str().unwrap()]);
+        let message = refusal(&train(&data, &more));
+        assert!(message.contains(part), "{more:?}: {message}");
+    }
+    let missing = refusal(&train(&folder.path().join("missing.csv"), &[]));
+    assert!(missing.contains("missing.csv"), "{missing}");
+}
+
+#[test]
+fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let (config, out) = (folder.path().join("grid.toml"), folder.path().join("sweep"));
+    fs::write(
+        &config,
+        "mechanism = [\"optimal\", \"none\"]\nnoise_multiplier = [1.0, 4.0]\nserver_lr = [0.2, 1.0]\n",
+    )
+    .unwrap();
+    let arguments: Vec<&str> = vec![
+        "sweep",
+        "--data",
+        data.to_str().unwrap(),
+        "--config",
+        config.to_str().unwrap(),
+        "--rounds",
+        "30",
+        "--clients",
+        "10",
+        "--embedding",
+        "4",
+        "--hidden",
+        "8",
+        "--projection",
+        "0",
+        "--repeats",
+        "2",
+        "--out",
+        out.to_str().unwrap(),
+    ];
+    let answer = json(&arguments);
+    let rows = answer["rows"].as_array().unwrap();
+    // Two noise levels for the private mechanism, one row without noise.
+    assert_eq!(rows.len(), 3);
+    assert_eq!(answer["tuning_runs"], 6);
+    assert!(rows.iter().all(|row| row["runs"] == 2 && row["test_accuracy_ci"].is_array()), "{rows:?}");
+    let lines: Vec<Value> = fs::read_to_string(out.join("runs.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 12);
+    for line in &lines {
+        let tuning = line["purpose"] == "tuning";
+        assert_eq!(line["outcome"]["test"].is_null(), tuning, "test users are for reports alone");
+    }
+    assert_eq!(fs::read_to_string(out.join("summary.csv")).unwrap().lines().count(), 4);
+
+    // A torn line is done again; the rest is not.
+    let text = fs::read_to_string(out.join("runs.jsonl")).unwrap();
+    fs::write(out.join("runs.jsonl"), &text[..text.len() - 40]).unwrap();
+    let again = json(&arguments);
+    let accuracy = |answer: &Value| -> Vec<f64> {
+        answer["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["test_accuracy_mean"].as_f64().unwrap())
+            .collect()
+    };
+    assert_eq!(accuracy(&again), accuracy(&answer));
+    assert_eq!(fs::read_to_string(out.join("runs.jsonl")).unwrap().lines().count(), 12);
+
+    fs::write(&config, "mechanisms = [\"optimal\"]\n").unwrap();
+    let unknown = refusal(&arguments);
+    assert!(unknown.contains("mechanisms"), "{unknown}");
+}
