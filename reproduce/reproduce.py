@@ -1,0 +1,367 @@
+"""Redraws the tables and figures of Denisov et al. (2022) with dpmf, each beside the paper's value or claim.
+
+Run by scripts/reproduce. Everything is computed by the `dpmf` program; this file chooses settings, draws and judges.
+Each verdict is computed from the numbers of this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+plt.rcParams.update({"svg.fonttype": "none", "font.size": 11, "axes.grid": True, "grid.color": "#e4e4e4",
+                     "axes.axisbelow": True, "legend.fontsize": 9.5})
+
+COLORS = {"none": "#000000", "optimal": "#0072b2", "state-space": "#56b4e9", "optimal-prefix": "#009e73",
+          "honaker-full": "#e69f00", "honaker-online": "#d55e00", "independent": "#cc79a7"}
+MECHANISMS = ["independent", "honaker-online", "honaker-full", "optimal-prefix", "optimal", "state-space"]
+DECAY, COOLDOWN = "decay:0.25:0.15", "cooldown:0.25:0.05"
+
+# Table "loss_values" of the paper: steps -> Honaker online, optimal, structured.
+LOSS_VALUES = {256: (74.4, 40.4, 40.4), 512: (116.5, 62.0, 62.2), 1024: (180.8, 94.6, 95.5),
+               2048: (278.3, 143.6, 145.8), 4096: (425.6, 217.3, 224.0)}
+# The paper's ε at δ = 1e-6 for its noise multipliers.
+EPSILON = {0.341: 18.9, 0.682: 8.2, 1.364: 3.7, 2.728: 1.7, 5.456: 0.8}
+
+
+@dataclass
+class Scale:
+    """How much of the work a level does."""
+
+    rounds: int
+    repeats: int
+    tune_rounds: int
+    noise: list[float]
+    server_lr: list[float]
+    client_lr: list[float]
+    momentum: list[float]
+    sizes: list[int]
+    convergence: list[int]
+    decay_noise: float
+    many_clients: int
+
+
+RATES = [0.03125, 0.0625, 0.125, 0.25, 0.5]
+SCALES = {
+    "quick": Scale(128, 1, 64, [1.364], [0.25, 1.0], [2.0], [0.9], [256, 512], [128], 0.341, 167),
+    "standard": Scale(2048, 3, 1024, [0.341, 1.364, 2.728, 5.456], RATES, [2.0], [0.9], [256, 512, 1024, 2048, 4096],
+                      [512], 0.341, 167),
+    "full": Scale(2048, 10, 2048, [0.341, 0.682, 1.364, 2.728, 5.456], [0.015625, *RATES, 1.0], [1.0, 2.0],
+                  [0.0, 0.9, 0.95], [256, 512, 1024, 2048, 4096], [512, 2048], 0.341, 167),
+}
+
+
+@dataclass
+class Page:
+    """The page, part by part; written out after each, so that an interrupted run leaves what it has."""
+
+    out: Path
+    title: str
+    parts: list[str] = field(default_factory=list)
+    verdicts: list[tuple[bool | None, str]] = field(default_factory=list)
+
+    def section(self, name: str, words: str = "") -> None:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        self.parts.append(f"<h2>{html.escape(name)}</h2>" + (f"<p>{words}</p>" if words else ""))
+
+    def table(self, head: list[str], rows: list[list[str]]) -> None:
+        cells = lambda row, tag: "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+        self.parts.append(f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>")
+
+    def figure(self, name: str, caption: str, figure=None) -> None:
+        path = self.out / f"{name}.svg"
+        if figure is not None:
+            figure.savefig(path, bbox_inches="tight")
+            plt.close(figure)
+        svg = path.read_text(encoding="utf8")
+        svg = svg[svg.index("<svg"):]
+        self.parts.append(f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>")
+
+    def verdict(self, holds: bool | None, words: str) -> None:
+        """`None`: the level is too small to say."""
+        mark = {True: "holds", False: "does not hold", None: "open"}[holds]
+        self.verdicts.append((holds, words))
+        self.parts.append(f"<p class={'open' if holds is None else 'yes' if holds else 'no'}>"
+                          f"<b>{mark}</b>: {html.escape(words)}</p>")
+        print(f"   {mark}: {words}", file=sys.stderr, flush=True)
+        self.write()
+
+    def write(self) -> None:
+        style = ("body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:66rem;margin:2rem auto;padding:0 1rem}"
+                 "table{border-collapse:collapse;margin:1rem 0;font-size:.93rem}th,td{padding:.3rem .8rem;text-align:right;"
+                 "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
+                 "figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}"
+                 ".yes b{color:#00714f}.no b{color:#b33}.open b{color:#777}")
+        held = sum(holds is True for holds, _ in self.verdicts)
+        judged = sum(holds is not None for holds, _ in self.verdicts)
+        text = (f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{self.title}</title>"
+                f"<style>{style}</style></head><body><h1>{self.title}</h1><p>{held} of {judged} claims that could be "
+                f"judged hold in this run.</p>{''.join(self.parts)}</body></html>\n")
+        (self.out / "index.html").write_text(text, encoding="utf8")
+
+
+class Dpmf:
+    """The program."""
+
+    def __init__(self, program: str, out: Path):
+        self.program, self.out = program, out
+
+    def __call__(self, *arguments: object) -> dict:
+        command = [self.program, *map(str, arguments), "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        answer = json.loads(done.stdout or "{}")
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {answer.get('error', {}).get('message', 'failed')}")
+        return answer
+
+    def sweep(self, name: str, scale: Scale, **grid: object) -> list[dict]:
+        flags = {"rounds": scale.rounds, "tune-rounds": scale.tune_rounds, "repeats": scale.repeats,
+                 "server-lr": scale.server_lr, "client-lr": scale.client_lr, "momentum": scale.momentum}
+        flags.update({key.replace("_", "-"): value for key, value in grid.items()})
+        arguments: list[object] = []
+        for key, value in flags.items():
+            if value is True:
+                arguments.append(f"--{key}")
+            elif value is not None:
+                listed = value if isinstance(value, list) else [value]
+                arguments += [f"--{key}", ",".join(map(str, listed))]
+        return self("sweep", *arguments, "--out", self.out / "sweeps" / name)["rows"]
+
+
+def pick(rows: list[dict], **wanted: object) -> dict | None:
+    return next((row for row in rows if all(row[key] == value for key, value in wanted.items())), None)
+
+
+def interval(row: dict) -> str:
+    ci = row["test_accuracy_ci"]
+    half = f" ± {(ci[1] - ci[0]) / 2:.4f}" if ci else ""
+    return f"{row['test_accuracy_mean']:.4f}{half}"
+
+
+def loss_tables(page: Page, dpmf: Dpmf, scale: Scale) -> None:
+    page.section("Table “loss_values”: √loss of the prefix sum",
+                 "Honaker online, the optimum, and the structured approximation, ours and the paper's.")
+    rows, within = [], True
+    for steps in scale.sizes:
+        answer = dpmf("compare", "--steps", steps, "--mechanism", "honaker-online,optimal,structured,state-space",
+                      "--buffers", "4")
+        ours = {row["mechanism"]: row["sqrt_loss"] for row in answer["rows"]}
+        four = next(row for row in answer["rows"] if row["mechanism"] == "state-space" and row["buffers"] == 4)
+        paper = LOSS_VALUES[steps]
+        rows.append([steps, *(f"{ours[name]:.2f} / {value}" for name, value in
+                              zip(("honaker-online", "optimal", "structured"), paper)),
+                     f"{four['sqrt_loss']:.2f}"])
+        within &= all(abs(ours[name] - value) <= 0.051 for name, value in zip(("honaker-online", "optimal"), paper))
+        within &= ours["structured"] <= paper[2] + 0.051
+    page.table(["steps", "Honaker online, ours / paper", "optimal", "structured (h, r)", "state space, 4 buffers"], rows)
+    page.verdict(within, "Honaker online and the optimum agree with the paper to its last digit, and the structured form "
+                         "is no worse than the paper's, at every size")
+
+
+def mechanisms_table(page: Page, dpmf: Dpmf, scale: Scale) -> None:
+    page.section("Table “algs”: four mechanisms for any workload",
+                 "√loss over the certified bound of every other mechanism, for three workloads.")
+    steps = min(scale.rounds, 2048)
+    workloads = {"prefix sum": [], "momentum 0.95": ["--momentum", "0.95"],
+                 "momentum 0.95, cooldown": ["--momentum", "0.95", "--schedule", COOLDOWN]}
+    ratios = {}
+    for name, flags in workloads.items():
+        answer = dpmf("compare", "--steps", steps, *flags, "--mechanism", ",".join(MECHANISMS), "--buffers", "4")
+        ratios[name] = {row["mechanism"]: row["ratio_to_bound"] for row in answer["rows"]}
+    page.table(["mechanism", *workloads], [[name, *(f"{ratios[w][name]:.4f}" for w in workloads)] for name in MECHANISMS])
+    order = ["optimal", "optimal-prefix", "honaker-full", "honaker-online", "independent"]
+    sorted_ = all(ratios[w][a] <= ratios[w][b] * (1 + 1e-6) for w in workloads for a, b in zip(order, order[1:])
+                  if not (b == "independent" or a == "honaker-online"))
+    page.verdict(sorted_, "optimal ≤ optimal-prefix ≤ honaker-full ≤ honaker-online in loss, for every workload")
+
+
+def error_figure(page: Page, dpmf: Dpmf, scale: Scale) -> None:
+    page.section("Error of every step")
+    steps = min(scale.rounds, 512)
+    answer = dpmf("plot", "error", "--steps", steps, "--momentum", "0.95", "-o", dpmf.out / "error-drawn.svg")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2))
+    for axis, panel in zip(axes, answer["panels"]):
+        for series in panel["series"]:
+            x, y = zip(*series["points"])
+            axis.plot(x, y, label=series["label"], color=COLORS.get(series["label"]), lw=1.2)
+        axis.set(title=panel["title"], xlabel="step", ylabel="expected squared error")
+        axis.legend()
+    page.figure("error", "Per-step squared error, prefix sum and momentum 0.95 (the paper's first figure).", figure)
+    totals = {series["label"]: sum(y for _, y in series["points"]) for series in answer["panels"][1]["series"]}
+    page.verdict(totals["optimal"] < totals["optimal-prefix"] < totals["honaker-full"] < totals["honaker-online"],
+                 "with momentum 0.95 the total error falls from Honaker online over Honaker full and the optimum of the "
+                 "prefix sum to the optimum of momentum itself")
+
+
+def accuracy(page: Page, dpmf: Dpmf, scale: Scale) -> list[dict]:
+    page.section("Test accuracy against ε",
+                 f"{scale.rounds} rounds of 100 users, each taking part once; learning rates chosen on validation users, then "
+                 f"{scale.repeats} repetitions scored on test users.")
+    tuned = [name for name in MECHANISMS if name != "state-space"]
+    rows = dpmf.sweep("accuracy", scale, mechanism=["none", *tuned], noise_multiplier=scale.noise, schedule="constant")
+    for sigma in scale.noise:
+        best = pick(rows, mechanism="optimal", noise_multiplier=sigma)
+        rows += dpmf.sweep("streams", scale, mechanism="state-space", noise_multiplier=sigma, schedule="constant",
+                           buffers=4, **{key: best[key] for key in ("server_lr", "client_lr", "momentum")})
+    none = pick(rows, mechanism="none")
+    figure, axis = plt.subplots(figsize=(8, 5))
+    axis.axhline(none["test_accuracy_mean"], color="black", lw=1, label="no noise")
+    for name in MECHANISMS:
+        mine = sorted((row for row in rows if row["mechanism"] == name), key=lambda row: row["epsilon"])
+        half = [(row["test_accuracy_ci"][1] - row["test_accuracy_ci"][0]) / 2 if row["test_accuracy_ci"] else 0
+                for row in mine]
+        axis.errorbar([row["epsilon"] for row in mine], [row["test_accuracy_mean"] for row in mine], yerr=half,
+                      label=name, color=COLORS[name], marker="o", ms=4, lw=1.4, capsize=2)
+    axis.set(xscale="log", xlabel="ε (exact) at δ = 10⁻⁶", ylabel="test accuracy")
+    axis.legend()
+    page.figure("accuracy", "Test accuracy against ε; bars are 95 % confidence intervals.", figure)
+    page.table(["σ", "paper's ε", "exact ε", *MECHANISMS],
+               [[sigma, EPSILON[sigma], f"{pick(rows, mechanism='optimal', noise_multiplier=sigma)['epsilon']:.3f}",
+                 *(interval(pick(rows, mechanism=name, noise_multiplier=sigma)) for name in MECHANISMS)]
+                for sigma in scale.noise] + [["–", "–", "–", f"no noise: {interval(none)}", *[""] * 5]])
+    chain = ["optimal", "optimal-prefix", "honaker-full", "honaker-online", "independent"]
+    for sigma in scale.noise:
+        found = [pick(rows, mechanism=name, noise_multiplier=sigma)["test_accuracy_mean"] for name in chain]
+        names = " ≥ ".join(f"{name} {value:.4f}" for name, value in zip(chain, found))
+        ordered = all(a >= b for a, b in zip(found, found[1:]))
+        page.verdict(None if scale.rounds < 2048 else ordered, f"σ = {sigma}: {names}")
+    sigma = 2.728 if 2.728 in scale.noise else scale.noise[0]
+    stream = pick(rows, mechanism="state-space", noise_multiplier=sigma)
+    settings = {key: stream[key] for key in ("server_lr", "client_lr", "momentum")}
+    dense = dpmf.sweep("dense", scale, mechanism="optimal", noise_multiplier=sigma, schedule="constant", dense=True,
+                       **settings)[0]
+    words = f"σ = {sigma}: the stream of four buffers ({interval(stream)}) and the dense optimum ({interval(dense)}) agree " \
+            "within their confidence intervals"
+    if stream["test_accuracy_ci"] and dense["test_accuracy_ci"]:
+        (low, high), (other_low, other_high) = stream["test_accuracy_ci"], dense["test_accuracy_ci"]
+        page.verdict(low <= other_high and other_low <= high, words)
+    else:
+        page.verdict(None, words)
+    diverged = sum(row["diverged"] for row in rows)
+    page.parts.append(f"<p>{diverged} of {sum(row['runs'] for row in rows)} repetitions diverged (loss above that of the "
+                      "untrained model).</p>")
+    return rows
+
+
+def schedules(page: Page, dpmf: Dpmf, scale: Scale, accuracy_rows: list[dict]) -> None:
+    sigma = scale.decay_noise
+    page.section("Learning-rate decay and cooldown",
+                 f"σ = {sigma}, momentum 0.95, server learning rate 0.25: 0.15× over the last quarter, and 1 → 0.05 over the last quarter, the latter "
+                 f"also with {scale.many_clients} users a round.")
+    names = ["honaker-online", "optimal-prefix", "optimal"]
+    rows = dpmf.sweep("schedules", scale, mechanism=["none", *names], noise_multiplier=sigma,
+                      schedule=["constant", DECAY, COOLDOWN], momentum=0.95, server_lr=0.25)
+    many = dpmf.sweep("schedules-many", scale, mechanism=["none", *names], noise_multiplier=sigma, schedule=COOLDOWN,
+                      clients=scale.many_clients, momentum=0.95, server_lr=0.25)
+    labels = ["constant", DECAY, COOLDOWN]
+    figure, axis = plt.subplots(figsize=(9, 4.5))
+    width = 0.2
+    for k, name in enumerate(["none", *names]):
+        found = [pick(rows, mechanism=name, schedule=label) for label in labels] + [pick(many, mechanism=name)]
+        half = [(row["test_accuracy_ci"][1] - row["test_accuracy_ci"][0]) / 2 if row["test_accuracy_ci"] else 0
+                for row in found]
+        axis.bar([x + (k - 1.5) * width for x in range(4)], [row["test_accuracy_mean"] for row in found], width,
+                 yerr=half, capsize=2, color=COLORS[name], label="no noise" if name == "none" else name)
+    low = min(row["test_accuracy_mean"] for row in rows + many)
+    axis.set_ylim(bottom=max(0, low - 0.03))
+    axis.set_xticks(range(4), ["constant", "0.15×", "cooldown", f"cooldown, {scale.many_clients} users"])
+    axis.set_ylabel("test accuracy")
+    axis.legend(ncols=4, loc="upper left", fontsize=9)
+    page.figure("schedules", "Test accuracy by schedule; bars are 95 % confidence intervals.", figure)
+    online = pick(rows, mechanism="honaker-online", schedule="constant")["test_accuracy_mean"]
+    free = max(row["test_accuracy_mean"] for row in rows if row["mechanism"] == "none")
+    best = pick(rows, mechanism="optimal", schedule=COOLDOWN)["test_accuracy_mean"]
+    share = (best - online) / (free - online) if free > online else float("nan")
+    judged = None if scale.rounds < 2048 else share >= 2 / 3
+    page.verdict(judged, f"the paper: optimal noise with cooldown closes more than two thirds of the gap between Honaker online and "
+                         f"no noise. Here {share:.2f} of it, from {online:.4f} to {best:.4f} with {free:.4f} without noise")
+
+    page.section("Momentum and decay inside and outside the mechanism",
+                 "Validation accuracy over the last rounds: the optimum of the whole workload against that of the prefix sum, "
+                 "with momentum and schedule as post-processing.")
+    figure, axis = plt.subplots(figsize=(8, 4.5))
+    ends = {}
+    for label, dash in ((DECAY, "-"), (COOLDOWN, "--")):
+        for name in ("optimal", "optimal-prefix"):
+            row = pick(rows, mechanism=name, schedule=label)
+            curve = [(x, y) for x, y in row["curve"] if x >= 0.6 * scale.rounds]
+            axis.plot(*zip(*curve), dash, color=COLORS[name], label=f"{name}, {label}")
+            ends[name, label] = row["validation_accuracy_mean"]
+    axis.axvline(0.75 * scale.rounds, color="#888", lw=1)
+    axis.set(xlabel="round", ylabel="validation accuracy")
+    axis.legend()
+    page.figure("inside-outside", "Mean over the repetitions; the line marks the start of the decay.", figure)
+    for label in (DECAY, COOLDOWN):
+        inside, outside = ends["optimal", label], ends["optimal-prefix", label]
+        page.verdict(None if scale.rounds < 2048 else inside >= outside,
+                     f"{label}: at the end the mechanism that knows momentum and schedule is ahead "
+                     f"({inside:.4f} against {outside:.4f})")
+
+
+def solvers(page: Page, dpmf: Dpmf, scale: Scale) -> None:
+    page.section("Convergence of the three solvers")
+    for steps in scale.convergence:
+        answer = dpmf("plot", "convergence", "--steps", steps, "-o", dpmf.out / f"convergence-{steps}.svg")
+        page.figure(f"convergence-{steps}", f"Relative gap to the optimum against time, n = {steps}.")
+        series = {s["label"]: s["points"] for s in answer["panels"][0]["series"]}
+        times = {label: next((x for x, gap in points if gap <= 1e-3), float("inf")) for label, points in series.items()}
+        fastest = min(times, key=times.get)
+        rivals = [label for label in series if "newton" in label.lower() or "gradient" in label.lower()]
+        page.verdict(fastest not in rivals, f"n = {steps}: the fixed point reaches a gap of 1e-3 first ("
+                     + ", ".join(f"{label} {value:.3g} s" for label, value in times.items()) + ")")
+
+
+def factors(page: Page, dpmf: Dpmf, scale: Scale) -> None:
+    page.section("The factors")
+    dpmf("plot", "heatmap", "--steps", min(scale.sizes[0], 512), "-o", dpmf.out / "heatmap.svg")
+    page.figure("heatmap", "Values of B and C, and where their weight lies.")
+
+
+def choices(page: Page, scale: Scale, rows: list[dict]) -> None:
+    page.section("Hyperparameters",
+                 f"Grid: server learning rate {scale.server_lr}, client learning rate {scale.client_lr}, momentum "
+                 f"{scale.momentum}; tuned with {scale.tune_rounds} rounds. The paper's grid: client [0.5, 1], server "
+                 "[0.25, 0.5, 1, 2], momentum [0, 0.9, 0.95].")
+    page.table(["mechanism", "σ", "server lr", "client lr", "momentum", "clip", "validation accuracy"],
+               [[row["mechanism"], row["noise_multiplier"] or "–", row["server_lr"], row["client_lr"], row["momentum"],
+                 row["clip"], f"{row['validation_accuracy_mean']:.4f}"] for row in rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--out", type=Path, default=Path("reproduction"))
+    arguments = parser.parse_args()
+    scale, out = SCALES[arguments.level], arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    dpmf = Dpmf(arguments.program, out)
+    page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
+    started = time.monotonic()
+    loss_tables(page, dpmf, scale)
+    mechanisms_table(page, dpmf, scale)
+    error_figure(page, dpmf, scale)
+    solvers(page, dpmf, scale)
+    factors(page, dpmf, scale)
+    rows = accuracy(page, dpmf, scale)
+    schedules(page, dpmf, scale, rows)
+    choices(page, scale, rows)
+    page.parts.append(f"<p>{(time.monotonic() - started) / 60:.0f} minutes.</p>")
+    page.write()
+    print(out / "index.html")
+
+
+if __name__ == "__main__":
+    main()
