@@ -1,0 +1,385 @@
+"""Opacus: its per-sample gradients and clipping, our noise and accounting.
+
+    - from opacus import PrivacyEngine
+    + from dpmf.opacus import PrivacyEngine
+
+      engine = PrivacyEngine()
+      model, optimizer, loader = engine.make_private_with_epsilon(
+          module=model, optimizer=optimizer, data_loader=loader,
+          target_epsilon=3, target_delta=1e-5, epochs=1, max_grad_norm=1.0,
+      )
+
+The engine plans the mechanism from the optimizer that it is given. The data loader that it returns goes once through the
+data, in cohorts that are fixed before training; there is no Poisson sampling, and nothing is gained from sampling.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+try:
+    import opacus
+except ModuleNotFoundError as missing:
+    raise ImportError("dpmf.opacus needs Opacus: pip install 'dpmf[opacus]'") from missing
+import torch
+from opacus.accountants import IAccountant
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
+from torch.utils.data import DataLoader
+
+from . import torch as _torch
+from ._core import Mechanism, NoiseKey, PrivacyStatement, account
+from ._errors import BindingError, MismatchError
+from ._plan import plan
+
+__all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine"]
+
+#: Opacus computes norms and factors in single precision; clipping this much lower, relatively, covers their rounding.
+CLIP_MARGIN = 2.0**-16
+
+
+def _statement(mechanism: Mechanism) -> PrivacyStatement:
+    if mechanism.privacy is None:
+        raise ValueError(
+            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip)"
+        )
+    return mechanism.privacy
+
+
+class MechanismAccountant(IAccountant):
+    """Answers with the guarantee of a mechanism, which is for the whole run and holds from its first step on."""
+
+    def __init__(self, mechanism: Mechanism | None = None) -> None:
+        self.of: Mechanism | None = mechanism
+        self.steps = 0
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Counts a step; both arguments are as planned."""
+        self.steps += 1
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        """ε at δ; 0 before the first step, when nothing was released."""
+        if self.steps == 0:
+            return 0.0
+        if self.of is None:
+            raise ValueError("the engine has no mechanism yet: call make_private first")
+        statement = _statement(self.of)
+        all_accountants = account(statement.noise_multiplier, delta, adjacency=statement.adjacency)
+        return float(all_accountants[f"epsilon_{statement.accountant}"])
+
+    def __len__(self) -> int:
+        return self.steps
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The name that Opacus asks for."""
+        return "dpmf"
+
+    def state_dict(self, destination: Any = None) -> Any:
+        """Number of steps, and the hash of the mechanism."""
+        state: MutableMapping[str, Any] = {} if destination is None else destination
+        state["steps"] = self.steps
+        state["mechanism"] = self.of and self.of.hash
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuses the state of another mechanism."""
+        if state_dict.get("mechanism") != (self.of and self.of.hash):
+            raise BindingError(
+                f"the accountant's state belongs to mechanism {state_dict.get('mechanism')}, but this is "
+                f"{self.of and self.of.hash}"
+            )
+        self.steps = state_dict["steps"]
+
+
+class CorrelatedOptimizer(DPOptimizer):
+    """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
+
+    The gradients of a step are clipped by Opacus, to a shade below the mechanism's clip, and summed. Everything else about
+    key, run, journal, check and state_dict is as in dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        mechanism: Mechanism,
+        *,
+        expected_batch_size: int | None,
+        loss_reduction: str = "mean",
+        key: NoiseKey | None = None,
+        run: str | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        check: bool = True,
+    ) -> None:
+        statement = _statement(mechanism)
+        if isinstance(optimizer, DPOptimizer):
+            optimizer = optimizer.original_optimizer
+        super().__init__(
+            optimizer,
+            noise_multiplier=statement.noise_multiplier,
+            max_grad_norm=statement.clip * (1.0 - CLIP_MARGIN),
+            expected_batch_size=expected_batch_size,
+            loss_reduction=loss_reduction,
+        )
+        # Privacy would need other noise if these were changed by a scheduler of Opacus, so they are compared at each step.
+        self._as_planned = (self.noise_multiplier, self.max_grad_norm, expected_batch_size)
+        self.mechanism = mechanism
+        self._checks = _torch._Checks(mechanism, optimizer) if check else None
+        self._noise = _torch._FlatNoise(
+            mechanism, _torch._trained(optimizer), key=key, run=run, journal=journal, group=None
+        )
+
+    @property
+    def privacy(self) -> PrivacyStatement | None:
+        """The privacy statement, with the origin of the key in use."""
+        return self._noise.privacy
+
+    @property
+    def next_step(self) -> int:
+        """The step that step() takes next, zero-based; equal to mechanism.steps at the end."""
+        return self._noise.next_step
+
+    @property
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
+        return self._noise._live().run
+
+    def add_noise(self) -> None:
+        """Adds the next row of noise to the summed gradients and puts the result into .grad."""
+        if (self.noise_multiplier, self.max_grad_norm, self.expected_batch_size) != self._as_planned:
+            raise MismatchError(
+                "noise_multiplier, max_grad_norm or expected_batch_size has changed since the mechanism was planned: "
+                "schedulers of noise and clipping do not go with correlated noise"
+            )
+        noise = self._noise
+        if len(_torch._trained(self.original_optimizer)) != len(noise.parameters):
+            raise ValueError(
+                "the set of trained parameters has changed since this optimizer was made, and with it the noise: make "
+                "all parameters trainable or frozen before"
+            )
+        if self._checks is not None:
+            self._checks.step(noise.next_step, self.param_groups)
+        sums = [p.summed_grad for p in noise.parameters]
+        if any(getattr(summed, "_processed", False) for summed in sums):
+            raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
+        noise.gather(sums)
+        noise.add()
+        for p, view in zip(noise.parameters, noise.views):
+            # Opacus divides .grad in place; the flat view is filled anew at the next step.
+            p.grad = view.to(p.device)
+            p.summed_grad._processed = True
+
+    def burn(self) -> int:
+        """Gives up the next step, whose gradients are lost: its noise is never used. Returns the step."""
+        self.zero_grad()
+        return self._noise.burn()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer inside and, under "dpmf", that of the noise, encrypted under the key."""
+        state = dict(self.original_optimizer.state_dict())
+        state["dpmf"] = {**self._noise.state_dict(), "first_learning_rates": self._checks and self._checks.first}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a state, beside the journal of its run."""
+        state = dict(state_dict)
+        ours = state.pop("dpmf", None)
+        if ours is None:
+            raise BindingError("the state has no entry dpmf: it is not that of a CorrelatedOptimizer")
+        self._noise.load_state_dict(ours)
+        self.original_optimizer.load_state_dict(state)
+        # The optimizer inside has new groups and state; DPOptimizer keeps references to the old.
+        self.param_groups = self.original_optimizer.param_groups
+        self.state = self.original_optimizer.state
+        if self._checks is not None:
+            self._checks.first = ours["first_learning_rates"]
+
+    def close(self) -> None:
+        """Closes the journal, so that another process may open it."""
+        self._noise.close()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a CorrelatedOptimizer is not pickled or copied: keep its state_dict()")
+
+
+class PrivacyEngine(opacus.PrivacyEngine):
+    """Opacus' engine with correlated noise, single participation and the mechanism's own accounting.
+
+    key, run and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can be
+    resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: NoiseKey | None = None,
+        run: str | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        with warnings.catch_warnings():
+            # Opacus warns of its own generator of noise, which is not used.
+            warnings.filterwarnings("ignore", message="Secure RNG turned off")
+            super().__init__(accountant="rdp")
+        self.accountant = MechanismAccountant()
+        self._key, self._run, self._journal, self._seed = key, run, journal, seed
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The mechanism in use; None before make_private."""
+        return self.accountant.of
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int = 1,
+        max_grad_norm: float,
+        schedule: Any = "constant",
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = False,
+        **other: Any,
+    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+        """Plans the best mechanism for the optimizer, one step for every batch, and puts it to work.
+
+        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps.
+        """
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise MismatchError(
+                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, or "
+                "plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
+            )
+        groups = optimizer.param_groups
+        for name in ("lr", "momentum", "nesterov", "weight_decay", "dampening"):
+            if len({group[name] for group in groups}) != 1:
+                raise MismatchError(f"the parameter groups differ in {name}: one mechanism is planned for all of them")
+        group = groups[0]
+        mechanism = plan(
+            steps=len(data_loader),
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            weight_decay=group["weight_decay"],
+            coupled=group["weight_decay"] != 0.0,
+            schedule=schedule,
+            # Step sizes in full come with a schedule of numbers; a schedule by name is relative.
+            learning_rate=float(group["lr"]) if isinstance(schedule, str) else 1.0,
+            epsilon=target_epsilon,
+            delta=target_delta,
+            clip=max_grad_norm,
+            unit="record",
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            mechanism=mechanism,
+            epochs=epochs,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            **other,
+        )
+
+    def make_private(
+        self,
+        *,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        mechanism: Mechanism | None = None,
+        epochs: int = 1,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = False,
+        clipping: str = "flat",
+        grad_sample_mode: str = "hooks",
+        check: bool = True,
+        **other: Any,
+    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+        """The module with per-sample gradients, the optimizer with correlated noise, and the data in fixed cohorts."""
+        given = [name for name in ("noise_multiplier", "max_grad_norm") if name in other]
+        if mechanism is None or given:
+            listed = " and ".join(given) or "no mechanism"
+            raise ValueError(
+                f"{listed} is given, but clip and noise are those of a mechanism: give mechanism=dpmf.plan(…), or use "
+                "make_private_with_epsilon, which plans"
+            )
+        if other:
+            raise ValueError(f"{', '.join(other)} has no meaning with correlated noise: leave it out")
+        if poisson_sampling:
+            mechanism.check_sampling("poisson")
+        if clipping != "flat":
+            raise ValueError(f"clipping is {clipping!r}, but the mechanism's clip is one norm over all parameters: flat")
+        if grad_sample_mode not in ("hooks", "functorch"):
+            raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks or functorch")
+        _torch.check_loader(mechanism, data_loader, epochs=epochs)
+        if self.accountant.of is not None:
+            raise ValueError("this engine has made a run private already: a new run needs a new engine, with a new key")
+        of_module = set(module.parameters())
+        if any(p not in of_module for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError("the optimizer has parameters that are not the module's")
+
+        ModuleValidator.validate(module, strict=True)
+        loader = self._single_pass(data_loader)
+        private = CorrelatedOptimizer(
+            optimizer,
+            mechanism,
+            expected_batch_size=loader.batch_sampler.batch_size,  # type: ignore[union-attr]
+            loss_reduction=loss_reduction,
+            key=self._key,
+            run=self._run,
+            journal=self._journal,
+            check=check,
+        )
+        # After all checks: Opacus leaves hooks in the module.
+        if not isinstance(module, AbstractGradSampleModule):
+            module = GradSampleModule(
+                module,
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+                force_functorch=grad_sample_mode == "functorch",
+            )
+        self.accountant.of = mechanism
+        private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
+        return module, private, loader
+
+    def _single_pass(self, data_loader: DataLoader[Any]) -> DataLoader[Any]:
+        if isinstance(data_loader.batch_sampler, _torch.Cohorts):
+            return data_loader
+        if data_loader.batch_size is None:
+            raise MismatchError(
+                "the data loader has a batch sampler of its own: give dpmf.torch.Cohorts, or a batch_size and no sampler"
+            )
+        cohorts = _torch.Cohorts(
+            len(data_loader.dataset),  # type: ignore[arg-type]
+            data_loader.batch_size,
+            seed=self._seed,
+            drop_last=data_loader.drop_last,
+        )
+        if len(cohorts) != len(data_loader):
+            raise MismatchError(
+                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the part "
+                "to train on as a torch.utils.data.Subset, without a sampler"
+            )
+        return DataLoader(
+            data_loader.dataset,
+            batch_sampler=cohorts,
+            num_workers=data_loader.num_workers,
+            collate_fn=data_loader.collate_fn,
+            pin_memory=data_loader.pin_memory,
+            timeout=data_loader.timeout,
+            worker_init_fn=data_loader.worker_init_fn,
+            multiprocessing_context=data_loader.multiprocessing_context,
+            generator=data_loader.generator,
+            prefetch_factor=data_loader.prefetch_factor,
+            persistent_workers=data_loader.persistent_workers,
+        )
