@@ -1,0 +1,519 @@
+"""Correlated noise for Flower: a strategy for federated training that is private for every client.
+
+    mechanism = dpmf.plan(steps=rounds, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5)
+    strategy = dpmf.flower.PrivateFedAvg(mechanism, "run", cohort=20)
+    strategy.start(grid, initial_arrays)
+
+and, in the client, clipping_mod among the mods and answer_enrolment(app).
+
+Every client is put into one cohort before training, and each round asks one cohort. The server clips what the clients
+send, adds the noise through a journal, divides by the planned cohort and does the step of the optimizer that the
+mechanism was planned for. All of it lives in one directory, and a strategy that is started on the same directory goes
+on where the last one was, whatever stopped it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from ._core import DurableStream, Mechanism, NoiseKey
+from ._disk import write_durably
+from ._errors import BindingError, FormatError, HaltedError, MismatchError, StepReusedError, UnsupportedError
+
+__all__ = ["PrivateFedAvg", "answer_enrolment", "clipping_mod"]
+
+#: The query by which the server learns who a node is.
+ENROLMENT = "dpmf_enrolment"
+
+#: Code of the error by which a client declines to take part again.
+DECLINED = 8001
+
+_log = logging.getLogger("flwr")
+
+Vector = NDArray[np.float64]
+
+
+class PrivateFedAvg(Strategy):
+    """Federated averaging with correlated noise, for clients that each take part in one round.
+
+    mechanism comes from dpmf.plan, with one step a round; directory holds the run (mechanism, key, journal, cohorts,
+    model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of every
+    mean, also when clients drop out. learning_rate multiplies the planned step sizes.
+
+    Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
+    client, provided that the names under which nodes enrol are those of different users. What clients report beside
+    their model is not covered, and is discarded; the server's log says how many replied, and is not covered either.
+
+    A round whose clients all drop out releases noise alone. After a crash, a round that was journalled is repeated; if
+    its clients now send something else, its noise is given up and its step made without a gradient.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        directory: str | Path,
+        *,
+        cohort: int,
+        learning_rate: float = 1.0,
+        enrolment_timeout: float = 600.0,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+    ) -> None:
+        statement = mechanism.privacy
+        if statement is None:
+            raise ValueError(
+                "the mechanism is not calibrated, so its noise has no scale: use "
+                "mechanism.calibrate(epsilon, delta, clip)"
+            )
+        if cohort < 1:
+            raise ValueError(f"cohort is {cohort}, but it must be at least 1")
+        mechanism.check_sampling("single-epoch")
+        self.mechanism, self.directory, self.cohort = mechanism, Path(directory), cohort
+        self.optimizer = _Optimizer(mechanism, learning_rate)
+        self.clip = statement.clip
+        self.enrolment_timeout = enrolment_timeout
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self._run: _Run | None = None
+        self._names: dict[int, str] = {}
+        self._asked: dict[int, str] = {}
+
+    def summary(self) -> None:
+        """Logs the guarantee."""
+        statement = self._open_run.stream.privacy if self._run else self.mechanism.privacy
+        for line in str(statement).splitlines():
+            _log.info("\t%s", line)
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Trains, from the beginning or from where the run in the directory stopped.
+
+        num_rounds counts from the beginning of the run; None means all that were planned. evaluate_fn should look at
+        public data: what it returns is not covered by the guarantee.
+        """
+        rounds = self.mechanism.steps if num_rounds is None else num_rounds
+        self.mechanism.check_steps(rounds)
+        self._names.clear()
+        with _Run(self.mechanism, self.directory, initial_arrays) as self._run:
+            try:
+                self._run.catch_up(self.optimizer)
+                self._enrol(grid)
+                done = self._run.step
+                if done:
+                    _log.info("PrivateFedAvg: %d of %d rounds are done; going on", done, rounds)
+                result = super().start(
+                    grid,
+                    self._run.arrays,
+                    max(rounds - done, 0),
+                    timeout,
+                    train_config,
+                    evaluate_config,
+                    evaluate_fn and (lambda round, arrays: evaluate_fn(round + done, arrays)),
+                )
+                result.arrays = self._run.arrays
+                for name in ("train_metrics_clientapp", "evaluate_metrics_serverapp"):
+                    setattr(result, name, {round + done: value for round, value in getattr(result, name).items()})
+                return result
+            finally:
+                self._run = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The model for every client of the round's cohort that is connected, and for no other."""
+        del server_round
+        run = self._open_run
+        members = set(run.cohorts[run.step])
+        self._ask_names(grid)
+        self._asked = {node: name for node, name in self._names.items() if name in members}
+        _log.info(
+            "configure_train: round %d asks %d of the %d clients of its cohort",
+            run.step + 1,
+            len(self._asked),
+            len(members),
+        )
+        sent = ConfigRecord(dict(config))
+        sent["server-round"] = run.step + 1
+        sent["dpmf-clip"] = self.clip
+        sent["dpmf-step"] = run.step
+        sent["dpmf-run"] = run.stream.run
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: sent})
+        return [Message(record, dst_node_id=node, message_type=MessageType.TRAIN) for node in self._asked]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Clips, sums, adds the noise of the round, and does the optimizer's step."""
+        del server_round
+        run = self._open_run
+        updates = self._updates(replies)
+        total = np.zeros(run.dimension)
+        # In a fixed order, so that the same replies have the same sum.
+        for _, update in sorted(updates.items()):
+            total += update
+        noisy = total.astype(np.float32)
+        released = True
+        try:
+            run.stream.release(noisy)
+        except StepReusedError:
+            run.stream.burn()
+            released = False
+        run.advance(self.optimizer, noisy.astype(np.float64) / self.cohort if released else None)
+        statement = run.stream.privacy
+        assert statement is not None
+        _log.info(
+            "aggregate_train: round %d of %d, %d of %d clients%s; ε = %.4g at δ = %.2g for every client over the run",
+            run.step,
+            self.mechanism.steps,
+            len(updates),
+            self.cohort,
+            "" if released else ", given up after a restart",
+            statement.epsilon,
+            statement.delta,
+        )
+        metrics: dict[str, Any] = dict(epsilon=statement.epsilon, delta=statement.delta, clients=len(updates))
+        metrics["given-up"] = len(run.stream.burned)
+        return run.arrays, MetricRecord(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Asks nobody: what clients would report of their data is not covered by the guarantee."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing."""
+        return None
+
+    @property
+    def _open_run(self) -> _Run:
+        if self._run is None:
+            raise HaltedError("the run is not open: train with PrivateFedAvg.start(grid, initial_arrays)")
+        return self._run
+
+    def _updates(self, replies: Iterable[Message]) -> dict[str, NDArray[np.float32]]:
+        """At most one clipped update from every client that was asked."""
+        run = self._open_run
+        updates: dict[str, NDArray[np.float32]] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            name = self._asked.get(node)
+            if reply.has_error():
+                _log.info("aggregate_train: node %d failed: %s", node, reply.error.reason)
+            elif name is None or name in updates:
+                _log.warning("aggregate_train: node %d was not asked, or has replied before; ignored", node)
+            else:
+                try:
+                    update = _difference(reply, run.layout, run.model)
+                except ValueError as fault:
+                    _log.warning("aggregate_train: the reply of node %d is ignored: %s", node, fault)
+                    continue
+                updates[name] = _clip(update, self.clip)
+        return updates
+
+    def _enrol(self, grid: Grid) -> None:
+        """Waits for the clients, and puts each of them into a cohort if that was not done before."""
+        run = self._open_run
+        steps = self.mechanism.steps
+        wanted = {name for members in run.cohorts[run.step :] for name in members} if run.cohorts else set()
+        deadline = time.monotonic() + self.enrolment_timeout
+        while True:
+            self._ask_names(grid)
+            found = set(self._names.values())
+            complete = wanted <= found if run.cohorts else len(found) >= steps * self.cohort
+            if complete or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        if run.cohorts:
+            if not complete:
+                _log.warning("PrivateFedAvg: %d clients of the run are not connected", len(wanted - found))
+            return
+        if not complete:
+            raise MismatchError(
+                f"{len(found)} clients enrolled within {self.enrolment_timeout:g} s, but {steps} rounds with "
+                f"{self.cohort} clients each need {steps * self.cohort}, since a client takes part in one round: plan "
+                f"with steps={len(found) // self.cohort}, or use a smaller cohort"
+            )
+        run.assign(found, self.cohort)
+
+    def _ask_names(self, grid: Grid) -> None:
+        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts."""
+        nodes = [node for node in grid.get_node_ids() if node not in self._names]
+        if not nodes:
+            return
+        queries = [
+            Message(RecordDict(), dst_node_id=node, message_type=f"{MessageType.QUERY}.{ENROLMENT}")
+            for node in sorted(nodes)
+        ]
+        taken = set(self._names.values())
+        for reply in grid.send_and_receive(queries, timeout=self.enrolment_timeout):
+            node = reply.metadata.src_node_id
+            # An app that does not answer is known by its node, which is stable where SuperNodes authenticate.
+            name = f"node {node}" if reply.has_error() else str(reply.content["dpmf"]["name"])  # type: ignore[index]
+            if name in taken:
+                _log.warning("PrivateFedAvg: node %d enrolled as %r, which is taken; it is not asked", node, name)
+            else:
+                taken.add(name)
+                self._names[node] = name
+
+
+class _Optimizer:
+    """The step that a mechanism was planned for."""
+
+    def __init__(self, mechanism: Mechanism, learning_rate: float) -> None:
+        workload = mechanism.workload
+        rates = workload.learning_rates
+        if rates is None or workload.average != "none":
+            raise UnsupportedError(
+                "PrivateFedAvg does the optimizer's step itself, and serves plans by momentum, weight decay and "
+                "schedule, without average and not from a matrix"
+            )
+        momentum, nesterov, decay = workload.momentum, workload.nesterov, workload.weight_decay
+        assert momentum is not None and nesterov is not None and decay is not None
+        self.momentum, self.nesterov, self.decay, self.coupled = momentum, nesterov, decay, bool(workload.coupled)
+        self.rates = rates * learning_rate
+        mechanism.check_optimizer(
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=decay,
+            coupled=self.coupled,
+            learning_rates=self.rates,
+        )
+
+    def advance(self, step: int, model: Vector, velocity: Vector, gradient: Vector) -> tuple[Vector, Vector]:
+        """Model and velocity after a step."""
+        rate = self.rates[step]
+        if self.coupled:
+            gradient = gradient + self.decay * model
+        velocity = self.momentum * velocity + gradient
+        direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        if not self.coupled:
+            direction = direction + self.decay * model
+        return model - rate * direction, velocity
+
+
+class _Run:
+    """A run in its directory: mechanism, key, journal, cohorts, and the model after the last step."""
+
+    def __init__(self, mechanism: Mechanism, directory: Path, initial: ArrayRecord) -> None:
+        self.mechanism, self.directory = mechanism, directory
+        self.layout = _layout(initial)
+        self.dimension = sum(int(np.prod(shape)) for _, shape in self.layout)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stored = directory / "mechanism.safetensors"
+        if stored.exists() and Mechanism.load(stored) != mechanism:
+            raise BindingError(
+                f"{directory} holds a run of another mechanism: resume it with dpmf.Mechanism.load({str(stored)!r}), "
+                "or begin a new run in another directory"
+            )
+        mechanism.save(stored)
+        cohorts = directory / "cohorts.json"
+        self.cohorts: list[list[str]] = json.loads(cohorts.read_text()) if cohorts.exists() else []
+        self.step, self.model = 0, _flatten(initial)
+        self.velocity = np.zeros(self.dimension)
+        checkpoint = self._load()
+        self.stream = self._open_stream(checkpoint)
+        if checkpoint is None:
+            self._save()
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The model as the clients get it."""
+        return _unflatten(self.model.astype(np.float32), self.layout)
+
+    def assign(self, names: set[str], cohort: int) -> None:
+        """Puts every client into at most one cohort, by a draw of the operating system, for good."""
+        order = sorted(names)
+        random.SystemRandom().shuffle(order)
+        steps = self.mechanism.steps
+        self.cohorts = [order[cohort * step : cohort * (step + 1)] for step in range(steps)]
+        write_durably(self.directory / "cohorts.json", json.dumps(self.cohorts, indent=1).encode())
+
+    def advance(self, optimizer: _Optimizer, gradient: Vector | None) -> None:
+        """Does a step and keeps it; without a gradient for one that was given up."""
+        gradient = np.zeros(self.dimension) if gradient is None else gradient
+        self.model, self.velocity = optimizer.advance(self.step, self.model, self.velocity, gradient)
+        self.step += 1
+        self._save()
+
+    def catch_up(self, optimizer: _Optimizer) -> None:
+        """Passes the steps that were given up before a restart."""
+        while self.step < self.stream.next_step:
+            self.advance(optimizer, None)
+
+    def _open_stream(self, checkpoint: bytes | None) -> DurableStream:
+        journal, key = self.directory / "journal", self.directory / "noise.key"
+        if journal.exists():
+            return DurableStream.open(
+                self.mechanism, NoiseKey.read(key), journal, checkpoint=checkpoint, dimension=self.dimension
+            )
+        if checkpoint is not None:
+            raise FormatError(
+                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a "
+                "new run in another directory"
+            )
+        made = NoiseKey.read(key) if key.exists() else NoiseKey.create(key)
+        return DurableStream.create(self.mechanism, made, journal, dimension=self.dimension)
+
+    def _save(self) -> None:
+        # Model and stream in one file: a crash leaves both as they were or both as they are.
+        file = io.BytesIO()
+        np.savez(
+            file,
+            step=np.int64(self.step),
+            layout=np.array(json.dumps(self.layout)),
+            model=self.model,
+            velocity=self.velocity,
+            stream=np.frombuffer(self.stream.checkpoint_bytes(), np.uint8),
+        )
+        write_durably(self.directory / "state.npz", file.getvalue())
+
+    def _load(self) -> bytes | None:
+        path = self.directory / "state.npz"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as state:
+                layout = [(name, tuple(shape)) for name, shape in json.loads(str(state["layout"]))]
+                self.step = int(state["step"])
+                self.model, self.velocity = state["model"], state["velocity"]
+                checkpoint = state["stream"].tobytes()
+        except (ValueError, KeyError, OSError, EOFError) as damage:
+            raise FormatError(f"{path} is damaged: {damage}") from damage
+        if layout != self.layout:
+            raise BindingError(f"{path} holds the arrays {layout}, but the model now has {self.layout}")
+        return checkpoint
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The client
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def clipping_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Sends the clipped difference to the model that came, and nothing else; takes part in one round of a run.
+
+    The server clips as well, and its guarantee does not rest on this mod. With it, nobody on the way sees more of a
+    client than one clipped update, and a client declines to take part twice, whatever the server asks.
+    """
+    config = next((record for record in message.content.config_records.values() if "dpmf-clip" in record), None)
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN or config is None:
+        return call_next(message, context)
+    run, step, clip = cast(str, config["dpmf-run"]), cast(int, config["dpmf-step"]), cast(float, config["dpmf-clip"])
+    before = context.state.config_records.get("dpmf")
+    if before is not None and before["run"] == run and before["step"] != step:
+        reason = (
+            f"this client took part in round {cast(int, before['step']) + 1} and takes part once: round {step + 1} is "
+            "declined"
+        )
+        return Message(Error(DECLINED, reason), reply_to=message)
+    context.state["dpmf"] = ConfigRecord(dict(run=run, step=step))
+    model = next(iter(message.content.array_records.values()))
+    layout, start = _layout(model), _flatten(model)
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    update = _clip(_difference(reply, layout, start), clip)
+    key = next(iter(reply.content.array_records))
+    reply.content = RecordDict(
+        {key: _unflatten(update, layout), "dpmf": ConfigRecord({"update": "difference"})}  # type: ignore[dict-item]
+    )
+    return reply
+
+
+def answer_enrolment(app: ClientApp, name: Callable[[Context], str] | None = None) -> None:
+    """Lets a ClientApp tell the server who its user is, under a name that outlives restarts.
+
+    Without name: "participant" in the node's configuration, or else "partition-id", or else the number of the node,
+    which is stable where SuperNodes authenticate.
+    """
+
+    @app.query(ENROLMENT)
+    def enrol(message: Message, context: Context) -> Message:
+        if name is not None:
+            known = name(context)
+        else:
+            node = context.node_config
+            known = str(node.get("participant", node.get("partition-id", f"node {context.node_id}")))
+        return Message(RecordDict({"dpmf": ConfigRecord({"name": known})}), reply_to=message)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Vectors
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _layout(arrays: ArrayRecord) -> list[tuple[str, tuple[int, ...]]]:
+    for name, array in arrays.items():
+        if array.dtype != "float32":
+            raise TypeError(
+                f"array {name!r} of the model is {array.dtype}, but private training is of float32 parameters: cast "
+                "it, and leave out buffers that are not trained"
+            )
+    return [(name, tuple(array.shape)) for name, array in arrays.items()]
+
+
+def _flatten(arrays: ArrayRecord) -> Vector:
+    return np.concatenate([array.numpy().reshape(-1).astype(np.float64) for array in arrays.values()])
+
+
+def _unflatten(vector: NDArray[np.float32], layout: list[tuple[str, tuple[int, ...]]]) -> ArrayRecord:
+    ends = np.cumsum([int(np.prod(shape)) for _, shape in layout])[:-1]
+    pieces = np.split(vector, ends)
+    return ArrayRecord({name: Array(piece.reshape(shape)) for (name, shape), piece in zip(layout, pieces)})
+
+
+def _difference(reply: Message, layout: list[tuple[str, tuple[int, ...]]], model: Vector) -> Vector:
+    """What a client subtracts from the model: the gradient that it stands for."""
+    records = reply.content.array_records
+    if len(records) != 1:
+        raise ValueError(f"it has {len(records)} ArrayRecords, but one is needed")
+    arrays = next(iter(records.values()))
+    if [(name, tuple(array.shape)) for name, array in arrays.items()] != layout:
+        raise ValueError("its arrays are not those of the model")
+    values = _flatten(arrays)
+    marked = reply.content.config_records.get("dpmf")
+    update = values if marked is not None and marked.get("update") == "difference" else _rounded(model) - values
+    if not np.isfinite(update).all():
+        raise ValueError("it is not finite")
+    return update
+
+
+def _rounded(model: Vector) -> Vector:
+    """The model as the clients got it."""
+    return model.astype(np.float32).astype(np.float64)
+
+
+def _clip(update: Vector, clip: float) -> NDArray[np.float32]:
+    """Guarantee: the result has norm at most clip, rounding to float32 included."""
+    norm = float(np.sqrt(np.sum(np.square(update))))
+    # Rounding adds at most 2^-24 of the norm, and the sum of squares is off by less than 2^-24 of itself.
+    factor = min(1.0, clip * (1.0 - 2.0**-22) / norm) if norm > 0 else 1.0
+    return (update * factor).astype(np.float32)

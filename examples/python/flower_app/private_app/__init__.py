@@ -1,0 +1,1 @@
+"""Federated training that is private for every client."""

@@ -1,0 +1,34 @@
+"""The examples run as they are written."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, *arguments], cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_plan_and_inspect():
+    printed = run("plan_and_inspect.py")
+    assert "(8, 1e-6)-differential privacy for every user" in printed
+    assert float(re.search(r"lower bound for every mechanism: ([\d.]+)", printed)[1]) < 1.0002
+    assert float(re.search(r"first two rows: ([+-][\d.]+)", printed)[1]) < -0.1
+
+
+def test_streaming_counts():
+    printed = run("streaming_counts.py", "3")
+    rms, expected = map(float, re.search(r"hours: ([\d.]+), expected ([\d.]+)", printed).groups())
+    # One draw of noise whose totals are strongly correlated: within a factor of two.
+    assert expected / 2 < rms < 2 * expected
+    rows = [line.split() for line in printed.splitlines() if "±" in line]
+    assert len(rows) == 6
+    for _, total, released, _, ours, _, theirs in rows:
+        assert abs(float(released) - float(total)) < 5 * float(ours)
+    # Fresh noise every hour adds up; ours does not.
+    assert float(rows[-1][6]) > 5 * float(rows[-1][4])

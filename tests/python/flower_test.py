@@ -1,0 +1,452 @@
+"""dpmf.flower against the real library: strategy and client in one process, the simulation engine, and a deployment."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install -r tests/python/requirements-frameworks.txt")
+
+import dpmf  # noqa: E402
+import dpmf.flower  # noqa: E402
+import numpy as np  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+ROUNDS, COHORT, CLIP = 4, 3, 0.5
+SHAPES = {"weights": (3, 2), "bias": (2,)}
+DIMENSION = 8
+APP = pathlib.Path(__file__).parents[2] / "examples" / "python" / "flower_app"
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def plan(**options):
+    defaults = dict(steps=ROUNDS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=CLIP)
+    return dpmf.plan(**{**defaults, **options})
+
+
+MECHANISM = plan()
+
+
+def arrays(vector, shapes=SHAPES):
+    parts = np.split(np.asarray(vector, np.float32), np.cumsum([np.prod(shape) for shape in shapes.values()])[:-1])
+    return ArrayRecord({name: Array(part.reshape(shape)) for (name, shape), part in zip(shapes.items(), parts)})
+
+
+def vector(record):
+    return np.concatenate([array.numpy().reshape(-1) for array in record.values()])
+
+
+def gradient(partition):
+    """What a client subtracts, whatever the model; norms from well below to well above the clip."""
+    return np.random.default_rng(partition).standard_normal(DIMENSION) * 10.0 ** (partition % 3 - 2)
+
+
+def clipped(partition):
+    update = gradient(partition)
+    return update * min(1, CLIP / np.linalg.norm(update))
+
+
+def client(train=None, mods=(dpmf.flower.clipping_mod,)):
+    app = ClientApp(mods=list(mods))
+    dpmf.flower.answer_enrolment(app)
+
+    @app.train()
+    def on_train(message, context):
+        partition = context.node_config["partition-id"]
+        update = gradient(partition) if train is None else train(partition)
+        moved = vector(message.content["arrays"]) - update
+        content = RecordDict({"arrays": arrays(moved), "metrics": MetricRecord({"secret": 1.0})})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+class Nodes(Grid):
+    """Clients in this process, with new node numbers every time, as in a simulation."""
+
+    run = set_run = create_message = push_messages = pull_messages = None
+
+    def __init__(self, app, count=ROUNDS * COHORT, tamper=lambda replies: replies):
+        first = int.from_bytes(os.urandom(4), "big")
+        self.app, self.tamper, self.trained, self.replies = app, tamper, [], []
+        self.contexts = {first + i: Context(1, first + i, {"partition-id": i}, RecordDict(), {}) for i in range(count)}
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            context = self.contexts[message.metadata.dst_node_id]
+            training = message.metadata.message_type == "train"
+            if training:
+                self.trained.append((message.content["config"]["dpmf-step"], context.node_config["partition-id"]))
+            try:
+                replies.append(self.app(message, context))
+            except Exception as fault:
+                replies.append(Message(Error(0, str(fault)), reply_to=message))
+        if messages and training:
+            replies = self.tamper(replies)
+            self.replies += replies
+        return replies
+
+
+def strategy(directory, **options):
+    return dpmf.flower.PrivateFedAvg(options.pop("mechanism", MECHANISM), directory,
+                                     **{**dict(cohort=COHORT, enrolment_timeout=0.0), **options})
+
+
+def noise(directory, mechanism=MECHANISM, steps=ROUNDS):
+    key = dpmf.NoiseKey.read(directory / "noise.key")
+    with dpmf.DurableStream.open(mechanism, key, directory / "journal", dimension=DIMENSION) as journal:
+        run = journal.run
+    stream = dpmf.NoiseStream(mechanism, key, run=run, dimension=DIMENSION)
+    return np.stack([stream.next_row() for _ in range(steps)])
+
+
+START = np.linspace(-1, 1, DIMENSION).astype(np.float32)
+
+WORKLOADS = {
+    "momentum": dict(),
+    "nesterov": dict(nesterov=True),
+    "decoupled": dict(weight_decay=0.1, learning_rate=0.3),
+    "coupled": dict(weight_decay=0.1, coupled=True, learning_rate=0.3),
+}
+
+
+@pytest.mark.parametrize("options", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize("mods", [[dpmf.flower.clipping_mod], []], ids=["client clips", "server clips"])
+def test_the_model_is_the_workload_of_noisy_clipped_sums(tmp_path, options, mods):
+    mechanism = plan(**options)
+    nodes = Nodes(client(mods=mods))
+    start = np.zeros(DIMENSION, np.float32)
+    result = strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(start))
+    # Every client took part once, in the cohort that it was put in before.
+    assert sorted(partition for _, partition in nodes.trained) == list(range(ROUNDS * COHORT))
+    sums = np.zeros((ROUNDS, DIMENSION))
+    for step, partition in nodes.trained:
+        sums[step] += clipped(partition)
+    rows = sums + noise(tmp_path, mechanism)
+    expected = -(mechanism.workload.matrix() @ rows)[-1] / COHORT
+    assert np.abs(vector(result.arrays) - expected).max() <= 1e-5 * np.abs(expected).max()
+    metrics = result.train_metrics_clientapp[ROUNDS]
+    assert metrics["epsilon"] == mechanism.privacy.epsilon and "secret" not in metrics
+
+
+def test_the_mod_sends_one_clipped_update_and_nothing_else(tmp_path):
+    nodes = Nodes(client())
+    strategy(tmp_path).start(nodes, arrays(START), num_rounds=1)
+    for reply in nodes.replies:
+        assert not reply.content.metric_records
+        assert np.linalg.norm(vector(reply.content["arrays"]).astype(np.float64)) <= CLIP
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e30])
+def test_clipping_holds_after_rounding(scale):
+    random = np.random.default_rng(0)
+    for clip in (1e-3, 0.3, 1.0, 7.0):
+        update = random.standard_normal(10_000) * scale
+        norm = np.linalg.norm(dpmf.flower._clip(update, clip).astype(np.float64))
+        assert norm <= clip
+        assert norm >= (1 - 1e-6) * min(clip, np.linalg.norm(update))
+
+
+def test_dropouts_leave_the_denominator_and_an_empty_cohort_releases_noise(tmp_path):
+    nodes = Nodes(client(), tamper=lambda replies: [])
+    mechanism = plan(momentum=0.0, schedule="constant")
+    result = strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(np.zeros(DIMENSION)))
+    expected = -noise(tmp_path, mechanism).sum(axis=0) / COHORT
+    assert np.allclose(vector(result.arrays), expected, rtol=1e-5)
+
+
+def test_replies_that_are_none_of_the_cohorts_count_for_nothing(tmp_path):
+    def tamper(replies):
+        good, second, third = replies
+        stranger = Message(good.content, dst_node_id=1, message_type="train")
+        stranger.metadata._src_node_id = 12345
+        second.content = RecordDict({"arrays": arrays(np.full(DIMENSION, np.nan)), "dpmf": good.content["dpmf"]})
+        third.content = RecordDict({"arrays": ArrayRecord([np.zeros(3, np.float32)])})
+        return [good, good, stranger, second, third]
+
+    nodes = Nodes(client(), tamper=tamper)
+    mechanism = plan(momentum=0.0, schedule="constant")
+    result = strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(np.zeros(DIMENSION)))
+    counted = [partition for _, partition in nodes.trained[::COHORT]]
+    expected = -(sum(map(clipped, counted)) + noise(tmp_path, mechanism).sum(axis=0)) / COHORT
+    assert np.allclose(vector(result.arrays), expected, rtol=1e-4)
+
+
+def test_a_client_declines_to_take_part_twice():
+    context = Context(1, 5, {"partition-id": 0}, RecordDict(), {})
+    app = client()
+
+    def ask(step, run="r"):
+        config = ConfigRecord({"dpmf-clip": CLIP, "dpmf-step": step, "dpmf-run": run})
+        content = RecordDict({"arrays": arrays(START), "config": config})
+        return app(Message(content, dst_node_id=5, message_type="train"), context)
+
+    assert not ask(2).has_error()
+    # The same round again, after a crash of the server.
+    assert not ask(2).has_error()
+    assert "took part in round 3 and takes part once" in ask(3).error.reason
+
+
+class Crash(BaseException):
+    pass
+
+
+class Crashing:
+    """Counts what could be the last thing a process does, and raises at one of them."""
+
+    def __init__(self, monkeypatch, at):
+        self.left, self.released = at, []
+        write, crash = dpmf.flower.write_durably, self
+
+        def crashing_write(path, data):
+            crash.tick()
+            write(path, data)
+            crash.tick()
+
+        class Stream:
+            def __init__(self, stream):
+                self.stream = stream
+
+            def __getattr__(self, name):
+                return getattr(self.stream, name)
+
+            def release(self, values):
+                crash.tick()
+                given = values.tobytes()
+                step = self.stream.release(values)
+                crash.released.append((step, given, values.tobytes()))
+                crash.tick()
+
+            def burn(self):
+                self.stream.burn()
+                crash.tick()
+
+        opened = dpmf.flower._Run._open_stream
+        monkeypatch.setattr(dpmf.flower, "write_durably", crashing_write)
+        monkeypatch.setattr(dpmf.flower._Run, "_open_stream", lambda run, saved: Stream(opened(run, saved)))
+
+    def tick(self):
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+
+
+@pytest.mark.parametrize("repeatable", [True, False], ids=["same updates again", "other updates"])
+def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repeatable):
+    random = np.random.default_rng(0)
+    app = client(None if repeatable else lambda partition: random.standard_normal(DIMENSION))
+    crashes = 0
+    for at in range(1, 100):
+        with monkeypatch.context() as patch:
+            crash = Crashing(patch, at)
+            directory, trained, stops = tmp_path / str(at), [], 0
+            while True:
+                nodes = Nodes(app)
+                try:
+                    result = strategy(directory).start(nodes, arrays(START))
+                    break
+                except Crash:
+                    stops += 1
+                    # And once more, two operations later.
+                    crash.left = 2 if stops == 1 else 0
+                finally:
+                    trained += nodes.trained
+        inputs = {}
+        for step, given, released in crash.released:
+            assert inputs.setdefault(step, (given, released)) == (given, released)
+        rounds = {}
+        for step, partition in trained:
+            assert rounds.setdefault(partition, step) == step, "a client took part in two rounds"
+        given_up = result.train_metrics_clientapp[ROUNDS]["given-up"] if result.train_metrics_clientapp else 0
+        if repeatable:
+            assert given_up == 0 and sorted(inputs) == list(range(ROUNDS))
+        assert len(inputs) >= ROUNDS - 2
+        if stops == 0:
+            break
+        crashes += 1
+    # Four files at the start, and at least three points in every round.
+    assert crashes >= 4 + 3 * ROUNDS
+
+
+def test_a_run_that_is_resumed_ends_where_an_unbroken_one_ends(tmp_path):
+    parts = strategy(tmp_path)
+    first = parts.start(Nodes(client()), arrays(START), num_rounds=2)
+    # Another initial model changes nothing: the run has its own.
+    seen = []
+    last = parts.start(Nodes(client()), arrays(0 * START), evaluate_fn=lambda round, _: seen.append(round))
+    assert seen == [2, 3, 4] and sorted(last.train_metrics_clientapp) == [3, 4]
+    assert not np.array_equal(vector(first.arrays), vector(last.arrays))
+    again = parts.start(Nodes(client()), arrays(START))
+    assert np.array_equal(vector(again.arrays), vector(last.arrays))
+
+
+def test_mistakes_are_answered(tmp_path):
+    with pytest.raises(dpmf.MismatchError, match="plan with steps=5"):
+        strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=5)
+    with pytest.raises(dpmf.MismatchError, match="11 clients enrolled.*plan with steps=3"):
+        strategy(tmp_path / "few").start(Nodes(client(), count=11), arrays(START))
+    with pytest.raises(TypeError, match="array 'weights' of the model is float64"):
+        strategy(tmp_path).start(Nodes(client()), ArrayRecord({"weights": Array(np.zeros(3))}))
+    with pytest.raises(ValueError, match="not calibrated"):
+        strategy(tmp_path, mechanism=dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), "optimal"))
+    with pytest.raises(ValueError, match="cohort is 0"):
+        strategy(tmp_path, cohort=0)
+    with pytest.raises(dpmf.MismatchError, match="learning_rate"):
+        strategy(tmp_path, mechanism=plan(weight_decay=0.1), learning_rate=0.5)
+    with pytest.raises(dpmf.UnsupportedError, match="without average"):
+        strategy(tmp_path, mechanism=plan(average="uniform"))
+    with pytest.raises(dpmf.HaltedError, match=r"PrivateFedAvg\.start"):
+        strategy(tmp_path).aggregate_train(1, [])
+
+
+def test_a_directory_belongs_to_one_run(tmp_path):
+    strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=2)
+    with pytest.raises(dpmf.BindingError, match="another mechanism"):
+        strategy(tmp_path, mechanism=plan(epsilon=1)).start(Nodes(client()), arrays(START))
+    with pytest.raises(dpmf.BindingError, match="the model now has"):
+        strategy(tmp_path).start(Nodes(client()), ArrayRecord([np.zeros(3, np.float32)]))
+    assert (tmp_path / "noise.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "journal").rename(tmp_path / "moved")
+    with pytest.raises(dpmf.FormatError, match="journal is missing"):
+        strategy(tmp_path).start(Nodes(client()), arrays(START))
+    (tmp_path / "moved").rename(tmp_path / "journal")
+    (tmp_path / "noise.key").unlink()
+    with pytest.raises(dpmf.NoiseKeyError, match="cannot be resumed"):
+        strategy(tmp_path).start(Nodes(client()), arrays(START))
+
+
+def test_two_nodes_with_one_name_are_one_client(tmp_path):
+    app = ClientApp()
+    dpmf.flower.answer_enrolment(app, name=lambda context: str(context.node_config["partition-id"] // 2))
+    with pytest.raises(dpmf.MismatchError, match="6 clients enrolled"):
+        strategy(tmp_path).start(Nodes(app), arrays(START))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The real engines
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def steps_done(directory):
+    try:
+        with np.load(directory / "state.npz") as state:
+            return int(state["step"])
+    except FileNotFoundError:
+        return 0
+
+
+def released(directory):
+    """Records in the journal, of 64 bytes behind a header of 256."""
+    return ((directory / "journal").stat().st_size - 256) // 64
+
+
+def stop(process, how=signal.SIGTERM):
+    if process.poll() is None:
+        os.killpg(process.pid, how)
+    process.wait(timeout=30)
+
+
+def start(*command, log, **environment):
+    return subprocess.Popen(command, cwd=APP, env={**os.environ, **environment}, start_new_session=True,
+                            stdout=log.open("a"), stderr=subprocess.STDOUT)
+
+
+def until(condition, seconds, what, *processes, logs=()):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        ended = [process for process in processes if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            text = "\n".join(log.read_text()[-3000:] for log in logs)
+            pytest.fail(f"{what}: {'a process ended' if ended else 'too slow'}\n{text}")
+        time.sleep(0.02)
+
+
+def test_a_simulation_is_killed_and_resumed(tmp_path):
+    pytest.importorskip("ray", reason="the simulation engine needs flwr[simulation]")
+    directory, log = tmp_path / "run", tmp_path / "log"
+    command = [sys.executable, "simulate.py", str(directory), "6", "2"]
+    first = start(*command, log=log)
+    try:
+        until(lambda: steps_done(directory) >= 2, 180, "two rounds of a simulation", first, logs=[log])
+    finally:
+        stop(first, signal.SIGKILL)
+    done = steps_done(directory)
+    assert 2 <= done < 6, "it was killed too late"
+    before = (directory / "journal").read_bytes()
+    cohorts = (directory / "cohorts.json").read_bytes()
+
+    second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=300)
+    assert "error after 6 rounds" in second.stdout, second.stdout + second.stderr
+    assert f"{done} of 6 rounds are done; going on" in second.stderr + second.stdout
+    assert steps_done(directory) == 6 and released(directory) == 6
+    # What was journalled stays as it was: no step was released anew.
+    assert (directory / "journal").read_bytes().startswith(before)
+    assert (directory / "cohorts.json").read_bytes() == cohorts
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_a_deployment_on_loopback(tmp_path):
+    programs = pathlib.Path(sys.executable).parent
+    link_port, *node_ports = free_ports(5)
+    home, directory, log = tmp_path / "home", tmp_path / "run", tmp_path / "log"
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.loopback]\naddress = "127.0.0.1:{link_port}"\ninsecure = true\n')
+    environment = dict(FLWR_HOME=str(home), PATH=f"{programs}:{os.environ['PATH']}")
+    processes = []
+    try:
+        processes.append(start(
+            programs / "flower-superlink", "--insecure", "--disable-runtime-dependency-installation",
+            "--port", str(link_port), log=log, **environment))
+        for partition, port in enumerate(node_ports):
+            processes.append(start(
+                programs / "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link_port}",
+                "--port", str(port), "--node-config", f"partition-id={partition}", log=log, **environment))
+        listening = lambda: socket.socket().connect_ex(("127.0.0.1", link_port)) == 0  # noqa: E731
+        until(listening, 60, "the SuperLink", *processes, logs=[log])
+        run = [programs / "flwr", "run", str(APP), "loopback", "--stream", "--run-config",
+               f'rounds=2 cohort=2 directory="{directory}"']
+        seen = tmp_path / "stream"
+        processes.append(start(*run, log=seen, **environment))
+        ended = lambda: "error after 2 rounds" in seen.read_text()  # noqa: E731
+        until(ended, 180, "two rounds of a deployment", *processes[:-1], logs=[log, seen])
+    finally:
+        for process in reversed(processes):
+            stop(process)
+    assert steps_done(directory) == 2 and released(directory) == 2
+    assert seen.read_text().count("2 of 2 clients;") == 2
+
+
+def test_the_app_learns(tmp_path):
+    sys.path.insert(0, str(APP))
+    try:
+        from private_app import client_app, server_app, task
+    finally:
+        sys.path.remove(str(APP))
+    nodes = Nodes(client_app.app, count=40)
+    context = Context(1, 1, {}, RecordDict(), dict(rounds=10, cohort=4, epsilon=50.0, directory=str(tmp_path)))
+    server_app.main(nodes, context)
+    with np.load(tmp_path / "state.npz") as state:
+        learned = task.error(state["model"])
+    assert learned < 0.5 * task.error(np.zeros(task.FEATURES))

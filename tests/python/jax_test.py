@@ -1,0 +1,325 @@
+"""dpmf.jax against streams drawn directly: jit, scan, replays, restarts, and two devices that draw their own shards."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+# Two devices on the CPU; to be said before JAX starts.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install -r tests/python/requirements-frameworks.txt")
+
+import dpmf  # noqa: E402
+import dpmf.jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+
+STEPS = 6
+KEY = dpmf.NoiseKey.from_seed(7)
+MECHANISM = dpmf.plan(steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=0.5)
+SHAPES = {"bias": (4,), "kernel": (6, 8), "stack": (2, 4, 5)}
+DIMENSION = sum(int(np.prod(shape)) for shape in SHAPES.values())
+
+
+def tree(step):
+    random = np.random.default_rng(step)
+    return {name: jnp.asarray(random.standard_normal(shape), jnp.float32) for name, shape in SHAPES.items()}
+
+
+def flat(values):
+    return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(values)])
+
+
+def transformation(**options):
+    return dpmf.jax.add_correlated_noise(MECHANISM, KEY, **{**dict(run="test"), **options})
+
+
+def expected_rows(steps=STEPS):
+    stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION)
+    return [flat(tree(step)) + stream.next_row() for step in range(steps)]
+
+
+def failure(call):
+    with pytest.raises(Exception) as caught:
+        jax.block_until_ready(call())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_noisy_gradients_are_those_of_the_stream(compile):
+    noise = transformation()
+    update = compile(noise.update)
+    state = noise.init(tree(0))
+    for step, row in enumerate(expected_rows()):
+        noisy, state = update(tree(step), state)
+        assert flat(noisy).tobytes() == row.tobytes()
+    assert int(state.step) == STEPS
+
+
+def test_a_scan_draws_the_same_rows():
+    noise = transformation()
+    gradients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[tree(step) for step in range(STEPS)])
+
+    @jax.jit
+    def run(state):
+        def body(state, gradient):
+            noisy, state = noise.update(gradient, state)
+            return state, noisy
+
+        return jax.lax.scan(body, state, gradients)
+
+    state, noisy = run(noise.init(tree(0)))
+    for step, row in enumerate(expected_rows()):
+        assert flat(jax.tree.map(lambda leaf: leaf[step], noisy)).tobytes() == row.tobytes()
+
+
+def test_an_old_state_is_refused_and_the_run_goes_on():
+    noise = transformation()
+    update = jax.jit(noise.update)
+    first = noise.init(tree(0))
+    _, second = update(tree(0), first)
+    assert "good for one update" in failure(lambda: update(tree(1), first))
+    # A new trace of the same function changes nothing.
+    assert "good for one update" in failure(lambda: jax.jit(lambda g, s: noise.update(g, s))(tree(1), first))
+    noisy, _ = update(tree(1), second)
+    assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
+
+
+def test_lanes_of_a_vmap_do_not_share_a_row():
+    noise = transformation()
+    state = noise.init(tree(0))
+    # One leaf with lanes is enough.
+    lanes = {**tree(0), "stack": jnp.zeros((2, *SHAPES["stack"]))}
+    axes = {"bias": None, "kernel": None, "stack": 0}
+    assert "good for one update" in failure(lambda: jax.vmap(noise.update, in_axes=(axes, None))(lanes, state))
+
+
+def test_one_step_too_many_says_so():
+    noise = transformation()
+    state = noise.init(tree(0))
+    for step in range(STEPS):
+        _, state = noise.update(tree(step), state)
+    assert f"plan with steps={STEPS + 1}" in failure(lambda: noise.update(tree(0), state))
+
+
+def test_a_state_of_another_run_or_a_later_step_is_refused():
+    noise, other = transformation(), transformation(run="other")
+    assert "another run" in failure(lambda: noise.update(tree(0), other.init(tree(0))))
+    later = noise.init(tree(0))._replace(step=jnp.int32(3))
+    assert "journal=directory" in failure(lambda: noise.update(tree(0), later))
+
+
+def test_mistakes_are_answered_before_anything_runs():
+    noise = transformation()
+    with pytest.raises(TypeError, match=r"\['kernel'\] is bfloat16.*then cast"):
+        noise.init({"kernel": jnp.zeros(3, jnp.bfloat16)})
+    noise.init(tree(0))
+    with pytest.raises(ValueError, match="one transformation serves one model"):
+        noise.init({"kernel": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="denominator is 0"):
+        transformation(denominator=0)
+    with pytest.raises(ValueError, match="lost_input is 'ignore'"):
+        transformation(lost_input="ignore")
+    uncalibrated = dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), "optimal")
+    with pytest.raises(ValueError, match="not calibrated"):
+        dpmf.jax.add_correlated_noise(uncalibrated, KEY)
+
+
+SPECS = {
+    "leading rows": {"bias": ("x",), "kernel": ("x",), "stack": ("x",)},
+    "last axes": {"bias": (None,), "kernel": (None, "x"), "stack": (None, None, None)},
+    "middle axis": {"bias": ("x",), "kernel": ("x", None), "stack": (None, "x")},
+    "replicated": {"bias": (), "kernel": (), "stack": ()},
+}
+
+
+def sharded(values, specs):
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    return {name: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*specs[name]))) for name, leaf in values.items()}
+
+
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("journalled", [False, True], ids=["plain", "journal"])
+def test_shards_draw_the_bits_of_an_unsharded_run(specs, journalled, tmp_path):
+    assert jax.device_count() == 2
+    noise = transformation(journal=tmp_path / "journal") if journalled else transformation()
+    update = jax.jit(noise.update)
+    state = noise.init(sharded(tree(0), specs))
+    for step, row in enumerate(expected_rows()):
+        gradient = sharded(tree(step), specs)
+        noisy, state = update(gradient, state)
+        assert flat(noisy).tobytes() == row.tobytes()
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim),
+                                                noisy, gradient)))
+        # Every replica holds the same bits.
+        for leaf in jax.tree.leaves(noisy):
+            parts = {}
+            for shard in leaf.addressable_shards:
+                parts.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
+            assert all(len(bits) == 1 for bits in parts.values())
+    assert "good for one update" in failure(lambda: update(gradient, state._replace(step=state.step - 1)))
+
+
+def test_a_device_keeps_the_streams_of_its_own_shard_only():
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    shape = (10, 4)
+    layout = dpmf.jax._Layout.of(
+        jnp.zeros(shape), NamedSharding(mesh, PartitionSpec("x"))
+    )
+    assert layout.devices == (((0, 0, 20),), ((0, 20, 40),))
+    layout = dpmf.jax._Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
+    assert layout.devices[1] == tuple((2 * row, 4 * row + 2, 4 * row + 4) for row in range(10))
+
+
+def test_a_large_model_passes_through_two_devices():
+    # Callbacks that move many bytes have been known to hang.
+    size = 2_000_000
+    mechanism = dpmf.plan(steps=4, epsilon=8, delta=1e-6)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, run="large")
+    update = jax.jit(noise.update)
+    gradient = jax.device_put(jnp.zeros(size), sharding)
+    state = noise.init(gradient)
+    stream = dpmf.NoiseStream(mechanism, KEY, run="large", dimension=size)
+    for _ in range(4):
+        noisy, state = update(gradient, state)
+        assert np.asarray(noisy).tobytes() == stream.next_row().tobytes()
+
+
+def test_a_journal_lets_a_restart_repeat_and_go_on(tmp_path):
+    rows = expected_rows()
+    before = transformation(journal=tmp_path / "journal")
+    state = before.init(tree(0))
+    for step in range(4):
+        if step == 2:
+            saved = state
+        _, state = before.update(tree(step), state)
+    close(before)
+    # The process died after step 3; the last saved state is that before step 2.
+    after = transformation(journal=tmp_path / "journal", run=None)
+    after.init(tree(0))
+    state = saved
+    for step in range(2, STEPS):
+        noisy, state = jax.jit(after.update)(tree(step), state)
+        assert flat(noisy).tobytes() == rows[step].tobytes()
+
+
+def close(noise):
+    """Lets go of the journal locks, as the end of a process does."""
+    noise.update.__closure__[1].cell_contents.stream.close()
+
+
+def test_a_journal_refuses_other_data_or_burns(tmp_path):
+    journal = tmp_path / "journal"
+    before = transformation(journal=journal)
+    start = before.init(tree(0))
+    _, second = before.update(tree(0), start)
+    before.update(tree(1), second)
+    close(before)
+
+    refusing = transformation(journal=journal)
+    refusing.init(tree(0))
+    assert 'lost_input="burn"' in failure(lambda: refusing.update(tree(40), second))
+    noisy, _ = refusing.update(tree(1), second)
+    assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
+    close(refusing)
+
+    burning = transformation(journal=journal, lost_input="burn")
+    burning.init(tree(0))
+    nothing, third = burning.update(tree(40), second)
+    assert not flat(nothing).any()
+    close(burning)
+
+    # Another crash: the burned step stays burned, also for the input it first had.
+    again = transformation(journal=journal)
+    again.init(tree(0))
+    nothing, third = again.update(tree(1), second)
+    assert not flat(nothing).any()
+    noisy, _ = again.update(tree(2), third)
+    assert flat(noisy).tobytes() == expected_rows()[2].tobytes()
+    close(again)
+
+
+def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
+    noise = transformation(journal=tmp_path)
+    noise.update(tree(0), noise.init(tree(0)))
+    close(noise)
+    with pytest.raises(dpmf.BindingError, match="another mechanism"):
+        dpmf.jax.add_correlated_noise(MECHANISM.calibrate(1, 1e-6), KEY, journal=tmp_path)
+    with pytest.raises(dpmf.BindingError, match="leave out run"):
+        dpmf.jax.add_correlated_noise(MECHANISM, KEY, run="other", journal=tmp_path)
+    with pytest.raises(dpmf.BindingError, match="the same sharding"):
+        transformation(journal=tmp_path, run=None).init(sharded(tree(0), SPECS["leading rows"]))
+    with pytest.raises(dpmf.FormatError, match="not the description of a run"):
+        (tmp_path / "run.json").write_text("{")
+        transformation(journal=tmp_path)
+
+
+OPTIMIZERS = {
+    "plain": dict(),
+    "momentum": dict(momentum=0.9, schedule="cooldown:0.5:0.1"),
+    "nesterov": dict(momentum=0.8, nesterov=True),
+    "decoupled": dict(momentum=0.9, weight_decay=0.05, learning_rate=0.3),
+    "coupled": dict(momentum=0.9, weight_decay=0.05, coupled=True, learning_rate=0.3),
+}
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_sgd_computes_the_planned_workload(options):
+    mechanism = dpmf.plan(steps=STEPS, epsilon=8, delta=1e-6, **options)
+    optimizer = dpmf.jax.sgd(mechanism, KEY, run="test", denominator=4.0)
+    parameters = jnp.zeros(DIMENSION)
+    state = optimizer.init(parameters)
+    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
+    noisy, iterates = [], []
+    for step in range(STEPS):
+        gradient = flat(tree(step))
+        updates, state = jax.jit(optimizer.update)(jnp.asarray(gradient), state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        stream.add_to(gradient)
+        noisy.append(gradient / 4.0)
+        iterates.append(np.asarray(parameters))
+    expected = -mechanism.workload.matrix() @ np.stack(noisy)
+    assert np.abs(np.stack(iterates) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_sgd_refuses_what_was_not_planned():
+    decayed = dpmf.plan(steps=STEPS, weight_decay=0.1, epsilon=8, delta=1e-6)
+    with pytest.raises(dpmf.MismatchError, match="learning_rate=0.5"):
+        dpmf.jax.sgd(decayed, KEY, learning_rate=0.5)
+    matrix = dpmf.plan(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6)
+    with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
+        dpmf.jax.sgd(matrix, KEY)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
+def test_clipped_contributions_stay_within_the_norm(scale):
+    # All of one sign and nearly equal: the sums of squares whose rounding error adds up.
+    random = np.random.default_rng(0)
+    leaves = {"a": 1 + 1e-3 * random.random((3, 300_001)), "b": random.standard_normal((3, 7, 9))}
+    gradients = {name: jnp.asarray(scale * leaf, jnp.float32) for name, leaf in leaves.items()}
+    for clip in (1.0, 0.3):
+        for example in range(3):
+            one = jax.tree.map(lambda leaf: leaf[example : example + 1], gradients)
+            clipped = flat(jax.jit(dpmf.jax.clipped_sum, static_argnums=1)(one, clip)).astype(np.float64)
+            norm, had = np.linalg.norm(clipped), np.linalg.norm(flat(one).astype(np.float64))
+            assert norm <= min(clip, had) * (1 + 1e-7) and norm <= clip
+            assert norm >= 0.999 * min(clip, had)
+
+
+def test_contributions_that_are_not_finite_count_as_zero():
+    gradients = jnp.asarray([[3.0, 4.0], [np.nan, 1.0], [np.inf, 1.0], [0.0, 0.0], [0.0, 0.5]])
+    total = np.asarray(dpmf.jax.clipped_sum(gradients, 1.0))
+    assert np.allclose(total, [0.6, 0.8 + 0.5], rtol=2e-4)
+
+
+def test_the_example_runs():
+    example = pathlib.Path(__file__).parents[2] / "examples" / "python" / "jax_training.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
