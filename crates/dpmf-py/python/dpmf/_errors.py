@@ -1,0 +1,136 @@
+"""The exceptions of dpmf. Bad arguments are ValueError or TypeError; everything else derives from Error."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class Error(Exception):
+    """Everything that can go wrong in dpmf, beside bad arguments."""
+
+    kind: ClassVar[str] = "error"
+
+
+class UnsupportedError(Error):
+    """The request is well formed, but this combination has no implementation or is too large."""
+
+    kind = "unsupported"
+
+
+class ConvergenceError(Error):
+    """A solver stopped before its certified gap reached the target."""
+
+    kind = "not-converged"
+    gap: float
+    target: float
+    iterations: int
+    v: Any
+
+
+class NumericalError(Error):
+    """Numbers left the range in which the computation means anything."""
+
+    kind = "numerical"
+
+
+class StoppedError(Error):
+    """The progress callback returned False."""
+
+    kind = "interrupted"
+    gap: float
+    iterations: int
+
+
+class NoiseKeyError(Error):
+    """A key file is missing, damaged, or open to others."""
+
+    kind = "key"
+
+
+class RandomnessError(Error):
+    """The operating system gave no random bytes."""
+
+    kind = "randomness"
+
+
+class ExhaustedError(Error):
+    """All noise rows are used; no row is used twice."""
+
+    kind = "exhausted"
+    steps: int
+
+
+class HaltedError(Error):
+    """A stream stopped for good, because what it may have released is no longer known."""
+
+    kind = "halted"
+
+
+class StepReusedError(Error):
+    """A noise row was used with one input and is asked for with another."""
+
+    kind = "step-reused"
+    step: int
+
+
+class BindingError(Error):
+    """A checkpoint or journal belongs to another stream."""
+
+    kind = "binding"
+
+
+class LockedError(Error):
+    """Another process works on the same stream."""
+
+    kind = "locked"
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The system did not grant the memory."""
+
+    kind = "memory"
+
+
+class FileError(Error, OSError):
+    """A file could not be read or written."""
+
+    kind = "io"
+
+
+class FormatError(Error):
+    """A file is not what it should be."""
+
+    kind = "format"
+
+
+class MismatchError(Error, ValueError):
+    """What a program does is not what its mechanism was made for."""
+
+    kind = "mismatch"
+
+
+_BY_KIND = {
+    exception.kind: exception
+    for exception in (
+        UnsupportedError,
+        ConvergenceError,
+        NumericalError,
+        StoppedError,
+        NoiseKeyError,
+        RandomnessError,
+        ExhaustedError,
+        HaltedError,
+        StepReusedError,
+        BindingError,
+        LockedError,
+        OutOfMemoryError,
+        FileError,
+        FormatError,
+        MismatchError,
+    )
+}
+
+
+def of_kind(kind: str) -> type[Error]:
+    """The class of a kind of error; Error itself for one that is new."""
+    return _BY_KIND.get(kind, Error)

@@ -1,0 +1,38 @@
+//! `dpmf._core`: the library as a Python extension module.
+//!
+//! Everything here translates; nothing here computes. Long work leaves the interpreter ([`parallel`]), errors
+//! become Python's ([`error`]), arrays are NumPy's.
+
+mod arrays;
+mod error;
+mod mechanism;
+mod noise;
+mod parallel;
+mod picture;
+mod privacy;
+mod solve;
+mod workload;
+
+use pyo3::prelude::*;
+
+/// The library in Rust behind `dpmf`; import `dpmf` instead.
+#[pymodule(name = "_core")]
+mod core {
+    #[pymodule_export]
+    use crate::mechanism::{Mechanism, load_mechanism};
+    #[pymodule_export]
+    use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
+    #[pymodule_export]
+    use crate::privacy::{PrivacyStatement, account, audit, calibrate_noise, compose};
+    #[pymodule_export]
+    use crate::solve::{Certificate, Optimum, Progress, compare, factorize, make_mechanism};
+    #[pymodule_export]
+    use crate::workload::{Workload, load_workload};
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,531 @@
+//! `dpmf.Mechanism`: what is saved, loaded, calibrated and checked.
+
+use crate::arrays;
+use crate::error::{IntoPython, raise};
+use crate::parallel::run;
+use crate::picture;
+use crate::privacy::PrivacyStatement;
+use crate::solve::{Certificate, decoder};
+use crate::workload::{Workload, describe};
+use dpmf::accounting::{Accountant, Adjacency, PrivacyUnit};
+use dpmf::factorization::tree::Decoder;
+use dpmf::mechanism::Conditions;
+use dpmf::{Average, Factorization, Optimizer, Participation, Representation, format};
+use faer::Mat;
+use numpy::{PyArray1, PyArray2};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// Relative difference of step sizes that is none: schedules computed in single precision stay below it, mistakes do
+/// not.
+const RATE_SLACK: f64 = 1e-4;
+
+/// A validated mechanism: workload, factorization as deployed, participation, and what is known of them.
+///
+/// Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and
+/// with_noise return a new one.
+#[pyclass(frozen, module = "dpmf")]
+pub(crate) struct Mechanism {
+    pub(crate) inner: Arc<dpmf::Mechanism>,
+    hash: OnceLock<[u8; 32]>,
+}
+
+impl From<dpmf::Mechanism> for Mechanism {
+    fn from(mechanism: dpmf::Mechanism) -> Self {
+        Self { inner: Arc::new(mechanism), hash: OnceLock::new() }
+    }
+}
+
+impl Mechanism {
+    /// SHA-256 over everything the mechanism file says.
+    pub(crate) fn digest(&self) -> PyResult<[u8; 32]> {
+        if let Some(hash) = self.hash.get() {
+            return Ok(*hash);
+        }
+        let hash = format::hash(&self.inner).or_raise()?;
+        Ok(*self.hash.get_or_init(|| hash))
+    }
+}
+
+#[pymethods]
+impl Mechanism {
+    /// Reads a mechanism file, recomputes its sensitivity and refuses one that understates it.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Ok(run(py, || format::load(&path))?.into())
+    }
+
+    /// Reads what to_bytes wrote, with the checks of load.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
+        Ok(run(py, || format::from_bytes(data))?.into())
+    }
+
+    /// Writes a safetensors file, at once or not at all.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| format::save(&self.inner, &path)).or_raise()
+    }
+
+    /// The bytes of the mechanism file.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| format::to_bytes(&self.inner)).or_raise()?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// SHA-256 of the mechanism, in hexadecimal. It is bound into every noise stream.
+    #[getter]
+    fn hash(&self) -> PyResult<String> {
+        Ok(hex(&self.digest()?))
+    }
+
+    /// The workload it serves.
+    #[getter]
+    fn workload(&self) -> Workload {
+        self.inner.workload().clone().into()
+    }
+
+    /// Number of steps.
+    #[getter]
+    fn steps(&self) -> usize {
+        self.inner.workload().steps()
+    }
+
+    /// How the noise is made: "independent", "dense", "state-space", "structured", "toeplitz", "tree" or
+    /// "honaker-online".
+    #[getter]
+    fn representation(&self) -> &'static str {
+        representation(self.inner.factorization())
+    }
+
+    /// The participation that the sensitivity covers: "single".
+    #[getter]
+    fn participation(&self) -> &'static str {
+        participation_name(self.inner.participation())
+    }
+
+    /// Total squared loss over all steps, at unit clip and unit noise multiplier.
+    #[getter]
+    fn loss(&self) -> f64 {
+        self.inner.loss().total()
+    }
+
+    /// Root of the loss.
+    #[getter]
+    fn sqrt_loss(&self) -> f64 {
+        self.inner.loss().sqrt_total()
+    }
+
+    /// Root of the largest step's loss.
+    #[getter]
+    fn max_sqrt_loss(&self) -> f64 {
+        self.inner.loss().max_sqrt()
+    }
+
+    /// Root of the last step's loss.
+    #[getter]
+    fn final_sqrt_loss(&self) -> f64 {
+        self.inner.loss().final_sqrt()
+    }
+
+    /// Sensitivity of the encoder as deployed, for contributions of unit norm.
+    #[getter]
+    fn sensitivity(&self) -> f64 {
+        self.inner.sensitivity()
+    }
+
+    /// Model-sized float32 arrays that a stream keeps from one step to the next.
+    #[getter]
+    fn buffers(&self) -> usize {
+        self.inner.factorization().cost().buffers
+    }
+
+    /// Mean number of model-sized multiply-adds a step.
+    #[getter]
+    fn work(&self) -> f64 {
+        self.inner.factorization().cost().work
+    }
+
+    /// Loss as deployed against the lower bound for every factorization; None if none was proved.
+    #[getter]
+    fn certificate(&self) -> Option<Certificate> {
+        self.inner.certificate().map(Certificate)
+    }
+
+    /// The privacy statement; None before calibration.
+    #[getter]
+    fn privacy(&self) -> Option<PrivacyStatement> {
+        self.inner.privacy().cloned().map(PrivacyStatement)
+    }
+
+    /// Expected squared error of every step a coordinate, at unit clip and unit noise multiplier.
+    fn per_step_error<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        PyArray1::from_slice(py, self.inner.loss().per_step())
+    }
+
+    /// The factorization as deployed, A = B C, as (B, C). Cost: O(n^2) memory and more time.
+    #[allow(clippy::type_complexity)] // a pair of arrays
+    fn matrices<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>)> {
+        let (b, c) = run(py, || {
+            let factorization = self.inner.factorization();
+            Ok((decoder(self.inner.workload(), coloring(factorization)), factorization.encoder()))
+        })?;
+        Ok((arrays::from_matrix(py, b.as_ref())?, arrays::from_matrix(py, c.as_ref())?))
+    }
+
+    /// N, the matrix that turns white noise into the noise of the gradients: N C = I and B = A N.
+    fn coloring<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
+        let n = run(py, || Ok(coloring(self.inner.factorization())))?;
+        arrays::from_matrix(py, n.as_ref())
+    }
+
+    /// The mechanism with the least noise that gives (ε, δ) when every contribution is clipped to norm clip.
+    ///
+    /// unit is "user" or "record"; adjacency is "replace-with-zero", "add-or-remove" or "replace-one"; accountant is
+    /// "exact", "zcdp", "rdp" or "paper".
+    #[pyo3(signature = (epsilon, delta, clip=1.0, *, unit="user", adjacency="replace-with-zero", accountant="exact"))]
+    fn calibrate(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        clip: f64,
+        unit: &str,
+        adjacency: &str,
+        accountant: &str,
+    ) -> PyResult<Self> {
+        let conditions = conditions(unit, adjacency, accountant)?;
+        let mechanism = dpmf::Mechanism::clone(&self.inner);
+        Ok(mechanism.calibrated(epsilon, delta, clip, conditions).or_raise()?.into())
+    }
+
+    /// The mechanism with a given noise multiplier, and the ε that it gives at δ.
+    #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="user", adjacency="replace-with-zero",
+                        accountant="exact"))]
+    fn with_noise(
+        &self,
+        noise_multiplier: f64,
+        delta: f64,
+        clip: f64,
+        unit: &str,
+        adjacency: &str,
+        accountant: &str,
+    ) -> PyResult<Self> {
+        let conditions = conditions(unit, adjacency, accountant)?;
+        let mechanism = dpmf::Mechanism::clone(&self.inner);
+        Ok(mechanism.with_noise(noise_multiplier, delta, clip, conditions).or_raise()?.into())
+    }
+
+    /// Evaluates the lower bound anew from its dual variable and returns the certificate with it.
+    ///
+    /// Raises FormatError if the stored bound claims more. None if the mechanism has no bound.
+    fn verify(&self, py: Python<'_>) -> PyResult<Option<Certificate>> {
+        let recomputed = run(py, || self.inner.recompute_bound())?;
+        let (Some(bound), Some(recomputed)) = (self.inner.bound(), recomputed) else { return Ok(None) };
+        if bound.lower_bound > recomputed * (1.0 + 1e-9) {
+            let message = format!("the lower bound {} is overstated: it is {recomputed}", bound.lower_bound);
+            return Err(raise(py, "format", message));
+        }
+        let loss = self.inner.loss().total();
+        Ok(Some(Certificate(dpmf::Certificate::new(loss, recomputed, bound.iterations))))
+    }
+
+    /// Refuses an optimizer that does not compute the workload this mechanism was made for.
+    ///
+    /// learning_rates are those of the first steps, as many as are known, up to a common factor unless there is weight
+    /// decay. Privacy does not depend on the optimizer; the size of the noise in its iterates does.
+    ///
+    /// Raises MismatchError, which says how to plan for the optimizer at hand.
+    #[pyo3(signature = (*, momentum=0.0, nesterov=false, weight_decay=0.0, coupled=false, learning_rates=None))]
+    fn check_optimizer(
+        &self,
+        py: Python<'_>,
+        momentum: f64,
+        nesterov: bool,
+        weight_decay: f64,
+        coupled: bool,
+        learning_rates: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let Some((planned, rates)) = self.inner.workload().optimizer() else { return Ok(()) };
+        let actual = Optimizer { momentum, nesterov, weight_decay, coupled, average: Average::None };
+        let mut complaint = optimizer_mismatch(planned, &actual);
+        if complaint.is_none()
+            && let Some(learning_rates) = learning_rates
+        {
+            let learning_rates = arrays::vector("learning_rates", learning_rates)?;
+            complaint = rate_mismatch(rates, &learning_rates, planned.weight_decay, weight_decay);
+        }
+        complaint.map_or(Ok(()), |complaint| {
+            let message =
+                format!("{complaint}. The guarantee would hold, but the noise would not be the best");
+            Err(raise(py, "mismatch", message))
+        })
+    }
+
+    /// Refuses a step past the last, or a learning rate that does not follow the schedule: learning_rate at a
+    /// zero-based step, where the first step had first_learning_rate.
+    fn check_learning_rate(
+        &self,
+        py: Python<'_>,
+        step: usize,
+        learning_rate: f64,
+        first_learning_rate: f64,
+    ) -> PyResult<()> {
+        if step >= self.steps() {
+            return self.check_steps(py, step + 1);
+        }
+        let Some((_, rates)) = self.inner.workload().optimizer() else { return Ok(()) };
+        let (planned, actual) = (rates[step] / rates[0], learning_rate / first_learning_rate);
+        if differs(planned, actual) {
+            let message = format!(
+                "step {step} has {actual} times the learning rate of the first step, but the mechanism was planned \
+                 for {planned} times: plan with schedule=[…] holding the learning rates of all steps. The guarantee \
+                 would hold, but the noise would not be the best"
+            );
+            return Err(raise(py, "mismatch", message));
+        }
+        Ok(())
+    }
+
+    /// Refuses a run of more steps than the mechanism has noise for; fewer are always allowed.
+    fn check_steps(&self, py: Python<'_>, steps: usize) -> PyResult<()> {
+        if steps <= self.steps() {
+            return Ok(());
+        }
+        let message = format!(
+            "{steps} steps are wanted, but the mechanism was planned for {}, and no noise row is used twice: plan with \
+             steps={steps} before training, or stop after step {}",
+            self.steps(),
+            self.steps()
+        );
+        Err(raise(py, "mismatch", message))
+    }
+
+    /// Refuses a sampler under which one user or record could take part more often than the mechanism covers.
+    ///
+    /// sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
+    /// epochs), "poisson" or "with-replacement".
+    #[pyo3(signature = (sampler, *, epochs=1))]
+    fn check_sampling(&self, py: Python<'_>, sampler: &str, epochs: usize) -> PyResult<()> {
+        let offence = match (sampler, epochs) {
+            ("single-epoch" | "epochs", 1) => return Ok(()),
+            ("single-epoch" | "epochs", 0) => {
+                return Err(crate::error::value_error("epochs is 0, but it must be at least 1"));
+            }
+            ("single-epoch" | "epochs", _) => format!("in {epochs} epochs each takes part in {epochs} steps"),
+            ("poisson", _) => "Poisson sampling may draw the same one in any number of steps".into(),
+            ("with-replacement", _) => {
+                "sampling with replacement may draw the same one in any number of steps".into()
+            }
+            _ => {
+                return Err(crate::error::value_error(format!(
+                    "sampler is {sampler:?}, but it must be single-epoch, epochs, poisson or with-replacement"
+                )));
+            }
+        };
+        let message = format!(
+            "{offence}, but the guarantee of this mechanism is for data that takes part {}: shuffle once, cut the data \
+             into disjoint batches and go through them once (with PyTorch: DataLoader(…, shuffle=True) for one epoch; \
+             with Opacus: poisson_sampling=False)",
+            self.inner.participation().words()
+        );
+        Err(raise(py, "mismatch", message))
+    }
+
+    /// Draws the expected squared error of every step with matplotlib and returns the axes.
+    #[pyo3(signature = (ax=None, **line))]
+    fn plot_error<'py>(
+        slf: &Bound<'py, Self>,
+        ax: Option<&Bound<'py, PyAny>>,
+        line: Option<&Bound<'py, pyo3::types::PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("dpmf._plot")?.getattr("plot_error")?.call((slf, ax), line)
+    }
+
+    fn __repr__(&self) -> String {
+        let lines: Vec<String> =
+            summary(&self.inner).into_iter().map(|(name, value)| format!("  {name:<13} {value}")).collect();
+        format!("<dpmf.Mechanism\n{}>", lines.join("\n"))
+    }
+
+    fn _repr_html_(&self) -> String {
+        picture::html(&self.inner)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        match other.cast::<Self>() {
+            Ok(other) => Ok(self.digest()? == other.get().digest()?),
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn __hash__(&self) -> PyResult<u64> {
+        let digest = self.digest()?;
+        Ok(digest[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let load = py.import("dpmf._core")?.getattr("_load_mechanism")?;
+        (load, (self.to_bytes(py)?,)).into_pyobject(py)
+    }
+}
+
+/// What pickle calls.
+#[pyfunction]
+#[pyo3(name = "_load_mechanism")]
+pub(crate) fn load_mechanism(py: Python<'_>, data: &[u8]) -> PyResult<Mechanism> {
+    Mechanism::from_bytes(py, data)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn coloring(factorization: &Factorization) -> Mat<f64> {
+    let (n, m) = (factorization.steps(), factorization.noise_rows());
+    let mut rows = factorization.coloring_rows();
+    let mut transposed = Mat::zeros(m, n);
+    (0..n).for_each(|i| rows(transposed.col_as_slice_mut(i)));
+    transposed.transpose().to_owned()
+}
+
+fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyResult<Conditions> {
+    let unit: PrivacyUnit = unit.parse().or_raise()?;
+    let adjacency: Adjacency = adjacency.parse().or_raise()?;
+    let accountant: Accountant = accountant.parse().or_raise()?;
+    Ok(Conditions { unit, adjacency, accountant })
+}
+
+fn representation(factorization: &Factorization) -> &'static str {
+    match factorization {
+        Factorization::Independent(_) => "independent",
+        Factorization::Dense(_) => "dense",
+        Factorization::StateSpace(_) => "state-space",
+        Factorization::Structured(_) => "structured",
+        Factorization::Toeplitz(_) => "toeplitz",
+        Factorization::Tree(tree) => match tree.decoder() {
+            Decoder::HonakerOnline => "honaker-online",
+            _ => "tree",
+        },
+    }
+}
+
+fn participation_name(participation: Participation) -> &'static str {
+    match participation {
+        Participation::Single => "single",
+        _ => "other",
+    }
+}
+
+/// What is known of a mechanism, for people.
+pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> Vec<(&'static str, String)> {
+    let (workload, loss) = (mechanism.workload(), mechanism.loss());
+    let cost = mechanism.factorization().cost();
+    let ratio = mechanism.certificate().map_or_else(
+        || "no lower bound".into(),
+        |certificate| format!("{:.6} times the lower bound for any mechanism", certificate.ratio_to_bound()),
+    );
+    let noise = format!(
+        "{}, {} model-sized buffers, {:.1} multiply-adds a coordinate and step",
+        representation(mechanism.factorization()),
+        cost.buffers,
+        cost.work
+    );
+    let privacy = mechanism.privacy().map_or_else(
+        || "not calibrated".into(),
+        |statement| {
+            let calibration = statement.calibration();
+            format!(
+                "ε = {:.4}, δ = {:e}, each {} {}; noise multiplier {:.5}, clip {}",
+                calibration.epsilon(),
+                calibration.delta(),
+                if statement.unit() == PrivacyUnit::User { "user" } else { "record" },
+                statement.participation(),
+                calibration.noise_multiplier(),
+                calibration.terms().clip
+            )
+        },
+    );
+    vec![
+        ("workload", format!("{}, {} steps", describe(workload), workload.steps())),
+        ("noise", noise),
+        ("√loss", format!("{:.6}, {ratio}", loss.sqrt_total())),
+        ("sensitivity", format!("{:.7}", mechanism.sensitivity())),
+        ("privacy", privacy),
+    ]
+}
+
+fn differs(planned: f64, actual: f64) -> bool {
+    let apart = (planned - actual).abs();
+    apart.is_nan() || apart > RATE_SLACK * planned.abs().max(actual.abs())
+}
+
+fn optimizer_mismatch(planned: &Optimizer, actual: &Optimizer) -> Option<String> {
+    if differs(planned.momentum, actual.momentum) {
+        return Some(format!(
+            "the optimizer has momentum {}, but the mechanism was planned for {}: plan with momentum={}, or set the \
+             optimizer's",
+            actual.momentum, planned.momentum, actual.momentum
+        ));
+    }
+    if planned.nesterov != actual.nesterov {
+        let (has, plan) = if actual.nesterov { ("Nesterov", "True") } else { ("plain", "False") };
+        return Some(format!(
+            "the optimizer has {has} momentum, but the mechanism was planned for the other form: plan with \
+             nesterov={plan}"
+        ));
+    }
+    if (planned.weight_decay == 0.0) != (actual.weight_decay == 0.0) {
+        let coupled = if actual.coupled { ", coupled=True" } else { "" };
+        return Some(format!(
+            "the optimizer has weight decay {}, but the mechanism was planned for {}: plan with \
+             weight_decay={}{coupled} and the learning rates of the optimizer (schedule=[…] or learning_rate=…), \
+             which matter beside weight decay",
+            actual.weight_decay, planned.weight_decay, actual.weight_decay
+        ));
+    }
+    if planned.weight_decay > 0.0 && planned.coupled != actual.coupled {
+        let (has, plan) = if actual.coupled {
+            ("couples weight decay with the gradient, as torch.optim.SGD does", "True")
+        } else {
+            ("decouples weight decay from the gradient", "False")
+        };
+        return Some(format!(
+            "the optimizer {has}, but the mechanism was planned for the other form: plan with coupled={plan}"
+        ));
+    }
+    None
+}
+
+fn rate_mismatch(planned: &[f64], actual: &[f64], planned_decay: f64, actual_decay: f64) -> Option<String> {
+    if actual.len() > planned.len() {
+        return Some(format!(
+            "there are {} learning rates, but the mechanism was planned for {} steps: plan with steps={}",
+            actual.len(),
+            planned.len(),
+            actual.len()
+        ));
+    }
+    let (&first, &planned_first) = (actual.first()?, planned.first()?);
+    let step = planned.iter().zip(actual).position(|(p, a)| differs(p / planned_first, a / first));
+    if let Some(step) = step {
+        return Some(format!(
+            "step {step} has {} times the learning rate of the first step, but the mechanism was planned for {} times: \
+             plan with schedule=[…] holding the learning rates of all steps",
+            actual[step] / first,
+            planned[step] / planned_first
+        ));
+    }
+    if differs(planned_first * planned_decay, first * actual_decay) {
+        return Some(format!(
+            "learning rate times weight decay is {} in the optimizer, but the mechanism was planned for {}: plan with \
+             weight_decay={actual_decay} and learning_rate={first}",
+            first * actual_decay,
+            planned_first * planned_decay
+        ));
+    }
+    None
+}

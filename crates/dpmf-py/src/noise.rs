@@ -1,0 +1,645 @@
+//! Keys and noise streams.
+
+use crate::arrays;
+use crate::error::{IntoPython, raise, type_error, value_error};
+use crate::mechanism::Mechanism;
+use crate::parallel::{pool, run};
+use crate::privacy::PrivacyStatement;
+use dpmf::noise::engines::{IterateStage, engine};
+use dpmf::noise::{self, Field, Output, RunId};
+use dpmf::{Error, Representation};
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyRange, PyRangeMethods};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The secret from which all noise of a run is derived.
+///
+/// Whoever has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
+#[pyclass(frozen, module = "dpmf")]
+pub(crate) struct NoiseKey(noise::NoiseKey);
+
+#[pymethods]
+impl NoiseKey {
+    /// A new key from the operating system, kept in memory only: the run cannot be resumed after this process.
+    #[staticmethod]
+    fn generate() -> PyResult<Self> {
+        Ok(Self(noise::NoiseKey::generate().or_raise()?))
+    }
+
+    /// A key derived from a number, for experiments that must be repeatable: private only while the number is secret.
+    #[staticmethod]
+    fn from_seed(seed: u64) -> Self {
+        Self(noise::NoiseKey::from_seed(seed))
+    }
+
+    /// A new key from the operating system, written to a new file that only its owner may read.
+    #[staticmethod]
+    fn create(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        py.detach(|| {
+            let key = noise::NoiseKey::generate()?;
+            key.create_file(&path)?;
+            Ok(Self(key))
+        })
+        .or_raise()
+    }
+
+    /// Reads a key file; refuses one that others may read.
+    #[staticmethod]
+    fn read(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        match py.detach(|| noise::NoiseKey::read_file(&path)) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                let message = format!(
+                    "key file {} is missing: without its key a run cannot be resumed, and what it released stays \
+                     private. For a new run make a new key with NoiseKey.create(path); to resume this one, restore the \
+                     file from a backup",
+                    path.display()
+                );
+                Err(raise(py, "key", message))
+            }
+            key => Ok(Self(key.or_raise()?)),
+        }
+    }
+
+    /// A name for the key that is safe to publish.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        self.0.fingerprint().to_string()
+    }
+
+    /// "system" or "seeded".
+    #[getter]
+    fn origin(&self) -> &'static str {
+        self.0.origin().name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<dpmf.NoiseKey: {}, fingerprint {}>", self.origin(), self.fingerprint())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(type_error(
+            "a NoiseKey is a secret and is not pickled or copied: write it with NoiseKey.create(path) and read it \
+             with NoiseKey.read(path) in the process that needs it",
+        ))
+    }
+}
+
+/// A new name for a run, 32 hexadecimal digits from the operating system.
+#[pyfunction]
+pub(crate) fn new_run() -> PyResult<String> {
+    Ok(RunId::generate().or_raise()?.to_string())
+}
+
+/// Row `row` of the white noise Z under a key, without scale, for those who check a stream.
+#[pyfunction]
+#[pyo3(name = "_white_noise")]
+pub(crate) fn white_noise<'py>(
+    py: Python<'py>,
+    mechanism: &Bound<'py, Mechanism>,
+    key: &Bound<'py, NoiseKey>,
+    run: &str,
+    row: u64,
+    dimension: usize,
+) -> PyResult<Bound<'py, PyArray1<f32>>> {
+    let key = key.get().0.stream(mechanism.get().digest()?, run_id(Some(run))?);
+    let mut values = vec![0.0; dimension];
+    py.detach(|| Field::new(&key).row(row).fill(0, &mut values));
+    Ok(PyArray1::from_vec(py, values))
+}
+
+/// A run by its 32 hexadecimal digits, by any other words, or a new one.
+fn run_id(run: Option<&str>) -> PyResult<RunId> {
+    match run {
+        None => RunId::generate().or_raise(),
+        Some(text) => Ok(text.parse().unwrap_or_else(|_| RunId::from_label(text))),
+    }
+}
+
+/// Everything a stream is made of.
+struct Plan {
+    mechanism: Arc<dpmf::Mechanism>,
+    hash: [u8; 32],
+    coordinates: Range<u64>,
+    output: Output,
+    scale: f64,
+}
+
+impl Plan {
+    fn new(
+        mechanism: &Bound<'_, Mechanism>,
+        dimension: Option<u64>,
+        coordinates: Option<&Bound<'_, PyRange>>,
+        output: &str,
+        unit_noise: bool,
+    ) -> PyResult<Self> {
+        let hash = mechanism.get().digest()?;
+        let mechanism = mechanism.get().inner.clone();
+        let coordinates = match (dimension, coordinates) {
+            (Some(dimension), None) => 0..dimension,
+            (None, Some(range)) => {
+                let (start, stop, step) = (range.start()?, range.stop()?, range.step()?);
+                match (u64::try_from(start), u64::try_from(stop), step) {
+                    (Ok(start), Ok(stop), 1) => start..stop,
+                    _ => {
+                        return Err(value_error(format!(
+                            "coordinates is range({start}, {stop}, {step}), but it must count up by one from 0 or more"
+                        )));
+                    }
+                }
+            }
+            _ => {
+                return Err(value_error(
+                    "give either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
+                ));
+            }
+        };
+        let output = match output {
+            "gradient" => Output::Gradient,
+            "iterate" => Output::Iterate(IterateStage::new(mechanism.workload()).or_raise()?),
+            other => {
+                return Err(value_error(format!("output is {other:?}, but it must be gradient or iterate")));
+            }
+        };
+        let scale = match (mechanism.privacy(), unit_noise) {
+            (_, true) => 1.0,
+            (Some(statement), false) => statement.calibration().noise_std(),
+            (None, false) => {
+                return Err(value_error(
+                    "the mechanism is not calibrated, so its noise has no scale: use \
+                     mechanism.calibrate(epsilon, delta, clip), or unit_noise=True for noise of unit multiplier \
+                     before sensitivity and clip",
+                ));
+            }
+        };
+        Ok(Self { mechanism, hash, coordinates, output, scale })
+    }
+
+    fn memory(&self) -> PyResult<u128> {
+        let factorization = self.mechanism.factorization();
+        let buffers = factorization.cost().buffers as u128
+            + match &self.output {
+                Output::Gradient => 0,
+                Output::Iterate(stage) => stage.buffers() as u128,
+            };
+        Ok(buffers * 4 * u128::from(self.coordinates.end.saturating_sub(self.coordinates.start)))
+    }
+
+    fn stream(self, py: Python<'_>, key: &noise::NoiseKey, run: RunId) -> PyResult<noise::NoiseStream> {
+        let key = key.stream(self.hash, run);
+        let stream = py.detach(|| {
+            let engine = engine(self.mechanism.factorization())?;
+            noise::NoiseStream::new(engine, key, self.coordinates, self.scale, self.output)
+        });
+        stream.or_raise()
+    }
+}
+
+/// A stream of one process: a fork copies its state, and both copies would emit the same rows.
+struct Guarded<T> {
+    stream: Option<T>,
+    process: u32,
+    gone: &'static str,
+}
+
+impl<T> Guarded<T> {
+    fn new(stream: T) -> Self {
+        let gone = "a restore failed half-way; make the stream anew and restore it from a whole checkpoint";
+        Self { stream: Some(stream), process: std::process::id(), gone }
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(raise(
+            py,
+            "halted",
+            "this noise stream was copied into another process by a fork: two processes would release the same noise \
+             with different data, and the difference would show the data. Make the stream in the process that uses it",
+        ))
+    }
+
+    fn live(&self, py: Python<'_>) -> PyResult<&T> {
+        self.stream.as_ref().ok_or_else(|| raise(py, "halted", self.gone))
+    }
+
+    fn live_mut(&mut self, py: Python<'_>) -> PyResult<&mut T> {
+        self.check_process(py)?;
+        let gone = self.gone;
+        self.stream.as_mut().ok_or_else(|| raise(py, "halted", gone))
+    }
+
+    fn take(&mut self, py: Python<'_>) -> PyResult<T> {
+        self.check_process(py)?;
+        let gone = self.gone;
+        self.stream.take().ok_or_else(|| raise(py, "halted", gone))
+    }
+}
+
+/// A checkpoint: a path, or bytes.
+#[derive(FromPyObject)]
+enum Checkpoint {
+    Bytes(Vec<u8>),
+    Path(PathBuf),
+}
+
+impl Checkpoint {
+    fn restore(&self, stream: noise::NoiseStream) -> dpmf::Result<noise::NoiseStream> {
+        match self {
+            Checkpoint::Bytes(bytes) => stream.restore_bytes(bytes),
+            Checkpoint::Path(path) => stream.restore(path),
+        }
+    }
+}
+
+fn length(coordinates: &Range<u64>) -> usize {
+    (coordinates.end - coordinates.start) as usize
+}
+
+fn python_range<'py>(py: Python<'py>, coordinates: &Range<u64>) -> PyResult<Bound<'py, PyRange>> {
+    PyRange::new(py, coordinates.start as isize, coordinates.end as isize)
+}
+
+const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copies would release the same noise twice: \
+                         keep checkpoint_bytes() and restore it into a new stream";
+
+/// The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
+///
+/// Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size draw what one process
+/// would draw. run is the name of the run: None for a new one, 32 hexadecimal digits (another stream's .run), or words.
+/// One key and run must never serve two sets of data. output is "gradient" for noise to add to clipped, summed
+/// gradients, or "iterate" for what that noise leaves in the iterates.
+///
+/// A stream alone does not survive a crash safely; a DurableStream does.
+///
+/// >>> import dpmf, numpy
+/// >>> mechanism = dpmf.plan(steps=10, epsilon=8, delta=1e-6)
+/// >>> stream = dpmf.NoiseStream(mechanism, dpmf.NoiseKey.generate(), dimension=1000)
+/// >>> gradient = numpy.zeros(1000, numpy.float32)
+/// >>> stream.add_to(gradient)
+/// 0
+#[pyclass(module = "dpmf")]
+pub(crate) struct NoiseStream {
+    guarded: Guarded<noise::NoiseStream>,
+    mechanism: Py<Mechanism>,
+    memory: u128,
+}
+
+#[pymethods]
+impl NoiseStream {
+    #[new]
+    #[pyo3(signature = (mechanism, key, *, run=None, dimension=None, coordinates=None, output="gradient",
+                        unit_noise=false))]
+    #[allow(clippy::too_many_arguments)] // keywords in Python
+    fn new(
+        py: Python<'_>,
+        mechanism: &Bound<'_, Mechanism>,
+        key: &Bound<'_, NoiseKey>,
+        run: Option<&str>,
+        dimension: Option<u64>,
+        coordinates: Option<&Bound<'_, PyRange>>,
+        output: &str,
+        unit_noise: bool,
+    ) -> PyResult<Self> {
+        let plan = Plan::new(mechanism, dimension, coordinates, output, unit_noise)?;
+        let memory = plan.memory()?;
+        let stream = plan.stream(py, &key.get().0, run_id(run)?)?;
+        Ok(Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind(), memory })
+    }
+
+    /// Adds the next row of noise in place and returns its number, zero-based.
+    ///
+    /// array is a C-contiguous, writable float32 vector, as long as the stream has coordinates; it is not copied.
+    fn add_to(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let stream = self.guarded.live_mut(py)?;
+        let mut array = arrays::writable(array, length(&stream.coordinates()))?;
+        let values = array.as_slice_mut()?;
+        let pool = pool()?;
+        py.detach(|| pool.install(|| stream.add_next(values))).or_raise()
+    }
+
+    /// The next row of noise as a new array.
+    fn next_row<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let stream = self.guarded.live_mut(py)?;
+        let row = PyArray1::<f32>::zeros(py, [length(&stream.coordinates())], false);
+        self.add_to(py, row.as_any())?;
+        Ok(row)
+    }
+
+    /// Moves past the next row without showing it, and returns its number.
+    fn skip(&mut self, py: Python<'_>) -> PyResult<usize> {
+        let stream = self.guarded.live_mut(py)?;
+        run(py, || stream.skip())
+    }
+
+    /// Moves forward to a later row; the rows between are never shown.
+    fn skip_to(&mut self, py: Python<'_>, step: usize) -> PyResult<()> {
+        let stream = self.guarded.live_mut(py)?;
+        run(py, || stream.skip_to(step))
+    }
+
+    /// The next row, zero-based; equal to steps at the end.
+    #[getter]
+    fn next_step(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.next_step())
+    }
+
+    /// Number of rows in all.
+    #[getter]
+    fn steps(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.steps())
+    }
+
+    /// The coordinates it serves.
+    #[getter]
+    fn coordinates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
+        python_range(py, &self.guarded.live(py)?.coordinates())
+    }
+
+    /// Bytes of state that it keeps from one step to the next.
+    #[getter]
+    fn memory(&self) -> u128 {
+        self.memory
+    }
+
+    /// The factor of every row: noise multiplier times sensitivity times clip, or 1.
+    #[getter]
+    fn scale(&self, py: Python<'_>) -> PyResult<f32> {
+        Ok(self.guarded.live(py)?.scale())
+    }
+
+    /// The name of the run, 32 hexadecimal digits.
+    #[getter]
+    fn run(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.guarded.live(py)?.key().run().to_string())
+    }
+
+    /// The mechanism.
+    #[getter]
+    fn mechanism(&self, py: Python<'_>) -> Py<Mechanism> {
+        self.mechanism.clone_ref(py)
+    }
+
+    /// The privacy statement, with the origin of the key in use; None for an uncalibrated mechanism.
+    #[getter]
+    fn privacy(&self, py: Python<'_>) -> PyResult<Option<PrivacyStatement>> {
+        statement(py, &self.mechanism, self.guarded.live(py)?)
+    }
+
+    /// Writes the state, encrypted under the key, to a file at once or not at all.
+    fn checkpoint(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.guarded.check_process(py)?;
+        let stream = self.guarded.live(py)?;
+        py.detach(|| stream.checkpoint(&path)).or_raise()
+    }
+
+    /// The bytes of a checkpoint, for a state dictionary.
+    fn checkpoint_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.guarded.check_process(py)?;
+        let stream = self.guarded.live(py)?;
+        let bytes = py.detach(|| stream.checkpoint_bytes()).or_raise()?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Goes on from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
+    ///
+    /// Only a stream at its first step can be restored: one that has moved would release rows twice.
+    fn restore(&mut self, py: Python<'_>, checkpoint: Checkpoint) -> PyResult<()> {
+        let step = self.guarded.live_mut(py)?.next_step();
+        if step != 0 {
+            return Err(value_error(format!(
+                "this stream is at step {step}, and going back would release noise twice: make a new stream and \
+                 restore that"
+            )));
+        }
+        let stream = self.guarded.take(py)?;
+        self.guarded.stream = Some(py.detach(|| checkpoint.restore(stream)).or_raise()?);
+        Ok(())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        self.guarded
+            .live(py)
+            .map_or_else(|_| "<dpmf.NoiseStream: halted>".into(), |s| describe("NoiseStream", s))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(type_error(NO_PICKLE))
+    }
+}
+
+/// A NoiseStream with a journal: what training that may crash should use.
+///
+/// Before a noisy row leaves, its step and a keyed digest of the clipped input are synced to the journal. After a crash a
+/// journalled step is released again only for the very same input; burn() gives up a step whose input is lost.
+///
+/// create() begins a journal, open() goes on with one.
+#[pyclass(module = "dpmf")]
+pub(crate) struct DurableStream {
+    guarded: Guarded<noise::DurableStream>,
+    mechanism: Py<Mechanism>,
+    memory: u128,
+}
+
+#[pymethods]
+impl DurableStream {
+    /// Begins a journal at a path where none exists.
+    #[staticmethod]
+    #[pyo3(signature = (mechanism, key, journal, *, run=None, dimension=None, coordinates=None, output="gradient"))]
+    #[allow(clippy::too_many_arguments)] // keywords in Python
+    fn create(
+        py: Python<'_>,
+        mechanism: &Bound<'_, Mechanism>,
+        key: &Bound<'_, NoiseKey>,
+        journal: PathBuf,
+        run: Option<&str>,
+        dimension: Option<u64>,
+        coordinates: Option<&Bound<'_, PyRange>>,
+        output: &str,
+    ) -> PyResult<Self> {
+        let plan = Plan::new(mechanism, dimension, coordinates, output, false)?;
+        let memory = plan.memory()?;
+        let stream = plan.stream(py, &key.get().0, run_id(run)?)?;
+        let durable = py.detach(|| noise::DurableStream::create(stream, &journal)).or_raise()?;
+        Ok(Self::guarded(durable, mechanism, memory))
+    }
+
+    /// Goes on with a journal, from a checkpoint (a path or bytes) or from the first step.
+    ///
+    /// The run is the one in the journal. Steps in the journal beyond the checkpoint come again for the same input only;
+    /// burn() passes over one.
+    #[staticmethod]
+    #[pyo3(signature = (mechanism, key, journal, *, checkpoint=None, dimension=None, coordinates=None,
+                        output="gradient"))]
+    #[allow(clippy::too_many_arguments)] // keywords in Python
+    fn open(
+        py: Python<'_>,
+        mechanism: &Bound<'_, Mechanism>,
+        key: &Bound<'_, NoiseKey>,
+        journal: PathBuf,
+        checkpoint: Option<Checkpoint>,
+        dimension: Option<u64>,
+        coordinates: Option<&Bound<'_, PyRange>>,
+        output: &str,
+    ) -> PyResult<Self> {
+        let plan = Plan::new(mechanism, dimension, coordinates, output, false)?;
+        let memory = plan.memory()?;
+        let run_of_journal = noise::DurableStream::run_of(&journal).or_raise()?;
+        let stream = plan.stream(py, &key.get().0, run_of_journal)?;
+        let durable = run(py, || {
+            let stream = match &checkpoint {
+                Some(checkpoint) => checkpoint.restore(stream)?,
+                None => stream,
+            };
+            noise::DurableStream::open(stream, &journal)
+        })?;
+        Ok(Self::guarded(durable, mechanism, memory))
+    }
+
+    /// Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
+    ///
+    /// The array is as for NoiseStream.add_to.
+    fn release(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let stream = self.guarded.live_mut(py)?;
+        let mut array = arrays::writable(array, length(&stream.stream().coordinates()))?;
+        let values = array.as_slice_mut()?;
+        let pool = pool()?;
+        py.detach(|| pool.install(|| stream.release(values))).or_raise()
+    }
+
+    /// Gives up the next step: its noise is never used, and the stream goes on with the one after it.
+    fn burn(&mut self, py: Python<'_>) -> PyResult<usize> {
+        let stream = self.guarded.live_mut(py)?;
+        run(py, || stream.burn())
+    }
+
+    /// The step of the next release, zero-based.
+    #[getter]
+    fn next_step(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.next_step())
+    }
+
+    /// Number of steps in the journal: below it, only the same input again or a burn is possible.
+    #[getter]
+    fn recorded_steps(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.recorded_steps())
+    }
+
+    /// Steps that were burned, in order.
+    #[getter]
+    fn burned(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.guarded.live(py)?.burned().collect())
+    }
+
+    /// Number of rows in all.
+    #[getter]
+    fn steps(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.stream().steps())
+    }
+
+    /// The coordinates it serves.
+    #[getter]
+    fn coordinates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
+        python_range(py, &self.guarded.live(py)?.stream().coordinates())
+    }
+
+    /// Bytes of state that it keeps from one step to the next.
+    #[getter]
+    fn memory(&self) -> u128 {
+        self.memory
+    }
+
+    /// The factor of every row: noise multiplier times sensitivity times clip.
+    #[getter]
+    fn scale(&self, py: Python<'_>) -> PyResult<f32> {
+        Ok(self.guarded.live(py)?.stream().scale())
+    }
+
+    /// The name of the run, 32 hexadecimal digits.
+    #[getter]
+    fn run(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.guarded.live(py)?.stream().key().run().to_string())
+    }
+
+    /// The mechanism.
+    #[getter]
+    fn mechanism(&self, py: Python<'_>) -> Py<Mechanism> {
+        self.mechanism.clone_ref(py)
+    }
+
+    /// The privacy statement, with the origin of the key in use.
+    #[getter]
+    fn privacy(&self, py: Python<'_>) -> PyResult<Option<PrivacyStatement>> {
+        statement(py, &self.mechanism, self.guarded.live(py)?.stream())
+    }
+
+    /// Writes the state, encrypted under the key, to a file at once or not at all.
+    fn checkpoint(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.guarded.check_process(py)?;
+        let stream = self.guarded.live(py)?;
+        py.detach(|| stream.checkpoint(&path)).or_raise()
+    }
+
+    /// The bytes of a checkpoint, for a state dictionary.
+    fn checkpoint_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.guarded.check_process(py)?;
+        let stream = self.guarded.live(py)?;
+        let bytes = py.detach(|| stream.stream().checkpoint_bytes()).or_raise()?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Closes the journal, so that another process may open it.
+    fn close(&mut self) {
+        self.guarded.gone = "it was closed; open its journal again";
+        self.guarded.stream = None;
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&mut self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close();
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let open = self.guarded.live(py);
+        open.map_or_else(|_| "<dpmf.DurableStream: closed>".into(), |s| describe("DurableStream", s.stream()))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(type_error(NO_PICKLE))
+    }
+}
+
+impl DurableStream {
+    fn guarded(stream: noise::DurableStream, mechanism: &Bound<'_, Mechanism>, memory: u128) -> Self {
+        Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind(), memory }
+    }
+}
+
+fn describe(class: &str, stream: &noise::NoiseStream) -> String {
+    let coordinates = stream.coordinates();
+    format!(
+        "<dpmf.{class}: step {} of {}, coordinates {}..{}, run {}>",
+        stream.next_step(),
+        stream.steps(),
+        coordinates.start,
+        coordinates.end,
+        stream.key().run()
+    )
+}
+
+fn statement(
+    py: Python<'_>,
+    mechanism: &Py<Mechanism>,
+    stream: &noise::NoiseStream,
+) -> PyResult<Option<PrivacyStatement>> {
+    let origin = stream.key().origin();
+    let statement = mechanism.bind(py).get().inner.privacy().cloned();
+    Ok(statement.map(|statement| PrivacyStatement(statement.with_key(origin))))
+}

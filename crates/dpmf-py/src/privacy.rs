@@ -1,0 +1,224 @@
+//! Accounting, the privacy statement and the audit.
+
+use crate::error::{IntoPython, raise, value_error};
+use crate::mechanism::Mechanism;
+use crate::parallel::run;
+use dpmf::Representation;
+use dpmf::accounting::{self, Account, Accountant, Adjacency};
+use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde::Serialize;
+
+/// Multiplications that an audit may cost before it is refused.
+const MOST_WORK: f64 = 2e13;
+
+/// A guarantee together with everything it depends on; str() says it in words.
+#[pyclass(frozen, eq, module = "dpmf")]
+#[derive(Clone, PartialEq)]
+pub(crate) struct PrivacyStatement(pub(crate) accounting::PrivacyStatement);
+
+#[pymethods]
+impl PrivacyStatement {
+    /// ε.
+    #[getter]
+    fn epsilon(&self) -> f64 {
+        self.0.calibration().epsilon()
+    }
+
+    /// δ.
+    #[getter]
+    fn delta(&self) -> f64 {
+        self.0.calibration().delta()
+    }
+
+    /// μ of Gaussian differential privacy.
+    #[getter]
+    fn mu(&self) -> f64 {
+        self.0.calibration().mu()
+    }
+
+    /// ρ of zero-concentrated differential privacy.
+    #[getter]
+    fn rho(&self) -> f64 {
+        self.0.calibration().rho()
+    }
+
+    /// σ: standard deviation of the noise in units of sensitivity times clip.
+    #[getter]
+    fn noise_multiplier(&self) -> f64 {
+        self.0.calibration().noise_multiplier()
+    }
+
+    /// Standard deviation of the white noise: noise multiplier times sensitivity times clip.
+    #[getter]
+    fn noise_std(&self) -> f64 {
+        self.0.calibration().noise_std()
+    }
+
+    /// Sensitivity of the mechanism as deployed.
+    #[getter]
+    fn sensitivity(&self) -> f64 {
+        self.0.calibration().terms().sensitivity
+    }
+
+    /// Clipping norm of one contribution.
+    #[getter]
+    fn clip(&self) -> f64 {
+        self.0.calibration().terms().clip
+    }
+
+    /// Which data sets are neighbours.
+    #[getter]
+    fn adjacency(&self) -> &'static str {
+        self.0.calibration().terms().adjacency.name()
+    }
+
+    /// How ε follows from the noise.
+    #[getter]
+    fn accountant(&self) -> &'static str {
+        self.0.calibration().terms().accountant.name()
+    }
+
+    /// Whose data is protected as one piece: "user" or "record".
+    #[getter]
+    fn unit(&self) -> &'static str {
+        match self.0.unit() {
+            accounting::PrivacyUnit::Record => "record",
+            accounting::PrivacyUnit::User => "user",
+        }
+    }
+
+    /// How often one unit takes part, in words.
+    #[getter]
+    fn participation(&self) -> &str {
+        self.0.participation()
+    }
+
+    /// Number of steps.
+    #[getter]
+    fn steps(&self) -> usize {
+        self.0.steps()
+    }
+
+    /// "system", or "seeded" for noise that holds only while a seed is secret.
+    #[getter]
+    fn key(&self) -> &'static str {
+        self.0.key().name()
+    }
+
+    /// What (ε, δ) covers, one sentence each.
+    #[getter]
+    fn covers(&self) -> Vec<String> {
+        self.0.covers()
+    }
+
+    /// What (ε, δ) does not cover or takes for granted, one sentence each.
+    #[getter]
+    fn does_not_cover(&self) -> Vec<String> {
+        self.0.does_not_cover()
+    }
+
+    /// Everything, as in the mechanism file.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        dictionary(py, &self.0)
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<dpmf.PrivacyStatement: {}>", self.0.to_string().lines().next().unwrap_or_default())
+    }
+}
+
+/// A serialisable value as a dictionary.
+fn dictionary<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(value).map_err(|error| value_error(error.to_string()))?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
+}
+
+/// What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
+/// "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho".
+///
+/// >>> import dpmf
+/// >>> round(dpmf.account(0.341, 1e-6)["epsilon_exact"], 3)
+/// 17.648
+#[pyfunction]
+#[pyo3(signature = (noise_multiplier, delta, *, adjacency="replace-with-zero"))]
+pub(crate) fn account<'py>(
+    py: Python<'py>,
+    noise_multiplier: f64,
+    delta: f64,
+    adjacency: &str,
+) -> PyResult<Bound<'py, PyDict>> {
+    dictionary(py, &Account::new(noise_multiplier, delta, adjacency.parse().or_raise()?).or_raise()?)
+}
+
+/// The least noise multiplier that gives (ε, δ), rounded up.
+#[pyfunction]
+#[pyo3(signature = (epsilon, delta, *, adjacency="replace-with-zero", accountant="exact"))]
+pub(crate) fn calibrate_noise(epsilon: f64, delta: f64, adjacency: &str, accountant: &str) -> PyResult<f64> {
+    let (adjacency, accountant): (Adjacency, Accountant) =
+        (adjacency.parse().or_raise()?, accountant.parse().or_raise()?);
+    accounting::calibrate::noise_multiplier(epsilon, delta, adjacency, accountant).or_raise()
+}
+
+/// The noise multiplier of one mechanism that is as private as all the given ones together, rounded down.
+#[pyfunction]
+pub(crate) fn compose(noise_multipliers: Vec<f64>) -> PyResult<f64> {
+    accounting::compose(&noise_multipliers).or_raise()
+}
+
+/// Plays the adaptive privacy game against a calibrated mechanism and bounds its ε from below.
+///
+/// Returns a dictionary with "epsilon_lower" (for a Gaussian trade-off), "epsilon_assumption_free", "promise",
+/// "refuted" and more. An audit can refute a guarantee and never prove one.
+///
+/// adversary is "worst-column", "adaptive" or "paper".
+#[pyfunction]
+#[pyo3(signature = (mechanism, *, trials=100_000, adversary="worst-column", delta=None, dimension=2, confidence=0.999,
+                    seed=0))]
+#[allow(clippy::too_many_arguments)] // keywords in Python
+pub(crate) fn audit<'py>(
+    py: Python<'py>,
+    mechanism: &Bound<'_, Mechanism>,
+    trials: u64,
+    adversary: &str,
+    delta: Option<f64>,
+    dimension: usize,
+    confidence: f64,
+    seed: u64,
+) -> PyResult<Bound<'py, PyDict>> {
+    let mechanism = mechanism.get().inner.clone();
+    let Some(statement) = mechanism.privacy() else {
+        return Err(value_error(
+            "the mechanism is not calibrated and promises nothing yet: audit mechanism.calibrate(epsilon, delta, clip)",
+        ));
+    };
+    let adversary: AdversaryKind = adversary.parse().or_raise()?;
+    let calibration = *statement.calibration();
+    let (n, m) = (mechanism.workload().steps(), mechanism.factorization().noise_rows());
+    if trials as f64 * n as f64 * m as f64 * dimension as f64 > MOST_WORK {
+        let message =
+            format!("{trials} games of {n} steps would take hours: lower trials, or audit fewer steps");
+        return Err(raise(py, "unsupported", message));
+    }
+    let mut promise = Promise::from(&calibration);
+    if let Some(delta) = delta {
+        let epsilon = accounting::gaussian::epsilon(calibration.mu(), delta).or_raise()?;
+        promise = Promise { epsilon, delta, ..promise };
+    }
+    let options = AuditOptions { trials, confidence, seed };
+    let report = run(py, || {
+        let subject = MatrixMechanism::of(mechanism.factorization(), calibration.noise_std(), dimension)?;
+        let model = subject.noise_model()?;
+        let neighbours = Neighbours::single(calibration.terms().adjacency, calibration.terms().clip)?;
+        let player = Informed::of(adversary, &model, &neighbours);
+        dpmf::audit::audit(&subject, &player, &neighbours, promise, options)
+    })?;
+    let result = dictionary(py, &report)?;
+    result.set_item("refuted", report.refuted())?;
+    Ok(result)
+}

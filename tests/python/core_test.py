@@ -1,0 +1,373 @@
+"""Workloads, factorizations, mechanisms and accounting against NumPy and dp-accounting."""
+
+import copy
+import doctest
+import inspect
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree
+
+import dp_accounting
+import dpmf
+import numpy as np
+import pytest
+
+WORKLOADS = {
+    "prefix sum": dpmf.Workload.prefix_sum(24),
+    "momentum": dpmf.Workload.sgd(24, momentum=0.9, schedule="cooldown:0.5:0.1"),
+    "nesterov": dpmf.Workload.sgd(24, momentum=0.7, nesterov=True, learning_rate=0.1),
+    "decoupled": dpmf.Workload.sgd(24, momentum=0.5, weight_decay=0.2, learning_rate=0.3),
+    "coupled": dpmf.Workload.sgd(24, momentum=0.5, weight_decay=0.2, coupled=True, learning_rate=0.3),
+    "averaged": dpmf.Workload.sgd(24, average="ema:0.8"),
+    "matrix": dpmf.Workload.from_matrix(np.tril(np.random.default_rng(0).uniform(0.5, 1.5, (24, 24)))),
+}
+
+
+def sgd(gradients, rates, momentum=0.0, nesterov=False, weight_decay=0.0, coupled=False, ema=None):
+    """θ₀ − θ of every step, by the loop that people write."""
+    theta = buffer = average = 0.0
+    out = []
+    for g, rate in zip(gradients, rates):
+        if coupled:
+            g = g + weight_decay * theta
+        buffer = momentum * buffer + g
+        direction = g + momentum * buffer if nesterov else buffer
+        if not coupled:
+            theta = (1 - rate * weight_decay) * theta
+        theta = theta - rate * direction
+        average = theta if ema is None else ema * average + (1 - ema) * theta
+        out.append(-average)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("name, options", [
+    ("prefix sum", {}),
+    ("momentum", dict(momentum=0.9)),
+    ("nesterov", dict(momentum=0.7, nesterov=True)),
+    ("decoupled", dict(momentum=0.5, weight_decay=0.2)),
+    ("coupled", dict(momentum=0.5, weight_decay=0.2, coupled=True)),
+    ("averaged", dict(ema=0.8)),
+])
+def test_a_workload_is_the_loop_of_its_optimizer(name, options):
+    workload = WORKLOADS[name]
+    gradients = np.random.default_rng(1).normal(size=24)
+    expected = sgd(gradients, workload.learning_rates, **options)
+    assert workload.apply(gradients) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert workload.matrix() @ gradients == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_optimum_multiplies_to_its_workload_and_meets_its_certificate(name):
+    workload = WORKLOADS[name]
+    optimum = dpmf.factorize(workload)
+    b, c = optimum.dense()
+    a = workload.matrix()
+    assert b @ c == pytest.approx(a, rel=1e-9, abs=1e-9)
+    assert np.array_equal(b, np.tril(b)) and np.array_equal(c, np.tril(c))
+    sensitivity = np.linalg.norm(c, axis=0).max()
+    assert sensitivity == pytest.approx(1, rel=1e-9)
+    loss = sensitivity**2 * np.linalg.norm(b) ** 2
+    assert loss == pytest.approx(optimum.certificate.loss, rel=1e-6)
+    # The dual bound, from the paper's formula with the singular values of A D^{1/2}.
+    v = optimum.v
+    bound = np.linalg.svd(a * np.sqrt(v), compute_uv=False).sum() ** 2 / v.sum()
+    # The certificate is rounded down, by no more than the gap it certifies.
+    assert bound * (1 - 1e-6) <= optimum.certificate.lower_bound <= bound * (1 + 1e-12)
+    assert optimum.certificate.gap <= 1e-6
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "honaker-online", "honaker-full", "sqrt-toeplitz",
+                                       "optimal-prefix", "structured", "optimal", "optimal-dense", "state-space"])
+@pytest.mark.parametrize("name", ["prefix sum", "momentum", "matrix"])
+def test_every_mechanism_as_deployed(mechanism, name):
+    workload = WORKLOADS[name]
+    made = dpmf.make_mechanism(workload, mechanism)
+    b, c = made.matrices()
+    assert b @ c == pytest.approx(workload.matrix(), rel=1e-9, abs=1e-9)
+    assert made.coloring() @ c == pytest.approx(np.eye(24), abs=1e-9)
+    assert made.sensitivity == pytest.approx(np.linalg.norm(c, axis=0).max(), rel=1e-9)
+    assert made.per_step_error() == pytest.approx(made.sensitivity**2 * (b**2).sum(axis=1), rel=1e-9)
+    assert made.loss == pytest.approx(made.per_step_error().sum())
+    assert made.sqrt_loss == pytest.approx(np.sqrt(made.loss))
+    assert made.max_sqrt_loss == pytest.approx(np.sqrt(made.per_step_error().max()))
+    assert made.final_sqrt_loss == pytest.approx(np.sqrt(made.per_step_error()[-1]))
+    assert made.certificate.loss == made.loss and made.certificate.ratio_to_bound > 1 - 1e-9
+    assert made.verify().lower_bound == pytest.approx(made.certificate.lower_bound, rel=1e-6)
+
+
+def test_the_optimum_of_an_optimizer_is_a_stream_and_that_of_a_matrix_is_not():
+    assert dpmf.make_mechanism(WORKLOADS["momentum"]).representation == "state-space"
+    assert dpmf.make_mechanism(WORKLOADS["matrix"]).representation == "dense"
+    assert dpmf.make_mechanism(WORKLOADS["momentum"], buffers=3).buffers == 3
+    assert dpmf.factorize(WORKLOADS["momentum"]).state_space(buffers=2).buffers == 2
+    assert dpmf.factorize(WORKLOADS["momentum"]).dense_mechanism().buffers == 0
+    with pytest.raises(ValueError, match="only optimal has"):
+        dpmf.make_mechanism(WORKLOADS["momentum"], "tree", buffers=3)
+
+
+def test_compare_has_the_rows_of_the_command_line():
+    rows = dpmf.compare(WORKLOADS["momentum"])
+    assert [row["mechanism"] for row in rows][:9] == [
+        "independent", "tree", "honaker-online", "honaker-full", "sqrt-toeplitz", "optimal-prefix", "structured",
+        "optimal", "state-space"]
+    by_name = {row["mechanism"]: row for row in rows}
+    assert set(rows[0]) == {"mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers",
+                            "work"}
+    assert by_name["optimal"]["ratio_to_bound"] == pytest.approx(1, abs=1e-5)
+    assert by_name["independent"]["ratio_to_bound"] > by_name["honaker-online"]["ratio_to_bound"] > 1.1
+    only = dpmf.compare(WORKLOADS["momentum"], ["tree", "state-space"], buffers=[2])
+    assert [row["mechanism"] for row in only] == ["tree", "state-space"]
+
+
+SIGMAS = [0.1, 0.341, 0.682, 1.0, 2.728, 8.0, 50.0]
+DELTAS = [1e-2, 1e-5, 1e-6, 1e-9, 1e-15]
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_accounting_agrees_with_dp_accounting(sigma):
+    renyi = dp_accounting.rdp.RdpAccountant(orders=list(range(2, 513)))
+    renyi.compose(dp_accounting.GaussianDpEvent(sigma))
+    for delta in DELTAS:
+        ours = dpmf.account(sigma, delta)
+        exact = dp_accounting.get_epsilon_gaussian(sigma, delta, tol=1e-12)
+        assert ours["epsilon_exact"] == pytest.approx(exact, rel=1e-9, abs=1e-11)
+        assert ours["epsilon_rdp"] == pytest.approx(renyi.get_epsilon(delta), rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_calibration_agrees_with_dp_accounting(epsilon):
+    for delta in (1e-5, 1e-8):
+        expected = dp_accounting.get_sigma_gaussian(epsilon, delta)
+        assert dpmf.calibrate_noise(epsilon, delta) == pytest.approx(expected, rel=1e-6)
+        assert dpmf.calibrate_noise(epsilon, delta, adjacency="replace-one") == pytest.approx(2 * expected, rel=1e-6)
+        mechanism = dpmf.plan(steps=16, epsilon=epsilon, delta=delta, clip=0.3)
+        assert mechanism.privacy.noise_multiplier == pytest.approx(expected, rel=1e-6)
+        assert mechanism.privacy.noise_std == pytest.approx(0.3 * expected * mechanism.sensitivity, rel=1e-6)
+
+
+def test_composition():
+    assert dpmf.compose([3.0, 4.0]) == pytest.approx(2.4, rel=1e-12)
+    with pytest.raises(ValueError, match=r"noise multipliers\[1\] is -1"):
+        dpmf.compose([1.0, -1.0])
+
+
+def test_noise_may_be_given_instead_of_epsilon():
+    mechanism = dpmf.make_mechanism(WORKLOADS["momentum"]).with_noise(1.0, 1e-6, 0.5, unit="record")
+    assert mechanism.privacy.epsilon == dpmf.account(1.0, 1e-6)["epsilon_exact"]
+    assert (mechanism.privacy.unit, mechanism.privacy.clip) == ("record", 0.5)
+
+
+def test_an_audit_cannot_refute_a_true_promise_and_comes_close_to_it():
+    mechanism = dpmf.plan(steps=8, momentum=0.5, epsilon=2, delta=1e-5)
+    report = dpmf.audit(mechanism, trials=400_000)
+    assert not report["refuted"] and 1.8 < report["epsilon_lower"] <= 2
+    with pytest.raises(ValueError, match="not calibrated"):
+        dpmf.audit(dpmf.make_mechanism(WORKLOADS["momentum"]))
+    with pytest.raises(dpmf.UnsupportedError, match="would take hours"):
+        dpmf.audit(mechanism, trials=10**15)
+
+
+def planned():
+    return dpmf.plan(steps=32, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5)
+
+
+def test_a_statement_says_what_it_covers():
+    statement = planned().privacy
+    assert str(statement).startswith("(8, 1e-6)-differential privacy for every user, over 32 steps.")
+    assert (statement.epsilon, statement.delta, statement.clip, statement.steps) == (8, 1e-6, 0.5, 32)
+    assert statement.to_dict()["noise_multiplier"] == statement.noise_multiplier
+    assert statement.covers and statement.does_not_cover and statement.key == "system"
+
+
+@pytest.mark.parametrize("duplicate", [
+    lambda m, path: pickle.loads(pickle.dumps(m)),
+    lambda m, path: copy.deepcopy(m),
+    lambda m, path: dpmf.Mechanism.from_bytes(m.to_bytes()),
+    lambda m, path: (m.save(path), dpmf.Mechanism.load(path))[1],
+    lambda m, path: (m.save(str(path)), dpmf.Mechanism.load(str(path)))[1],
+], ids=["pickle", "deepcopy", "bytes", "file", "file by name"])
+def test_mechanisms_are_kept_whole(duplicate, tmp_path):
+    mechanism = planned()
+    again = duplicate(mechanism, tmp_path / "m.safetensors")
+    assert again == mechanism and hash(again) == hash(mechanism) and again.hash == mechanism.hash
+    assert again.privacy == mechanism.privacy and again.certificate == mechanism.certificate
+    assert again != dpmf.plan(steps=32, momentum=0.9, epsilon=7, delta=1e-6) and again != "mechanism"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_pickled(name):
+    again = pickle.loads(pickle.dumps(WORKLOADS[name]))
+    assert again == WORKLOADS[name] and np.array_equal(again.matrix(), WORKLOADS[name].matrix())
+    assert again != dpmf.Workload.prefix_sum(23)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "m.safetensors"
+    planned().save(path)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(dpmf.FormatError, match="m.safetensors: the hash does not match"):
+        dpmf.Mechanism.load(path)
+    with pytest.raises(dpmf.FileError, match="none") as missing:
+        dpmf.Mechanism.load(tmp_path / "none")
+    assert isinstance(missing.value, OSError) and missing.value.kind == "io"
+
+
+def test_mechanisms_show_themselves():
+    mechanism = planned()
+    text = repr(mechanism)
+    for part in ("momentum 0.9, 32 steps", "state-space", "times the lower bound", "ε = 8.0000"):
+        assert part in text
+    html = mechanism._repr_html_()
+    tree = xml.etree.ElementTree.fromstring(html)
+    curve = tree.find(".//{http://www.w3.org/2000/svg}polyline").get("points").split()
+    assert len(curve) == 32
+    heights = [float(point.split(",")[1]) for point in curve]
+    assert np.argmin(heights) == np.argmax(mechanism.per_step_error())
+    assert "ε = 8.0000" in html
+    xml.etree.ElementTree.fromstring(dpmf.plan(steps=1, epsilon=1, delta=1e-6)._repr_html_())
+
+
+def test_the_error_is_drawn():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    mechanism = planned()
+    axes = mechanism.plot_error()
+    assert np.array_equal(axes.lines[0].get_ydata(), mechanism.per_step_error())
+    _, other = plt.subplots()
+    assert mechanism.plot_error(other, color="red", label="ours") is other
+    assert other.lines[0].get_color() == "red"
+    plt.close("all")
+
+
+def test_progress_is_told_on_the_calling_thread_and_may_stop_the_solver():
+    seen = []
+    dpmf.factorize(WORKLOADS["momentum"], progress=lambda p: seen.append((p.iteration, p.gap, threading.get_ident())))
+    assert [iteration for iteration, _, _ in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1][1] <= 1e-6 < seen[0][1]
+    assert {thread for _, _, thread in seen} == {threading.get_ident()}
+    with pytest.raises(dpmf.StoppedError) as stopped:
+        dpmf.factorize(WORKLOADS["momentum"], progress=lambda p: p.iteration < 3)
+    assert stopped.value.iterations == 3 and stopped.value.kind == "interrupted"
+    with pytest.raises(ZeroDivisionError):
+        dpmf.factorize(WORKLOADS["momentum"], progress=lambda p: 1 / 0)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_callback_may_itself_factorize(threads):
+    program = (
+        "import dpmf; w = dpmf.Workload.prefix_sum(50); inner = lambda p: dpmf.factorize(w).certificate.gap;"
+        "print(dpmf.factorize(dpmf.Workload.prefix_sum(60), progress=inner).certificate.gap <= 1e-6)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAYON_NUM_THREADS": threads},
+                          capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_ctrl_c_stops_a_solver_and_other_threads_run_meanwhile():
+    ticks, done = [], threading.Event()
+
+    def count():
+        while not done.wait(0.02):
+            ticks.append(None)
+            if len(ticks) == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=count)
+    began = time.monotonic()
+    # A shell's background jobs start with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            # Minutes of work: no double-precision solver reaches such a gap.
+            dpmf.factorize(dpmf.Workload.prefix_sum(300_000), gap=1e-15, max_iterations=10**6)
+    finally:
+        done.set()
+        other.join()
+        signal.signal(signal.SIGINT, before)
+    assert len(ticks) >= 10 and time.monotonic() - began < 30
+
+
+def test_failure_to_converge_carries_what_was_reached():
+    with pytest.raises(dpmf.ConvergenceError) as failure:
+        dpmf.factorize(WORKLOADS["momentum"], gap=1e-9, max_iterations=3)
+    assert failure.value.iterations == 3 and failure.value.gap > failure.value.target == 1e-9
+    assert failure.value.v.shape == (24,)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: dpmf.Workload.prefix_sum(0), "steps is 0, but at least one step is needed"),
+    (lambda: dpmf.Workload.sgd(10, momentum=1.0), r"momentum is 1, but it must lie in \[0, 1\)"),
+    (lambda: dpmf.Workload.sgd(10, schedule="linear"), "schedule is linear, but known factors are"),
+    (lambda: dpmf.Workload.sgd(10, schedule=[1.0] * 9), "schedule has 9 step sizes, but steps is 10"),
+    (lambda: dpmf.Workload.sgd(schedule=[1.0, -1.0]), r"learning rate\[1\] is -1"),
+    (lambda: dpmf.Workload.sgd(), "steps is None"),
+    (lambda: dpmf.Workload.from_matrix([[1.0, 2.0], [1.0, 1.0]]), r"\[0, 1\] is 2, but a workload must be lower"),
+    (lambda: dpmf.Workload.from_matrix(np.eye(3)[:2]), "it must be square"),
+    (lambda: dpmf.factorize(WORKLOADS["matrix"], solver="fast"), 'solver is "fast", but it must be auto, linear'),
+    (lambda: dpmf.factorize(WORKLOADS["matrix"], iteration="best"), 'iteration is "best"'),
+    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), "mechanism is best, but it must be independent"),
+    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], participation="many"), 'participation is "many"'),
+    (lambda: dpmf.plan(steps=3, epsilon=0, delta=1e-6), "epsilon is 0"),
+    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1), "delta is 1"),
+    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),
+    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, unit="house"), "privacy unit is house"),
+    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, workload=WORKLOADS["matrix"]), "leave out steps"),
+    (lambda: dpmf.account(-1.0, 1e-6), "noise multiplier is -1"),
+])
+def test_bad_arguments_are_value_errors_that_name_them(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("call", [
+    lambda: dpmf.Workload.from_matrix("text"),
+    lambda: dpmf.Workload.sgd(3, schedule=object()),
+    lambda: dpmf.factorize("workload"),
+])
+def test_arguments_of_another_type_are_type_errors(call):
+    with pytest.raises(TypeError):
+        call()
+
+
+def test_unsupported_sizes_say_what_to_do():
+    with pytest.raises(dpmf.UnsupportedError, match="use the linear solver"):
+        dpmf.factorize(dpmf.Workload.prefix_sum(20_000), solver="dense")
+
+
+def test_a_plan_for_a_workload_is_the_plan_for_its_optimizer():
+    options = dict(momentum=0.9, schedule="cooldown:0.5:0.1")
+    a = dpmf.plan(steps=24, epsilon=2, delta=1e-6, **options)
+    b = dpmf.plan(workload=dpmf.Workload.sgd(24, **options), epsilon=2, delta=1e-6)
+    assert a == b
+
+
+def test_examples_in_documentation_run():
+    examples = 0
+    for name in ["__doc__", *dpmf.__all__]:
+        item = dpmf if name == "__doc__" else getattr(dpmf, name)
+        text = inspect.getdoc(item) or ""
+        test = doctest.DocTestParser().get_doctest(text, {}, f"dpmf.{name}", None, None)
+        examples += len(test.examples)
+        assert doctest.DocTestRunner().run(test).failed == 0, name
+    assert examples >= 10
+
+
+def test_everything_public_is_documented():
+    for name in dpmf.__all__:
+        item = getattr(dpmf, name)
+        if name == "__version__":
+            continue
+        assert inspect.getdoc(item), name
+        if inspect.isclass(item) and not issubclass(item, Exception):
+            members = [m for m in vars(item) if not m.startswith("_")]
+            assert all(inspect.getdoc(getattr(item, m)) for m in members), name

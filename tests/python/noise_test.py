@@ -1,0 +1,324 @@
+"""Keys and streams: rows against NumPy, zero copies, restarts, forks, and what newcomers do wrong."""
+
+import copy
+import multiprocessing
+import os
+import pickle
+import stat
+import subprocess
+import sys
+
+import dpmf
+import numpy as np
+import pytest
+from dpmf import _core
+
+STEPS, DIMENSION = 20, 300
+
+
+def plan(**options):
+    return dpmf.plan(**{**dict(steps=STEPS, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5), **options})
+
+
+MECHANISM = plan()
+KEY = dpmf.NoiseKey.from_seed(7)
+
+
+def stream(mechanism=MECHANISM, key=KEY, **options):
+    return dpmf.NoiseStream(mechanism, key, **{**dict(run="test", dimension=DIMENSION), **options})
+
+
+def rows(source):
+    return np.stack([source.next_row() for _ in range(source.steps)])
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "honaker-online", "honaker-full", "sqrt-toeplitz",
+                                       "structured", "optimal", "optimal-dense"])
+def test_rows_are_the_coloring_of_white_noise(mechanism):
+    made = plan(mechanism=mechanism)
+    coloring = made.coloring()
+    white = np.stack([_core._white_noise(made, KEY, "test", i, DIMENSION) for i in range(coloring.shape[1])])
+    expected = made.privacy.noise_std * (coloring @ white)
+    found = rows(stream(made))
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
+    # And what reaches the iterates is A N Z = B Z.
+    iterates = rows(stream(made, output="iterate"))
+    expected = made.privacy.noise_std * (made.matrices()[0] @ white)
+    assert np.abs(iterates - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_the_noise_has_the_variance_that_the_privacy_statement_names():
+    # α = 1e-6 two-sided by the normal approximation of χ² with 2·10⁶ degrees of freedom; σ·1.05 would be 70 times off.
+    white = stream(plan(mechanism="independent"), key=dpmf.NoiseKey.from_seed(1), dimension=100_000)
+    z = rows(white).astype(np.float64) / MECHANISM.privacy.noise_std
+    assert abs((z**2).mean() - 1) < 4.9 * np.sqrt(2 / z.size)
+    assert abs(((1.05 * z) ** 2).mean() - 1) > 4.9 * np.sqrt(2 / z.size)
+
+
+def test_noise_is_added_in_place_without_a_copy():
+    noise = stream().next_row()
+    values = np.linspace(-1, 1, DIMENSION, dtype=np.float32)
+    before, address = values.copy(), values.ctypes.data
+    source = stream()
+    assert source.add_to(values) == 0 and source.next_step == 1
+    assert values.ctypes.data == address and np.array_equal(values, before + noise)
+    # A contiguous view of something larger is as good.
+    whole = np.zeros((3, DIMENSION), np.float32)
+    assert source.add_to(whole[1]) == 1
+    assert not whole[0].any() and whole[1].all() and not whole[2].any()
+
+
+def test_shards_draw_what_one_process_draws():
+    whole = rows(stream())
+    parts = [rows(stream(dimension=None, coordinates=range(a, b))) for a, b in [(0, 1), (1, 37), (37, DIMENSION)]]
+    assert np.array_equal(whole, np.concatenate(parts, axis=1))
+    assert stream(dimension=None, coordinates=range(5, 9)).coordinates == range(5, 9)
+
+
+def test_mechanism_key_and_run_each_change_the_noise():
+    first = stream().next_row()
+    assert np.array_equal(first, stream().next_row())
+    others = [stream(run="other"), stream(key=dpmf.NoiseKey.from_seed(8)), stream(plan(epsilon=4)), stream(run=None),
+              stream(run=None), stream(key=dpmf.NoiseKey.generate())]
+    noise = [first, *(other.next_row() for other in others)]
+    assert len({row.tobytes() for row in noise}) == len(noise)
+    # A run is named by words or by its own digits.
+    assert np.array_equal(first, stream(run=stream().run).next_row())
+    assert len(dpmf.new_run()) == 32 != dpmf.new_run()
+
+
+def test_a_stream_says_what_it_is():
+    source = stream()
+    assert (source.steps, source.next_step, source.coordinates) == (STEPS, 0, range(DIMENSION))
+    assert source.memory == 4 * DIMENSION * MECHANISM.buffers
+    assert source.scale == pytest.approx(MECHANISM.privacy.noise_std, rel=1e-6)
+    assert source.scale >= MECHANISM.privacy.noise_std
+    assert source.mechanism == MECHANISM
+    assert repr(source).startswith(f"<dpmf.NoiseStream: step 0 of {STEPS}, coordinates 0..{DIMENSION}, run ")
+
+
+def test_a_seeded_key_is_told_in_the_statement():
+    assert stream().privacy.key == "seeded" and "derived from a seed" in str(stream().privacy)
+    assert stream(key=dpmf.NoiseKey.generate()).privacy.key == "system"
+
+
+def test_uncalibrated_noise_must_be_asked_for():
+    bare = dpmf.make_mechanism(MECHANISM.workload)
+    with pytest.raises(ValueError, match=r"not calibrated.*mechanism.calibrate\(epsilon, delta, clip\)"):
+        stream(bare)
+    assert stream(bare, unit_noise=True).scale == 1
+    assert stream(bare, unit_noise=True).privacy is None
+
+
+@pytest.mark.parametrize("array, error, message", [
+    (np.zeros(DIMENSION, np.float16), TypeError, "half precision cannot hold the noise: sum and clip in float32"),
+    (np.zeros(DIMENSION), TypeError, r"this array is float64; .* \.astype\(numpy.float32\)"),
+    (np.zeros(DIMENSION, np.int32), TypeError, "this array is int32"),
+    (np.zeros(DIMENSION, ">f4"), TypeError, "this array is >f4"),
+    (np.zeros(2 * DIMENSION, np.float32)[::2], ValueError, r"not contiguous.*numpy.ascontiguousarray\(array\)"),
+    (np.zeros(DIMENSION, np.float32)[::-1], ValueError, "not contiguous"),
+    (np.zeros((DIMENSION // 2, 2), np.float32), ValueError, r"2 dimensions; \.reshape\(-1\)"),
+    (np.zeros(DIMENSION - 1, np.float32), ValueError, f"length {DIMENSION - 1}, but this stream has {DIMENSION}"),
+    (np.frombuffer(bytes(4 * DIMENSION), np.float32), ValueError, "read-only"),
+    ([0.0] * DIMENSION, TypeError, "this is a list"),
+])
+def test_arrays_that_would_need_a_copy_are_refused_with_what_to_do(array, error, message):
+    source = stream()
+    with pytest.raises(error, match=message):
+        source.add_to(array)
+    assert source.next_step == 0
+
+
+def test_what_is_not_finite_is_refused_before_anything_moves():
+    source = stream()
+    values = np.ones(DIMENSION, np.float32)
+    values[17] = np.nan
+    with pytest.raises(ValueError, match=r"values\[17\] is NaN.*clip before adding noise"):
+        source.add_to(values)
+    assert source.next_step == 0 and np.array_equal(np.delete(values, 17), np.ones(DIMENSION - 1))
+
+
+def test_one_step_too_many():
+    source = stream()
+    source.skip_to(STEPS)
+    values = np.zeros(DIMENSION, np.float32)
+    with pytest.raises(dpmf.ExhaustedError, match="make a mechanism for more steps") as failure:
+        source.add_to(values)
+    assert failure.value.steps == STEPS and not values.any()
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(dimension=None), "give either dimension"),
+    (dict(coordinates=range(3)), "give either dimension"),
+    (dict(dimension=None, coordinates=range(0, 9, 2)), "must count up by one"),
+    (dict(dimension=None, coordinates=range(-3, 9)), "must count up by one"),
+    (dict(dimension=0), "coordinates"),
+    (dict(output="weights"), 'output is "weights", but it must be gradient or iterate'),
+])
+def test_streams_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        stream(**options)
+
+
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_a_restored_stream_goes_on_bit_for_bit(as_bytes, tmp_path):
+    whole = rows(stream())
+    source = stream()
+    source.skip_to(8)
+    source.checkpoint(tmp_path / "state")
+    state = source.checkpoint_bytes() if as_bytes else tmp_path / "state"
+    again = stream()
+    again.restore(state)
+    assert again.next_step == 8
+    assert np.array_equal(np.stack([again.next_row() for _ in range(8, STEPS)]), whole[8:])
+
+
+def test_a_stream_never_goes_back():
+    source = stream()
+    state = source.checkpoint_bytes()
+    source.next_row()
+    with pytest.raises(ValueError, match="at step 1, and going back would release noise twice"):
+        source.restore(state)
+    source.skip_to(3)
+    with pytest.raises(ValueError, match="forward only"):
+        source.skip_to(2)
+    assert source.next_step == 3
+
+
+def test_the_checkpoint_of_another_stream_is_refused():
+    state = stream().checkpoint_bytes()
+    for other, what in [(stream(key=dpmf.NoiseKey.from_seed(8)), "key"), (stream(run="other"), "run"),
+                        (stream(plan(epsilon=4)), "mechanism"), (stream(dimension=DIMENSION + 1), "range")]:
+        with pytest.raises(dpmf.BindingError, match=f"belongs to another {what}"):
+            other.restore(state)
+        with pytest.raises(dpmf.HaltedError, match="a restore failed"):
+            other.next_row()
+    with pytest.raises(dpmf.FormatError, match="damaged"):
+        stream().restore(state[:-1] + bytes([state[-1] ^ 1]))
+
+
+def test_a_key_is_kept_by_its_owner_alone(tmp_path):
+    path = tmp_path / "run.key"
+    key = dpmf.NoiseKey.create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert dpmf.NoiseKey.read(path).fingerprint == key.fingerprint and key.origin == "system"
+    secret = path.read_text().split("secret ")[1].split()[0]
+    assert secret not in repr(key) and key.fingerprint in repr(key)
+    with pytest.raises(dpmf.NoiseKeyError, match="a key is never overwritten"):
+        dpmf.NoiseKey.create(path)
+    path.chmod(0o644)
+    with pytest.raises(dpmf.NoiseKeyError, match="treat it as disclosed"):
+        dpmf.NoiseKey.read(path)
+
+
+def test_a_lost_key(tmp_path):
+    message = r"lost.key is missing: .* cannot be resumed.*stays private.*NoiseKey.create\(path\)"
+    with pytest.raises(dpmf.NoiseKeyError, match=message):
+        dpmf.NoiseKey.read(tmp_path / "lost.key")
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_secrets_and_streams_are_not_copied(duplicate):
+    with pytest.raises(TypeError, match="NoiseKey.read"):
+        duplicate(KEY)
+    with pytest.raises(TypeError, match="release the same noise twice"):
+        duplicate(stream())
+
+
+def test_a_durable_stream_goes_on_after_a_stop(tmp_path):
+    journal, expected = tmp_path / "journal", rows(stream(key=KEY))
+    options = dict(dimension=DIMENSION)
+    with dpmf.DurableStream.create(MECHANISM, KEY, journal, run="test", **options) as source:
+        for step in range(5):
+            values = np.full(DIMENSION, step, np.float32)
+            assert source.release(values) == step
+            assert values == pytest.approx(step + expected[step], rel=1e-6, abs=1e-6)
+            if step == 2:
+                state = source.checkpoint_bytes()
+                source.checkpoint(tmp_path / "state")
+        run = source.run
+        with pytest.raises(dpmf.LockedError):
+            dpmf.DurableStream.open(MECHANISM, KEY, journal, **options)
+    with pytest.raises(dpmf.HaltedError, match="it was closed"):
+        source.next_step
+    for checkpoint, begins in [(state, 3), (tmp_path / "state", 3), (None, 0)]:
+        with dpmf.DurableStream.open(MECHANISM, KEY, journal, checkpoint=checkpoint, **options) as again:
+            assert (again.next_step, again.recorded_steps, again.run) == (begins, 5, run)
+    again = dpmf.DurableStream.open(MECHANISM, KEY, journal, checkpoint=state, **options)
+    # The same input again gives the same release; another one is refused.
+    values = np.full(DIMENSION, 3, np.float32)
+    assert again.release(values) == 3 and values == pytest.approx(3 + expected[3], rel=1e-6, abs=1e-6)
+    other = np.full(DIMENSION, 5, np.float32)
+    with pytest.raises(dpmf.StepReusedError, match="burn the step") as failure:
+        again.release(other)
+    assert failure.value.step == 4 and (other == 5).all()
+    assert again.burn() == 4 and again.burned == [4]
+    assert again.release(other) == 5 and other == pytest.approx(5 + expected[5], rel=1e-6, abs=1e-6)
+    assert again.privacy.key == "seeded" and again.steps == STEPS
+
+
+def test_a_new_journal_is_a_new_run(tmp_path):
+    values = [np.zeros(DIMENSION, np.float32) for _ in range(2)]
+    for name, row in zip("ab", values):
+        dpmf.DurableStream.create(MECHANISM, KEY, tmp_path / name, dimension=DIMENSION).release(row)
+    assert not np.array_equal(*values)
+    with pytest.raises(dpmf.FileError):
+        dpmf.DurableStream.create(MECHANISM, KEY, tmp_path / "a", dimension=DIMENSION)
+    with pytest.raises(dpmf.BindingError, match="another key"):
+        dpmf.DurableStream.open(MECHANISM, dpmf.NoiseKey.from_seed(9), tmp_path / "a", dimension=DIMENSION)
+
+
+def child(queue):
+    """Everything that uses threads, in a process made by a fork."""
+    big = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=200_000)
+    queue.put((dpmf.factorize(dpmf.Workload.prefix_sum(3000)).certificate.gap, big.next_row().sum()))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_everything_works_in_a_forked_child():
+    # The parent's threads exist before the fork, and do not survive it.
+    expected = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=200_000).next_row().sum()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    gap, total = queue.get(timeout=60)
+    process.join(60)
+    assert process.exitcode == 0 and gap <= 1e-6 and total == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_stream_copied_by_a_fork_emits_nothing():
+    source = stream()
+    source.next_row()
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        message = "emitted"
+        try:
+            source.next_row()
+        except dpmf.HaltedError as error:
+            message = str(error)
+        finally:
+            os.write(write, message.encode())
+            os._exit(0)
+    os.waitpid(process, 0)
+    os.close(write)
+    message = os.read(read, 10_000).decode()
+    assert "copied into another process by a fork" in message and "Make the stream in the process" in message
+    assert source.next_step == 1 and source.add_to(np.zeros(DIMENSION, np.float32)) == 1
+
+
+def test_the_number_of_threads_changes_no_bit():
+    program = (
+        "import dpmf, hashlib; m = dpmf.plan(steps=20, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5);"
+        "s = dpmf.NoiseStream(m, dpmf.NoiseKey.from_seed(7), run='test', dimension=100_000);"
+        "print(m.hash, hashlib.sha256(b''.join(s.next_row().tobytes() for _ in range(20))).hexdigest())"
+    )
+    outputs = {
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAYON_NUM_THREADS": threads},
+                       capture_output=True, text=True, check=True).stdout
+        for threads in "123"
+    }
+    assert len(outputs) == 1
