@@ -38,9 +38,9 @@ def example():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0])
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4, 0.8])
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--data", type=pathlib.Path)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch")
