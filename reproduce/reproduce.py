@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 import subprocess
 import sys
 import time
@@ -41,25 +42,27 @@ class Scale:
 
     rounds: int
     repeats: int
-    tune_rounds: int
     noise: list[float]
-    server_lr: list[float]
     client_lr: list[float]
     momentum: list[float]
     sizes: list[int]
     convergence: list[int]
-    decay_noise: float
-    many_clients: int
+    decay_noise: float = 0.341
+    many_clients: int = 167
 
 
-RATES = [0.03125, 0.0625, 0.125, 0.25, 0.5]
+SIZES = [256, 512, 1024, 2048, 4096]
 SCALES = {
-    "quick": Scale(128, 1, 64, [1.364], [0.25, 1.0], [2.0], [0.9], [256, 512], [128], 0.341, 167),
-    "standard": Scale(2048, 3, 1024, [0.341, 1.364, 2.728, 5.456], RATES, [2.0], [0.9], [256, 512, 1024, 2048, 4096],
-                      [512], 0.341, 167),
-    "full": Scale(2048, 10, 2048, [0.341, 0.682, 1.364, 2.728, 5.456], [0.015625, *RATES, 1.0], [1.0, 2.0],
-                  [0.0, 0.9, 0.95], [256, 512, 1024, 2048, 4096], [512, 2048], 0.341, 167),
+    "quick": Scale(128, 1, [0.341, 1.364], [2.0], [0.9], [256, 512], [128]),
+    "standard": Scale(2048, 3, [0.341, 1.364, 2.728, 5.456], [2.0], [0.9], SIZES, [512]),
+    "full": Scale(2048, 10, [0.341, 0.682, 1.364, 2.728, 5.456], [1.0, 2.0], [0.0, 0.9, 0.95], SIZES, [512, 2048]),
 }
+
+
+def server_rates(sigma: float) -> list[float]:
+    """Where tuning starts: three rates, falling with the noise; the sweep goes on beyond them while the best is the last."""
+    middle = 2.0 ** round(math.log2(0.35 / sigma))
+    return [middle / 2, middle, 2 * middle]
 
 
 @dataclass
@@ -127,8 +130,8 @@ class Dpmf:
         return answer
 
     def sweep(self, name: str, scale: Scale, **grid: object) -> list[dict]:
-        flags = {"rounds": scale.rounds, "tune-rounds": scale.tune_rounds, "repeats": scale.repeats,
-                 "server-lr": scale.server_lr, "client-lr": scale.client_lr, "momentum": scale.momentum}
+        flags = {"rounds": scale.rounds, "repeats": scale.repeats, "client-lr": scale.client_lr,
+                 "momentum": scale.momentum, "widen": True}
         flags.update({key.replace("_", "-"): value for key, value in grid.items()})
         arguments: list[object] = []
         for key, value in flags.items():
@@ -208,10 +211,13 @@ def error_figure(page: Page, dpmf: Dpmf, scale: Scale) -> None:
 def accuracy(page: Page, dpmf: Dpmf, scale: Scale) -> list[dict]:
     page.section("Test accuracy against ε",
                  f"{scale.rounds} rounds of 100 users, each taking part once; learning rates chosen on validation users, then "
-                 f"{scale.repeats} repetitions scored on test users.")
-    tuned = [name for name in MECHANISMS if name != "state-space"]
-    rows = dpmf.sweep("accuracy", scale, mechanism=["none", *tuned], noise_multiplier=scale.noise, schedule="constant")
+                 f"{scale.repeats} repetition{'s' * (scale.repeats > 1)} scored on test users. “state-space” is the optimum in four model-sized "
+                 "buffers, at the settings of “optimal”.")
+    rows = []
     for sigma in scale.noise:
+        tuned = [name for name in MECHANISMS if name != "state-space"] + ["none"] * (sigma == scale.noise[0])
+        rows += dpmf.sweep("accuracy", scale, mechanism=tuned, noise_multiplier=sigma, schedule="constant",
+                           server_lr=server_rates(sigma))
         best = pick(rows, mechanism="optimal", noise_multiplier=sigma)
         rows += dpmf.sweep("streams", scale, mechanism="state-space", noise_multiplier=sigma, schedule="constant",
                            buffers=4, **{key: best[key] for key in ("server_lr", "client_lr", "momentum")})
@@ -225,18 +231,23 @@ def accuracy(page: Page, dpmf: Dpmf, scale: Scale) -> list[dict]:
         axis.errorbar([row["epsilon"] for row in mine], [row["test_accuracy_mean"] for row in mine], yerr=half,
                       label=name, color=COLORS[name], marker="o", ms=4, lw=1.4, capsize=2)
     axis.set(xscale="log", xlabel="ε (exact) at δ = 10⁻⁶", ylabel="test accuracy")
+    found = sorted({row["epsilon"] for row in rows if row["epsilon"]})
+    axis.set_xticks(found, [f"{value:.2f}" for value in found])
+    axis.minorticks_off()
     axis.legend()
     page.figure("accuracy", "Test accuracy against ε; bars are 95 % confidence intervals.", figure)
     page.table(["σ", "paper's ε", "exact ε", *MECHANISMS],
                [[sigma, EPSILON[sigma], f"{pick(rows, mechanism='optimal', noise_multiplier=sigma)['epsilon']:.3f}",
                  *(interval(pick(rows, mechanism=name, noise_multiplier=sigma)) for name in MECHANISMS)]
-                for sigma in scale.noise] + [["–", "–", "–", f"no noise: {interval(none)}", *[""] * 5]])
+                for sigma in scale.noise])
+    page.parts.append(f"<p>Without noise: {interval(none)}.</p>")
     chain = ["optimal", "optimal-prefix", "honaker-full", "honaker-online", "independent"]
     for sigma in scale.noise:
         found = [pick(rows, mechanism=name, noise_multiplier=sigma)["test_accuracy_mean"] for name in chain]
-        names = " ≥ ".join(f"{name} {value:.4f}" for name, value in zip(chain, found))
+        told = ", ".join(f"{name} {value:.4f}" for name, value in zip(chain, found))
         ordered = all(a >= b for a, b in zip(found, found[1:]))
-        page.verdict(None if scale.rounds < 2048 else ordered, f"σ = {sigma}: {names}")
+        page.verdict(None if scale.rounds < 2048 else ordered,
+                     f"σ = {sigma}: test accuracy falls in the paper's order, with independent noise last ({told})")
     sigma = 2.728 if 2.728 in scale.noise else scale.noise[0]
     stream = pick(rows, mechanism="state-space", noise_multiplier=sigma)
     settings = {key: stream[key] for key in ("server_lr", "client_lr", "momentum")}
@@ -257,18 +268,23 @@ def accuracy(page: Page, dpmf: Dpmf, scale: Scale) -> list[dict]:
 
 def schedules(page: Page, dpmf: Dpmf, scale: Scale, accuracy_rows: list[dict]) -> None:
     sigma = scale.decay_noise
+    names = ["none", "honaker-online", "optimal-prefix", "optimal"]
+    # As in the paper: constant steps with each mechanism's best settings, the schedules with settings that all share.
+    tuned = dpmf.sweep("schedules", scale, mechanism="optimal", noise_multiplier=sigma, schedule=COOLDOWN,
+                       momentum=0.95, server_lr=[rate / 2 for rate in server_rates(sigma)])[0]
+    shared = {"momentum": 0.95, "client_lr": tuned["client_lr"], "server_lr": tuned["server_lr"]}
     page.section("Learning-rate decay and cooldown",
-                 f"σ = {sigma}, momentum 0.95, server learning rate 0.25: 0.15× over the last quarter, and 1 → 0.05 over the last quarter, the latter "
-                 f"also with {scale.many_clients} users a round.")
-    names = ["honaker-online", "optimal-prefix", "optimal"]
-    rows = dpmf.sweep("schedules", scale, mechanism=["none", *names], noise_multiplier=sigma,
-                      schedule=["constant", DECAY, COOLDOWN], momentum=0.95, server_lr=0.25)
-    many = dpmf.sweep("schedules-many", scale, mechanism=["none", *names], noise_multiplier=sigma, schedule=COOLDOWN,
-                      clients=scale.many_clients, momentum=0.95, server_lr=0.25)
+                 f"σ = {sigma}: 0.15× over the last quarter, and 1 → 0.05 over the last quarter, the latter also with "
+                 f"{scale.many_clients} users a round. Constant steps with each mechanism's own settings; the schedules all with "
+                 f"momentum 0.95 and server learning rate {tuned['server_lr']}, tuned for the optimal mechanism with cooldown.")
+    rows = [pick(accuracy_rows, mechanism=name, noise_multiplier=None if name == "none" else sigma) for name in names]
+    rows += dpmf.sweep("schedules", scale, mechanism=names, noise_multiplier=sigma, schedule=[DECAY, COOLDOWN], **shared)
+    many = dpmf.sweep("schedules", scale, mechanism=names, noise_multiplier=sigma, schedule=COOLDOWN,
+                      clients=scale.many_clients, **shared)
     labels = ["constant", DECAY, COOLDOWN]
     figure, axis = plt.subplots(figsize=(9, 4.5))
     width = 0.2
-    for k, name in enumerate(["none", *names]):
+    for k, name in enumerate(names):
         found = [pick(rows, mechanism=name, schedule=label) for label in labels] + [pick(many, mechanism=name)]
         half = [(row["test_accuracy_ci"][1] - row["test_accuracy_ci"][0]) / 2 if row["test_accuracy_ci"] else 0
                 for row in found]
@@ -280,13 +296,20 @@ def schedules(page: Page, dpmf: Dpmf, scale: Scale, accuracy_rows: list[dict]) -
     axis.set_ylabel("test accuracy")
     axis.legend(ncols=4, loc="upper left", fontsize=9)
     page.figure("schedules", "Test accuracy by schedule; bars are 95 % confidence intervals.", figure)
+    groups = ["constant", "0.15×", "cooldown", f"cooldown, {scale.many_clients} users"]
+    page.table(["mechanism", *groups],
+               [["no noise" if name == "none" else name,
+                 *(interval(pick(rows, mechanism=name, schedule=label)) for label in labels),
+                 interval(pick(many, mechanism=name))] for name in names])
     online = pick(rows, mechanism="honaker-online", schedule="constant")["test_accuracy_mean"]
-    free = max(row["test_accuracy_mean"] for row in rows if row["mechanism"] == "none")
-    best = pick(rows, mechanism="optimal", schedule=COOLDOWN)["test_accuracy_mean"]
-    share = (best - online) / (free - online) if free > online else float("nan")
-    judged = None if scale.rounds < 2048 else share >= 2 / 3
-    page.verdict(judged, f"the paper: optimal noise with cooldown closes more than two thirds of the gap between Honaker online and "
-                         f"no noise. Here {share:.2f} of it, from {online:.4f} to {best:.4f} with {free:.4f} without noise")
+    for found, words in ((rows, ""), (many, f" and {scale.many_clients} users a round")):
+        free = max(row["test_accuracy_mean"] for row in rows + found if row["mechanism"] == "none")
+        best = pick(found, mechanism="optimal", schedule=COOLDOWN)["test_accuracy_mean"]
+        share = (best - online) / (free - online) if free > online else float("nan")
+        page.verdict(None if scale.rounds < 2048 else share > 2 / 3,
+                     f"the optimal mechanism with cooldown{words} closes more than two thirds of the gap between Honaker online "
+                     f"with constant steps and no noise: {share:.2f} of it, from {online:.4f} to {best:.4f}, with {free:.4f} "
+                     "the best without noise")
 
     page.section("Momentum and decay inside and outside the mechanism",
                  "Validation accuracy over the last rounds: the optimum of the whole workload against that of the prefix sum, "
@@ -316,11 +339,13 @@ def solvers(page: Page, dpmf: Dpmf, scale: Scale) -> None:
         answer = dpmf("plot", "convergence", "--steps", steps, "-o", dpmf.out / f"convergence-{steps}.svg")
         page.figure(f"convergence-{steps}", f"Relative gap to the optimum against time, n = {steps}.")
         series = {s["label"]: s["points"] for s in answer["panels"][0]["series"]}
-        times = {label: next((x for x, gap in points if gap <= 1e-3), float("inf")) for label, points in series.items()}
-        fastest = min(times, key=times.get)
-        rivals = [label for label in series if "newton" in label.lower() or "gradient" in label.lower()]
-        page.verdict(fastest not in rivals, f"n = {steps}: the fixed point reaches a gap of 1e-3 first ("
-                     + ", ".join(f"{label} {value:.3g} s" for label, value in times.items()) + ")")
+        reached = {label: next((x for x, gap in points if gap <= 1e-5), math.inf) for label, points in series.items()}
+        fixed_point = next(x for label, x in reached.items() if label.startswith("dense, Anderson"))
+        rivals = [x for label, x in reached.items() if label.startswith(("Newton", "projected"))]
+        told = (f"{label} {f'{x:.3g} s' if x < math.inf else 'not in a minute'}" for label, x in reached.items())
+        page.verdict(all(fixed_point < rival for rival in rivals),
+                     f"n = {steps}: the dense fixed point comes within 1e-5 of the optimum before Newton directions and projected "
+                     f"gradients ({'; '.join(told)})")
 
 
 def factors(page: Page, dpmf: Dpmf, scale: Scale) -> None:
@@ -331,12 +356,12 @@ def factors(page: Page, dpmf: Dpmf, scale: Scale) -> None:
 
 def choices(page: Page, scale: Scale, rows: list[dict]) -> None:
     page.section("Hyperparameters",
-                 f"Grid: server learning rate {scale.server_lr}, client learning rate {scale.client_lr}, momentum "
-                 f"{scale.momentum}; tuned with {scale.tune_rounds} rounds. The paper's grid: client [0.5, 1], server "
-                 "[0.25, 0.5, 1, 2], momentum [0, 0.9, 0.95].")
-    page.table(["mechanism", "σ", "server lr", "client lr", "momentum", "clip", "validation accuracy"],
+                 f"Grid: client learning rate {scale.client_lr}, momentum {scale.momentum}, server learning rate in powers of two, "
+                 "from three about 0.35/σ outwards until the best has a neighbour on either side; each tried for the whole "
+                 "length on validation users. The paper's grid: client [0.5, 1], server [0.25, 0.5, 1, 2], momentum [0, 0.9, 0.95].")
+    page.table(["mechanism", "σ", "server lr", "client lr", "momentum", "clip", "tried", "validation accuracy"],
                [[row["mechanism"], row["noise_multiplier"] or "–", row["server_lr"], row["client_lr"], row["momentum"],
-                 row["clip"], f"{row['validation_accuracy_mean']:.4f}"] for row in rows])
+                 row["clip"], row["tuned_over"], f"{row['validation_accuracy_mean']:.4f}"] for row in rows])
 
 
 def main() -> None:

@@ -59,6 +59,10 @@ pub struct Args {
     #[arg(long, value_name = "n", value_parser = count)]
     tune_rounds: Option<usize>,
 
+    /// While the best server learning rate of a row is the smallest or largest tried, try the next one beyond it
+    #[arg(long)]
+    widen: bool,
+
     /// Runs at a time; by default one for each core
     #[arg(long, value_name = "J", value_parser = count)]
     jobs: Option<usize>,
@@ -161,10 +165,57 @@ impl Grid {
     }
 }
 
-/// One row of the result: the settings that are compared, and the tuned ones to choose from.
+/// One row of the result: settings that differ in what is tuned.
 struct Group {
-    base: Recipe,
     candidates: Vec<Recipe>,
+}
+
+/// How often a row's server learning rates are widened at most.
+const WIDENINGS: usize = 8;
+
+impl Group {
+    /// A run on validation users for each candidate, or none where there is no choice.
+    fn tuning(&self, args: &Args, task: &str) -> anyhow::Result<Vec<Job>> {
+        let open = if self.candidates.len() > 1 { &self.candidates[..] } else { &[] };
+        open.iter()
+            .map(|recipe| {
+                let rounds = args.tune_rounds.unwrap_or(recipe.rounds).min(recipe.rounds);
+                Job::new(Recipe { rounds, seed: 0, ..recipe.clone() }, Purpose::Tuning, task)
+            })
+            .collect()
+    }
+
+    /// Index of the candidate with the best validation accuracy; of equals, the one with the smaller steps.
+    fn best(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<usize> {
+        let mut best = (0, f64::NEG_INFINITY);
+        for (index, job) in self.tuning(args, task)?.iter().enumerate() {
+            let line = sweep.line(&job.id).context("a tuning run has no result")?;
+            let score = if line.outcome.diverged { -1.0 } else { line.outcome.validation.accuracy };
+            let rate = |index: usize| self.candidates[index].server_learning_rate;
+            if score > best.1 || score == best.1 && rate(index) < rate(best.0) {
+                best = (index, score);
+            }
+        }
+        Ok(best.0)
+    }
+
+    /// Adds the next server learning rate beyond the best one, where that is the smallest or the largest tried.
+    fn widen(&mut self, best: usize) -> anyhow::Result<bool> {
+        let mut rates: Vec<f64> = self.candidates.iter().map(|recipe| recipe.server_learning_rate).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.dedup();
+        let best = self.candidates[best].clone();
+        let rate = best.server_learning_rate;
+        let neighbour = match rates[..] {
+            [first, second, ..] if rate == first => second,
+            [.., second, last] if rate == last => second,
+            _ => return Ok(false),
+        };
+        let recipe = Recipe { server_learning_rate: rate * (rate / neighbour), ..best };
+        recipe.workload()?;
+        self.candidates.push(recipe);
+        Ok(true)
+    }
 }
 
 /// A run to be done.
@@ -201,37 +252,33 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     };
     let grid = args.grid.clone().or(file);
     let task = Task::open(&args.task)?;
-    let groups = groups(args, &grid, &task)?;
+    let mut groups = groups(args, &grid, &task)?;
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let digest = with_task!(&task, |_model, split| digest(&split.train));
     let name = format!("{} {digest}", serde_json::to_string(&args.task)?);
     let sweep = Sweep::open(args, &task, digest)?;
 
-    let mut tuning = Vec::new();
-    for group in groups.iter().filter(|group| group.candidates.len() > 1) {
-        for recipe in &group.candidates {
-            let rounds = args.tune_rounds.unwrap_or(recipe.rounds).min(recipe.rounds);
-            let recipe = Recipe { rounds, seed: 0, ..recipe.clone() };
-            tuning.push(Job::new(recipe, Purpose::Tuning, &name)?);
+    let mut tuning = 0;
+    for _ in 0..=WIDENINGS {
+        let mut jobs = Vec::new();
+        for group in &groups {
+            jobs.extend(group.tuning(args, &name)?);
+        }
+        sweep.all(&jobs, "tuning")?;
+        tuning = jobs.len();
+        let mut widened = false;
+        for group in groups.iter_mut().filter(|_| args.widen) {
+            let best = group.best(args, &name, &sweep)?;
+            widened |= group.widen(best)?;
+        }
+        if !widened {
+            break;
         }
     }
-    sweep.all(&tuning, "tuning")?;
     let mut chosen = Vec::new();
     let mut jobs = Vec::new();
-    let mut tuned = tuning.iter();
     for group in &groups {
-        let best = if group.candidates.len() > 1 {
-            let lines: Vec<Line> =
-                tuned.by_ref().take(group.candidates.len()).filter_map(|job| sweep.line(&job.id)).collect();
-            let score =
-                |line: &Line| if line.outcome.diverged { -1.0 } else { line.outcome.validation.accuracy };
-            let order = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1);
-            let scores = lines.iter().map(score).enumerate();
-            let best = scores.max_by(order).map_or(0, |(index, _)| index);
-            group.candidates[best].clone()
-        } else {
-            group.candidates[0].clone()
-        };
+        let best = &group.candidates[group.best(args, &name, &sweep)?];
         for repeat in 1..=args.repeats as u64 {
             jobs.push(Job::new(Recipe { seed: repeat, ..best.clone() }, Purpose::Report, &name)?);
         }
@@ -240,14 +287,14 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     sweep.all(&jobs, "repetitions")?;
     let rows: Vec<Row> = groups
         .iter()
-        .zip(&chosen)
+        .zip(chosen)
         .zip(jobs.chunks(args.repeats))
         .map(|((group, best), jobs)| {
             let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
-            Row::new(group, best, &lines)
+            Row::new(best, group.candidates.len(), &lines)
         })
         .collect();
-    report(args, &sweep, &rows, tuning.len())
+    report(args, &sweep, &rows, tuning)
 }
 
 fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
@@ -319,7 +366,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                     for recipe in &candidates {
                         recipe.workload()?;
                     }
-                    groups.push(Group { base: candidates[0].clone(), candidates });
+                    groups.push(Group { candidates });
                 }
             }
         }
@@ -405,7 +452,7 @@ impl<'a> Sweep<'a> {
 
     fn one(&self, job: &Job) -> anyhow::Result<Outcome> {
         with_task!(self.task, |model, split| {
-            let pace = Pace { points: 16, ..Pace::default() };
+            let pace = Pace::default();
             let mut observe = |_: &dpmf::factorize::Progress| ControlFlow::Continue(());
             let mut run =
                 Run::in_memory(model, split, &self.digest, &job.recipe, pace, &self.key, &mut observe)?;
@@ -444,7 +491,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(group: &Group, best: &Recipe, lines: &[Line]) -> Self {
+    fn new(best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
         let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
             Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
         };
@@ -462,10 +509,9 @@ impl Row {
                 })
                 .collect()
         });
-        debug_assert_eq!(group.base.mechanism, best.mechanism);
         Self {
             best: best.clone(),
-            tuned_over: group.candidates.len(),
+            tuned_over,
             epsilon: privacy.map(|statement| statement.calibration().epsilon()),
             noise_multiplier: privacy.map(|statement| statement.calibration().noise_multiplier()),
             accuracy: of(&|outcome| Some(outcome.test?.accuracy)),

@@ -7,18 +7,9 @@ use dpmf::workload::{read_matrix, read_vector};
 use dpmf::{Average, Optimizer, Schedule, Workload};
 use std::path::PathBuf;
 
-/// What the optimizer computes.
+/// What an optimizer does beside momentum; the commands differ in the momentum and schedule they begin with.
 #[derive(clap::Args, Clone)]
-#[command(next_help_heading = "Workload")]
-pub struct WorkloadArgs {
-    /// Number of steps n (2048, 1e6, …)
-    #[arg(long, value_parser = count)]
-    pub steps: Option<usize>,
-
-    /// Heavy-ball momentum β: m ← βm + g, θ ← θ − ηm
-    #[arg(long, value_name = "β", default_value_t = 0.0)]
-    pub momentum: f64,
-
+pub struct OptimizerArgs {
     /// Nesterov momentum: θ ← θ − η(g + βm)
     #[arg(long)]
     pub nesterov: bool,
@@ -34,6 +25,35 @@ pub struct WorkloadArgs {
     /// Release averaged iterates: uniform, or ema:α for y ← αy + (1 − α)θ
     #[arg(long, value_name = "none|uniform|ema:α", default_value = "none")]
     pub average: Average,
+}
+
+impl OptimizerArgs {
+    /// The optimizer with this momentum.
+    pub fn with_momentum(&self, momentum: f64) -> Optimizer {
+        Optimizer {
+            momentum,
+            nesterov: self.nesterov,
+            weight_decay: self.weight_decay,
+            coupled: self.coupled,
+            average: self.average,
+        }
+    }
+}
+
+/// What the optimizer computes.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Workload")]
+pub struct WorkloadArgs {
+    /// Number of steps n (2048, 1e6, …)
+    #[arg(long, value_parser = count)]
+    pub steps: Option<usize>,
+
+    /// Heavy-ball momentum β: m ← βm + g, θ ← θ − ηm
+    #[arg(long, value_name = "β", default_value_t = 0.0)]
+    pub momentum: f64,
+
+    #[command(flatten)]
+    pub optimizer: OptimizerArgs,
 
     /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r; joined by + they multiply
     #[arg(long, default_value = "constant")]
@@ -73,14 +93,7 @@ impl WorkloadArgs {
                 self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?,
             ),
         };
-        let optimizer = Optimizer {
-            momentum: self.momentum,
-            nesterov: self.nesterov,
-            weight_decay: self.weight_decay,
-            coupled: self.coupled,
-            average: self.average,
-        };
-        Ok(Workload::sgd(learning_rates, optimizer)?)
+        Ok(Workload::sgd(learning_rates, self.optimizer.with_momentum(self.momentum))?)
     }
 
     /// Whether any flag names a workload.
@@ -94,21 +107,21 @@ impl WorkloadArgs {
             return format!("the matrix in {}", path.display());
         }
         let mut words = Vec::new();
-        match (self.momentum, self.nesterov) {
+        match (self.momentum, self.optimizer.nesterov) {
             (0.0, _) => {}
             (beta, false) => words.push(format!("momentum {beta}")),
             (beta, true) => words.push(format!("Nesterov momentum {beta}")),
         }
-        if self.weight_decay > 0.0 {
-            let form = if self.coupled { "coupled " } else { "" };
-            words.push(format!("{form}weight decay {}", self.weight_decay));
+        if self.optimizer.weight_decay > 0.0 {
+            let form = if self.optimizer.coupled { "coupled " } else { "" };
+            words.push(format!("{form}weight decay {}", self.optimizer.weight_decay));
         }
         match &self.schedule_file {
             Some(path) => words.push(format!("step sizes from {}", path.display())),
             None if self.schedule != "constant" => words.push(format!("schedule {}", self.schedule)),
             None => {}
         }
-        match self.average {
+        match self.optimizer.average {
             Average::None => {}
             Average::Uniform => words.push("averaged uniformly".into()),
             Average::Ema(alpha) => words.push(format!("averaged with decay {alpha}")),

@@ -313,6 +313,24 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
     assert_eq!(accuracy(&again), accuracy(&answer));
     assert_eq!(fs::read_to_string(out.join("runs.jsonl")).unwrap().lines().count(), 12);
 
+    // Widened until the best rate has one on either side; what was tuned before is not tuned again.
+    let widened = json(&[&arguments[..], &["--widen"]].concat());
+    let lines = fs::read_to_string(out.join("runs.jsonl")).unwrap();
+    for row in widened["rows"].as_array().unwrap() {
+        let best = row["server_lr"].as_f64().unwrap();
+        let tried: Vec<f64> = lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|line| line["purpose"] == "tuning" && line["recipe"]["mechanism"] == row["mechanism"])
+            .map(|line| line["recipe"]["server_learning_rate"].as_f64().unwrap())
+            .collect();
+        assert!(
+            tried.iter().any(|rate| *rate < best) && tried.iter().any(|rate| *rate > best),
+            "{row}: {tried:?}"
+        );
+    }
+    assert!(widened["tuning_runs"].as_u64().unwrap() > 6, "{widened}");
+
     fs::write(&config, "mechanisms = [\"optimal\"]\n").unwrap();
     let unknown = refusal(&arguments);
     assert!(unknown.contains("mechanisms"), "{unknown}");

@@ -5,11 +5,10 @@ pub mod task;
 
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number, table};
-use crate::workload::count;
+use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::KeyOrigin;
 use dpmf::workload::read_vector;
-use dpmf::{Average, Optimizer};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
     Choice, Estimate, KeySource, Local, Model, Outcome, Pace, Privacy, Purpose, Recipe, Steps, Users,
@@ -111,21 +110,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "β", default_value_t = 0.9)]
     pub momentum: f64,
 
-    /// Nesterov momentum on the server
-    #[arg(long)]
-    pub nesterov: bool,
-
-    /// Weight decay λ on the server, decoupled
-    #[arg(long, value_name = "λ", default_value_t = 0.0)]
-    pub weight_decay: f64,
-
-    /// Weight decay as in PyTorch's SGD
-    #[arg(long)]
-    pub coupled: bool,
-
-    /// Release averaged iterates: uniform or ema:α
-    #[arg(long, value_name = "none|uniform|ema:α", default_value = "none")]
-    pub average: Average,
+    #[command(flatten)]
+    pub optimizer: OptimizerArgs,
 
     /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r
     #[arg(long, default_value = "cooldown:0.25:0.05")]
@@ -191,13 +177,7 @@ impl RecipeArgs {
             rounds,
             clients: self.clients,
             clip: self.clip.unwrap_or(defaults.clip),
-            optimizer: Optimizer {
-                momentum: self.momentum,
-                nesterov: self.nesterov,
-                weight_decay: self.weight_decay,
-                coupled: self.coupled,
-                average: self.average,
-            },
+            optimizer: self.optimizer.with_momentum(self.momentum),
             schedule: self
                 .schedule_values()?
                 .map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values),

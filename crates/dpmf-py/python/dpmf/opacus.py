@@ -96,7 +96,7 @@ class MechanismAccountant(IAccountant):
         self.steps = state_dict["steps"]
 
 
-class CorrelatedOptimizer(DPOptimizer):
+class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
 
     The gradients of a step are clipped by Opacus, to a shade below the mechanism's clip, and summed. Everything else about
@@ -132,21 +132,6 @@ class CorrelatedOptimizer(DPOptimizer):
         self._noise = _torch._FlatNoise(
             mechanism, _torch._trained(optimizer), key=key, run=run, journal=journal, group=None
         )
-
-    @property
-    def privacy(self) -> PrivacyStatement | None:
-        """The privacy statement, with the origin of the key in use."""
-        return self._noise.privacy
-
-    @property
-    def next_step(self) -> int:
-        """The step that step() takes next, zero-based; equal to mechanism.steps at the end."""
-        return self._noise.next_step
-
-    @property
-    def run(self) -> str:
-        """The name of the run, 32 hexadecimal digits."""
-        return self._noise._live().run
 
     def add_noise(self) -> None:
         """Adds the next row of noise to the summed gradients and puts the result into .grad."""

@@ -488,7 +488,28 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-class PrivateOptimizer(torch.optim.Optimizer):
+class _Noisy:
+    """What an optimizer tells of its noise."""
+
+    _noise: _FlatNoise
+
+    @property
+    def privacy(self) -> PrivacyStatement | None:
+        """The privacy statement, with the origin of the key in use."""
+        return self._noise.privacy
+
+    @property
+    def next_step(self) -> int:
+        """The step that step() takes next, zero-based; equal to mechanism.steps at the end."""
+        return self._noise.next_step
+
+    @property
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
+        return self._noise._live().run
+
+
+class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     """Adds the noise of a mechanism to the clipped, summed gradient, then lets a torch.optim optimizer step.
 
     optimizer is any of torch.optim. Its momentum, weight decay and learning rates are checked against the mechanism's
@@ -559,21 +580,6 @@ class PrivateOptimizer(torch.optim.Optimizer):
         privacy = self.mechanism.privacy
         assert privacy is not None
         return privacy.clip
-
-    @property
-    def privacy(self) -> PrivacyStatement | None:
-        """The privacy statement, with the origin of the key in use."""
-        return self._noise.privacy
-
-    @property
-    def next_step(self) -> int:
-        """The step that step() takes next, zero-based; equal to mechanism.steps at the end."""
-        return self._noise.next_step
-
-    @property
-    def run(self) -> str:
-        """The name of the run, 32 hexadecimal digits."""
-        return self._noise._live().run
 
     @property
     def coordinates(self) -> range:
