@@ -97,7 +97,7 @@ class PrivateFedAvg(Strategy):
         for line in str(statement).splitlines():
             _log.info("\t%s", line)
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
@@ -270,7 +270,7 @@ class PrivateFedAvg(Strategy):
         for reply in grid.send_and_receive(queries, timeout=self.enrolment_timeout):
             node = reply.metadata.src_node_id
             # An app that does not answer is known by its node, which is stable where SuperNodes authenticate.
-            name = f"node {node}" if reply.has_error() else str(reply.content["dpmf"]["name"])  # type: ignore[index]
+            name = f"node {node}" if reply.has_error() else str(reply.content["dpmf"]["name"])
             if name in taken:
                 _log.warning("PrivateFedAvg: node %d enrolled as %r, which is taken; it is not asked", node, name)
             else:
@@ -404,7 +404,7 @@ class _Run:
                 layout = [(name, tuple(shape)) for name, shape in json.loads(str(state["layout"]))]
                 self.step = int(state["step"])
                 self.model, self.velocity = state["model"], state["velocity"]
-                checkpoint = state["stream"].tobytes()
+                checkpoint: bytes = state["stream"].tobytes()
         except (ValueError, KeyError, OSError, EOFError) as damage:
             raise FormatError(f"{path} is damaged: {damage}") from damage
         if layout != self.layout:
@@ -443,7 +443,7 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
     update = _clip(_difference(reply, layout, start), clip)
     key = next(iter(reply.content.array_records))
     reply.content = RecordDict(
-        {key: _unflatten(update, layout), "dpmf": ConfigRecord({"update": "difference"})}  # type: ignore[dict-item]
+        {key: _unflatten(update, layout), "dpmf": ConfigRecord({"update": "difference"})}
     )
     return reply
 

@@ -109,7 +109,7 @@ def add_correlated_noise(
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(step, state.run)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformation(init, update)
 
 
 def sgd(
