@@ -2,13 +2,7 @@
 
 For both engines and every ε, learning rate and batch size are chosen on 10 000 held-out training images, from one grid;
 then the model is trained on all 60 000 with other seeds and tested. The search itself is not covered by ε, for either.
-
-    scripts/setup-torch && scripts/data/fashion-mnist
-    export PYTHONPATH=crates/dpmf-py/python MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
-    .torch/venv/bin/python bench/opacus_accuracy.py
-
-The settings of malloc keep the memory of per-sample gradients from step to step; without, most of the time goes into
-asking for it anew.
+Run by scripts/bench opacus.
 """
 
 import argparse

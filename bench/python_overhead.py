@@ -2,10 +2,7 @@
 
 Both alternate in one run, in two processes of which one sleeps while the other works; printed are medians, the median
 and spread of the paired ratio, and the ratio of processor time (from /proc), which other programs on the machine do not
-disturb. Fails if a median ratio is above 1.1.
-
-    cargo build --release --workspace --examples
-    PYTHONPATH=crates/dpmf-py/python python bench/python_overhead.py
+disturb. Fails if a median ratio is above 1.1. Run by scripts/bench python.
 """
 
 import argparse
