@@ -105,13 +105,14 @@ fn training_answers_as_the_contract_says() {
 }
 
 #[test]
-fn a_seed_repeats_a_run_to_the_bit_and_other_data_gets_other_noise() {
+fn a_seed_repeats_a_run_to_the_bit_and_other_gradients_get_other_noise() {
     let folder = tempfile::tempdir().unwrap();
     let data = messages(folder.path(), 700, "hello");
-    let run = |name: &str, data: &Path, threads: &str| {
+    let run = |name: &str, data: &Path, threads: &str, hidden: &str| {
         let out = folder.path().join(name);
-        let arguments =
-            train(data, &["--mechanism", "optimal", "--seed", "7", "--json", "--out", out.to_str().unwrap()]);
+        let out_text = out.to_str().unwrap();
+        let more = ["--mechanism", "optimal", "--seed", "7", "--hidden", hidden, "--json", "--out", out_text];
+        let arguments = train(data, &more);
         let answer = program().args(&arguments).env("RAYON_NUM_THREADS", threads).output().unwrap();
         assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
         let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
@@ -121,12 +122,13 @@ fn a_seed_repeats_a_run_to_the_bit_and_other_data_gets_other_noise() {
             serde_json::from_slice(&fs::read(out.join("optimal-0/run.json")).unwrap()).unwrap();
         (model(&out, "optimal-0"), manifest["run"].as_str().unwrap().to_owned())
     };
-    let first = run("a", &data, "1");
-    assert_eq!(run("b", &data, "2"), first);
-    assert_eq!(run("c", &data, "3"), first);
+    let first = run("a", &data, "1", "8");
+    assert_eq!(run("b", &data, "2", "8"), first);
+    assert_eq!(run("c", &data, "3", "8"), first);
     let elsewhere = tempfile::tempdir().unwrap();
     let other = messages(elsewhere.path(), 700, "bye");
-    assert_ne!(run("d", &other, "2").1, first.1, "another run id, hence other noise");
+    assert_ne!(run("d", &other, "2", "8").1, first.1, "another run id, hence other noise");
+    assert_ne!(run("e", &data, "2", "9").1, first.1, "another model has other gradients");
 }
 
 #[test]

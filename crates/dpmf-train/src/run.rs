@@ -34,7 +34,7 @@ pub fn digest<D: Users>(data: &D) -> String {
         }
         hash.update(&bytes);
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(hash)
 }
 
 /// Where the key of a run comes from.
@@ -57,20 +57,30 @@ impl KeySource {
         }
     }
 
-    /// A name of the run under the key: new, unless the key is a repeatable one. Then it is a function of the recipe and
-    /// the data, so that other data never meets the same noise.
-    fn run_id(&self, recipe: &Recipe, data: &str) -> Result<RunId> {
+    /// A name of the run under the key: new, unless the key is a repeatable one. Then it is a function of the program's
+    /// version, the data, the recipe and the model's first parameters, so that other gradients never meet the same noise.
+    fn run_id<M: Model>(&self, recipe: &Recipe, data: &str, model: &M) -> Result<RunId> {
         match self {
             KeySource::Seed(_) => {
-                let recipe = serde_json::to_string(recipe).map_err(|error| Error::Run {
+                let recipe_text = serde_json::to_string(recipe).map_err(|error| Error::Run {
                     path: PathBuf::new(),
                     message: format!("cannot name the run: {error}"),
                 })?;
-                Ok(RunId::from_label(&format!("{data} {recipe}")))
+                let mut hash = Sha256::new();
+                for part in [env!("CARGO_PKG_VERSION"), data, &recipe_text, std::any::type_name::<M>()] {
+                    hash.update((part.len() as u64).to_le_bytes());
+                    hash.update(part);
+                }
+                model.initial(recipe.seed).iter().for_each(|value| hash.update(value.to_le_bytes()));
+                Ok(RunId::from_label(&hex(hash)))
             }
             _ => Ok(RunId::generate()?),
         }
     }
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A point of a learning curve, on users that never train.
@@ -205,7 +215,7 @@ where
         let noise = match &mechanism {
             None => Noise::None,
             Some(mechanism) => {
-                let id = key.run_id(recipe, digest)?;
+                let id = key.run_id(recipe, digest, model)?;
                 Noise::Stream(stream(mechanism, &key.key()?, id, model.parameters())?)
             }
         };
@@ -231,7 +241,7 @@ where
         fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
         let mechanism = prepared(recipe, key, observe)?;
         let data_digest = digest(&data.train);
-        let id = key.run_id(recipe, &data_digest)?;
+        let id = key.run_id(recipe, &data_digest, model)?;
         let noise = match &mechanism {
             None => Noise::None,
             Some(mechanism) => {
