@@ -12,9 +12,10 @@ impl StateSpace {
     /// the loss is stationary under all changes of `X = CᵀC` that keep its diagonal, so after this it
     /// differs from the optimum only in second order of what truncation and quadrature did to `X`.
     ///
-    /// Guarantee: all column norms of the encoder of the result are at most 1. Column `i` depends on `d_i`,
-    /// `g_i` and later steps only, so going backward each `d_i` is chosen for the rounded coefficients that
-    /// follow, and rounded up.
+    /// Guarantee: all column norms of the encoder of the result, as f64 computes them, are at most 1. Column `i`
+    /// depends on `d_i`, `g_i` and later steps only, so going backward each `d_i` is chosen for the rounded
+    /// coefficients that follow, and rounded up. The sensitivity that is stated, and that noise is scaled to, is
+    /// rounded up once more and may be an ulp above 1.
     pub fn deployed(mut self) -> Result<Self> {
         let r = self.order;
         let Parts { input, increment, .. } = &mut self.parts;

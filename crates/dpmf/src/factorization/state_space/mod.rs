@@ -96,8 +96,8 @@ impl StateSpace {
     /// Balanced truncation of [`StateSpace::optimal`], weighted by what an error does to the iterates: the
     /// observability Gramian is that of `A N`.
     ///
-    /// Guarantee: the sensitivity is at most 1; with [`Order::Tolerance`] the loss of the result itself
-    /// meets it.
+    /// Guarantee: the sensitivity is at most 1 up to its own rounding, see [`Self::deployed`]; with
+    /// [`Order::Tolerance`] the loss of the result itself meets it.
     /// Cost: O(n·k²(r + w)) with `k` the order of [`StateSpace::optimal`]; the result's memory, k²/128
     /// numbers a step, and for a tolerance 169 f32 a step.
     /// Errors: `v` not positive and finite or not of length `n`; [`Error::NotConverged`] when no order up
