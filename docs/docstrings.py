@@ -13,6 +13,10 @@ CORE = "dpmf._core"
 class Docstrings(griffe.Extension):
     """Signatures come from the stubs, docstrings from the compiled module; both become Markdown."""
 
+    def on_package(self, *, pkg, **_):
+        """Called with the package itself."""
+        pkg.docstring.value = markdown(pkg.docstring.value)
+
     def on_object(self, *, obj, **_):
         """Called with every object, once it is loaded."""
         if obj.is_alias:
@@ -31,5 +35,6 @@ class Docstrings(griffe.Extension):
 
 def markdown(text):
     """Examples are code, and the words that begin a paragraph of a contract stand out."""
+    text = re.sub(r" +# doctest: .*", "", text)
     text = re.sub(r"((?:^>>> .*\n?(?:^(?!\s*$|>>> ).+\n?)*)+)", r"```pycon\n\1\n```\n", text, flags=re.MULTILINE)
     return re.sub(r"^(Guarantee|Cost|Errors|Raises)\b:?", r"**\1**", text, flags=re.MULTILINE)
