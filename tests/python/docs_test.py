@@ -100,8 +100,9 @@ def check(found):
                 f"line {block.line}: a {block.language or 'nameless'} block is neither run nor the output of one; give it a "
                 "title to make it a file, or say <!-- not run: why --> before it"
             )
-        name = pathlib.PurePath(block.title)
-        if not any(later.runs and (name.name in later.code or name.stem in later.code) for later in found[number + 1 :]):
+        name = pathlib.PurePath(block.title).stem
+        # By a block that runs, or by a later file, which is used in turn.
+        if not any((later.runs or later.title) and name in later.code for later in found[number + 1 :]):
             raise ValueError(f"line {block.line}: no block uses the file {block.title}")
 
 
@@ -322,7 +323,7 @@ def test_nothing_is_left_out_in_silence():
 def test_a_broken_block_fails(text, fault, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text)
-    found = run_apart(page, tmp_path / "directory", seconds=5)
+    found = run_apart(page, tmp_path / "directory", seconds=2 if fault == "took more than" else SECONDS)
     assert len(found) == 1 and fault in found[0], found
 
 
@@ -372,3 +373,17 @@ def test_every_figure_is_shown_with_its_command():
         assert figure.stat().st_size < 300_000
         assert f"figures/{figure.name}" in text
         assert re.search(rf"dpmf (plot|audit) [^<]*-o docs/figures/{re.escape(figure.name)}<", text), figure.name
+
+
+def test_the_reference_is_whole():
+    import inspect
+
+    import dpmf
+
+    listed = re.findall(r"^::: dpmf\.(\w+)$", (DOCS / "reference" / "dpmf.md").read_text(), re.MULTILINE)
+    assert sorted([*listed, "__version__"]) == sorted(dpmf.__all__)
+    for name in listed:
+        thing = getattr(dpmf, name)
+        members = vars(thing).items() if inspect.isclass(thing) else ()
+        undocumented = [member for member, value in members if member[0] != "_" and callable(value) and not inspect.getdoc(value)]
+        assert inspect.getdoc(thing) and not undocumented, (name, undocumented)
