@@ -157,9 +157,9 @@ def public_name(module, name):
 
 
 def same(shown, printed):
-    """Whether a text is as shown, but for white space and for … in it."""
-    pieces = " ".join(shown.split()).split("…")
-    rest = " ".join(printed.split())
+    """Whether a text is as shown, but for white space, the length of rules, and … in it."""
+    shown, rest = (re.sub("─+", "─", " ".join(text.split())) for text in (shown, printed))
+    pieces = shown.split("…")
     first, *others = pieces
     if not others:
         return rest == first
