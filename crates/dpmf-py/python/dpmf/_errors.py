@@ -9,6 +9,7 @@ class Error(Exception):
     """Everything that can go wrong in dpmf, beside bad arguments."""
 
     kind: ClassVar[str] = "error"
+    """A word for programs, the same as in the JSON of the command line."""
 
 
 class UnsupportedError(Error):
@@ -22,9 +23,13 @@ class ConvergenceError(Error):
 
     kind = "not-converged"
     gap: float
+    """The certified gap that was reached."""
     target: float
+    """The gap that was asked for."""
     iterations: int
+    """Iterations that were made."""
     v: Any
+    """The dual variable that was reached, from which the bound follows."""
 
 
 class NumericalError(Error):
@@ -38,7 +43,9 @@ class StoppedError(Error):
 
     kind = "interrupted"
     gap: float
+    """The certified gap that was reached."""
     iterations: int
+    """Iterations that were made."""
 
 
 class NoiseKeyError(Error):
@@ -58,6 +65,7 @@ class ExhaustedError(Error):
 
     kind = "exhausted"
     steps: int
+    """Number of rows that there were."""
 
 
 class HaltedError(Error):
@@ -71,6 +79,7 @@ class StepReusedError(Error):
 
     kind = "step-reused"
     step: int
+    """The step, zero-based."""
 
 
 class BindingError(Error):
