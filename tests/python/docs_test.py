@@ -5,7 +5,8 @@
 
 The blocks of a page run in order, in an empty directory. `python` blocks share one namespace, `sh` blocks are for bash, a
 block with a title is a file that a later block must use. A `text` block right after another is what that prints, with … for
-anything, and with the exception in its last line if it raises one. `<!-- not run: why -->` before a block leaves it out.
+anything, and with the exception in its last line if it raises one; after `<!-- numbers within 0.05 -->` its numbers may be
+off by so much. `<!-- not run: why -->` before a block leaves it out.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 WIDTH = 100
 SECONDS = 120
+WITHIN = re.compile(r"<!-- numbers within ([\d.]+) -->")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 #: Everything that is shown and not run: page, language, reason.
 NOT_RUN = [
@@ -47,6 +50,8 @@ class Block:
     code: str
     reason: str | None
     indent: str = ""
+    within: float | None = None
+    """How far off the numbers may be, of a block that shows what another prints."""
     shown: "Block | None" = None
     """What it should print."""
 
@@ -64,7 +69,7 @@ def blocks(text):
         if not fence:
             before = lines[number] if lines[number].strip() else before
             # What a block prints comes right after it.
-            last = None if lines[number].strip() else last
+            last = last if not lines[number].strip() or WITHIN.search(lines[number]) else None
             number += 1
             continue
         indent, ticks, language, attributes = fence.groups()
@@ -72,6 +77,7 @@ def blocks(text):
         if end is None:
             raise ValueError(f"line {number + 1}: the block has no end")
         reason = re.search(r"<!-- not run: (.+?) -->", before)
+        within = WITHIN.search(before)
         title = re.search(r'title="([^"]+)"', attributes)
         block = Block(
             line=number + 1,
@@ -80,6 +86,7 @@ def blocks(text):
             code="".join(line.removeprefix(indent) + "\n" for line in lines[number + 1 : end]),
             reason=reason and reason[1],
             indent=indent,
+            within=within and float(within[1]),
         )
         if language == "text" and last is not None and last.runs and reason is None:
             last.shown, last = block, None
@@ -156,8 +163,12 @@ def public_name(module, name):
     return f"dpmf.{name}" if module.split(".")[0] == "dpmf" else f"{module}.{name}"
 
 
-def same(shown, printed):
-    """Whether a text is as shown, but for white space, the length of rules, and … in it."""
+def same(shown, printed, within=None):
+    """Whether a text is as shown, but for white space, the length of rules, … in it, and numbers that are close."""
+    if within is not None:
+        pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed))
+        close = all(abs(float(a) - float(b)) <= within for a, b in pairs)
+        return close and same(NUMBER.sub("#", shown), NUMBER.sub("#", printed))
     shown, rest = (re.sub("─+", "─", " ".join(text.split())) for text in (shown, printed))
     pieces = shown.split("…")
     first, *others = pieces
@@ -188,7 +199,7 @@ def faults(page, directory):
         if block.shown is None and fault is not None:
             found.append(f"{place} fails\n{fault}")
             break
-        if block.shown is not None and not same(block.shown.code, printed):
+        if block.shown is not None and not same(block.shown.code, printed, block.shown.within):
             found.append(f"{place} should print\n{block.shown.code}\nand prints\n{printed}\n{fault or ''}")
             if fault is not None:
                 break
@@ -223,7 +234,7 @@ def update(page, directory):
         if block.shown is None:
             if fault is not None:
                 print(f"{page}:{block.line} fails\n{fault}", file=sys.stderr)
-        elif not same(block.shown.code, printed):
+        elif not same(block.shown.code, printed, block.shown.within):
             shown, length = block.shown, block.shown.code.count("\n")
             new = [(shown.indent + line).rstrip() for line in printed.rstrip().splitlines()]
             lines[shown.line : shown.line + length] = new
@@ -307,6 +318,8 @@ def test_nothing_is_left_out_in_silence():
         ("```python\nraise ValueError('no')\n```\n", "ValueError: no"),
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "should print"),
         ("```python\nprint(1)\n```\n```text\n1\nValueError: no\n```\n", "should print"),
+        ("```python\nprint(0.71, 3)\n```\n<!-- numbers within 0.1 -->\n```text\n0.6 3\n```\n", "should print"),
+        ("```python\nprint(0.71)\n```\n<!-- numbers within 0.1 -->\n```text\n0.7 3\n```\n", "should print"),
         ("```sh\necho a; false; echo b\n```\n", "exit status 1"),
         ("```sh\necho hello\n```\n```text\nhello …you\n```\n", "should print"),
         ("```python\nundefined\n```\n```text\nNameError: name 'defined'…\n```\n", "should print"),
@@ -332,6 +345,7 @@ def test_a_sound_page_passes(tmp_path):
     page.write_text(
         '---\nenvironment: torch\n---\n```python\nx = 2\nprint(x,\n 3.14159)\n```\n\n```text\n2 3.14…\n```\n'
         '```python title="file.py"\nprint(5)\n```\n```sh\npython file.py\n```\n```text\n5\n```\n'
+        "```python\nprint(0.69, 'b')\n```\n<!-- numbers within 0.1 -->\n```text\n0.7 b\n```\n"
         "```python\nprint(x)\n1 / 0\n```\n```text\n2\nZeroDivisionError: division by zero\n```\n"
         "<!-- not run: no such language -->\n```cobol\nSTOP RUN.\n```\n"
     )

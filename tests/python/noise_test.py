@@ -143,7 +143,7 @@ def test_one_step_too_many():
     source = stream()
     source.skip_to(STEPS)
     values = np.zeros(DIMENSION, np.float32)
-    with pytest.raises(dpmf.ExhaustedError, match="make a mechanism for more steps") as failure:
+    with pytest.raises(dpmf.ExhaustedError, match="needs a mechanism for more steps") as failure:
         source.add_to(values)
     assert failure.value.steps == STEPS and not values.any()
 

@@ -205,7 +205,8 @@ pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {
     match (stated, recomputed) {
         (Some(stated), Some(recomputed)) => {
             let verdict = if holds { "holds" } else { "is OVERSTATED" };
-            writeln!(text, "lower bound   {} {verdict}; recomputed {}", number(stated), number(recomputed))?;
+            let (stated, recomputed_root) = (number(stated.sqrt()), number(recomputed.sqrt()));
+            writeln!(text, "lower bound   {stated} {verdict}; recomputed {recomputed_root}")?;
             writeln!(text, "ratio         {:.7}", (mechanism.loss().total() / recomputed).sqrt())?;
         }
         _ => writeln!(text, "lower bound   none in the file")?,

@@ -29,7 +29,8 @@ impl NoiseKey {
         Ok(Self(noise::NoiseKey::generate().or_raise()?))
     }
 
-    /// A key derived from a number, for experiments that must be repeatable: private only while the number is secret.
+    /// A key derived from a number, for experiments: private only while the number is secret. To repeat one, also give
+    /// the stream its name, run=: without, every stream has noise of its own.
     #[staticmethod]
     fn from_seed(seed: u64) -> Self {
         Self(noise::NoiseKey::from_seed(seed))
@@ -501,7 +502,8 @@ impl DurableStream {
 
     /// Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
     ///
-    /// The array is as for NoiseStream.add_to.
+    /// The array is as for NoiseStream.add_to. A step that is done again after a crash needs the sum as it was before
+    /// the noise, to the bit.
     fn release(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
         let mut array = arrays::writable(array, length(&stream.stream().coordinates()))?;

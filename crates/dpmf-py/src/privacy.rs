@@ -140,7 +140,7 @@ fn dictionary<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'p
 }
 
 /// What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
-/// "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho".
+/// "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
 ///
 /// >>> import dpmf
 /// >>> round(dpmf.account(0.341, 1e-6)["epsilon_exact"], 3)

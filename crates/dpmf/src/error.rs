@@ -112,7 +112,9 @@ pub enum Error {
         reason: String,
     },
     /// A stream has no more rows.
-    #[error("all {steps} noise rows are used, and no row is used twice: make a mechanism for more steps")]
+    #[error(
+        "all {steps} noise rows are used, and no row is used twice: a longer run needs a mechanism for more steps"
+    )]
     Exhausted {
         /// Rows of the mechanism.
         steps: usize,
@@ -144,9 +146,10 @@ pub enum Error {
         /// What the file has.
         found: String,
     },
-    /// Another process works on the same stream.
+    /// The same stream is open elsewhere.
     #[error(
-        "{path} is locked: another process releases noise of this stream, and two would use one row twice"
+        "{path} is locked: this stream is open in another process, or a second time in this one, and two would use one \
+         row twice; close it there first"
     )]
     Locked {
         /// The journal.

@@ -461,6 +461,18 @@ fn finish(
         text += &format!("{statement}\n");
     }
     text += &format!("{results}\n\nreport: {}", report.display());
+    let diverged: Vec<String> = ended
+        .iter()
+        .filter(|(_, outcome)| outcome.diverged)
+        .map(|(recipe, _)| format!("{} (seed {})", recipe.mechanism, recipe.seed))
+        .collect();
+    if !diverged.is_empty() {
+        text += &format!(
+            "\n\nno better than the untrained model: {}. The steps are too large for the noise: take a smaller \
+             --server-lr, or more --clients a round, whose mean has less noise",
+            diverged.join(", ")
+        );
+    }
     Ok(Report::new(json, text))
 }
 

@@ -118,7 +118,7 @@ class MismatchError(Error, ValueError):
     kind = "mismatch"
 
 
-_BY_KIND = {
+_BY_KIND: dict[str, type[Error]] = {
     exception.kind: exception
     for exception in (
         UnsupportedError,
@@ -138,6 +138,10 @@ _BY_KIND = {
         MismatchError,
     )
 }
+
+# As users know them, in tracebacks too.
+for _exception in (Error, *_BY_KIND.values()):
+    _exception.__module__ = "dpmf"
 
 
 def of_kind(kind: str) -> type[Error]:

@@ -226,8 +226,8 @@ impl fmt::Display for PrivacyStatement {
         writeln!(f, "Participation: each {unit} takes part {}.", self.participation)?;
         writeln!(
             f,
-            "Noise: standard deviation {:.6e} = multiplier {:.6} × sensitivity as deployed {:.6} × clipping norm {}.",
-            c.noise_std(),
+            "Noise: standard deviation {} = multiplier {:.6} × sensitivity as deployed {:.6} × clipping norm {}.",
+            plain(c.noise_std()),
             c.noise_multiplier(),
             terms.sensitivity,
             terms.clip
@@ -238,12 +238,17 @@ impl fmt::Display for PrivacyStatement {
             Accountant::Rdp => "Rényi privacy at integer orders from 2 to 512",
             Accountant::Paper => "the closed form of the matrix mechanism's privacy theorem",
         };
-        writeln!(f, "Accountant: {accountant}; μ = {:.6}, ρ = {:.6e}.", c.mu(), c.rho())?;
+        writeln!(f, "Accountant: {accountant}; μ = {}, ρ = {}.", plain(c.mu()), plain(c.rho()))?;
         writeln!(f, "Covered:")?;
         self.covers().iter().try_for_each(|line| writeln!(f, "  - {line}"))?;
         writeln!(f, "Not covered, or taken for granted:")?;
         self.does_not_cover().iter().try_for_each(|line| writeln!(f, "  - {line}"))
     }
+}
+
+/// Six decimals, or an exponent where they would hide the number.
+fn plain(x: f64) -> String {
+    if (1e-3..1e9).contains(&x) { format!("{x:.6}") } else { format!("{x:.6e}") }
 }
 
 /// ε for people: four decimals, rounded up, without trailing zeros.
