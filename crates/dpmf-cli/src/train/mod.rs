@@ -468,7 +468,7 @@ fn finish(
         .collect();
     if !diverged.is_empty() {
         text += &format!(
-            "\n\nno better than the untrained model: {}. The steps are too large for the noise: take a smaller \
+            "\n\na loss above that of the untrained model: {}. The steps are too large for the noise: take a smaller \
              --server-lr, or more --clients a round, whose mean has less noise",
             diverged.join(", ")
         );
