@@ -102,9 +102,9 @@ class Page:
         self.write()
 
     def write(self) -> None:
-        style = ("body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:66rem;margin:2rem auto;padding:0 1rem}"
-                 "table{border-collapse:collapse;margin:1rem 0;font-size:.93rem}th,td{padding:.3rem .5rem;text-align:right;white-space:nowrap;"
-                 "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
+        style = ("body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:72rem;margin:2rem auto;padding:0 1rem}"
+                 "table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto;white-space:nowrap}"
+                 "th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
                  "figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}"
                  ".yes b{color:#00714f}.no b{color:#b33}.open b{color:#777}")
         held = sum(holds is True for holds, _ in self.verdicts)
