@@ -52,7 +52,8 @@ pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> a
     }
     page += "</tbody></table><p class=lead>The test users were used once, for this table. Error / bound is the root of \
              the total squared error that the mechanism's noise does to the iterates, over the certified least of all \
-             mechanisms.</p>";
+             mechanisms. All rows share one learning rate; a sweep gives each its own, smaller where there is more \
+             noise.</p>";
 
     page += "<h2>Learning curves</h2>";
     figure(
