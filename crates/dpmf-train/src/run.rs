@@ -239,6 +239,7 @@ where
             return Err(Error::Run { path: folder.into(), message });
         }
         fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
+        discard_unfinished(folder)?;
         let mechanism = prepared(recipe, key, observe)?;
         let data_digest = digest(&data.train);
         let id = key.run_id(recipe, &data_digest, model)?;
@@ -247,7 +248,6 @@ where
             Some(mechanism) => {
                 format::save(mechanism, &folder.join(MECHANISM))?;
                 let secret = key.key()?;
-                discard_unfinished(folder)?;
                 if !matches!(key, KeySource::File(_)) {
                     secret.create_file(folder.join(KEY))?;
                 }
@@ -509,8 +509,17 @@ fn stream(mechanism: &Mechanism, key: &NoiseKey, id: RunId, dimension: usize) ->
     Ok(NoiseStream::new(engine, key, 0..dimension as u64, scale, Output::Gradient)?)
 }
 
-/// Removes what a crash before the first round left: without a manifest nothing was released from it.
+/// Removes what a crash before the first round left: without a manifest nothing was released from it. A run writes its
+/// mechanism first, so files beside none are somebody else's and stay.
 fn discard_unfinished(folder: &Path) -> Result<()> {
+    let began = folder.join(MECHANISM).exists();
+    if let Some(path) =
+        [KEY, JOURNAL].map(|name| folder.join(name)).into_iter().find(|path| !began && path.exists())
+    {
+        let message =
+            "it is not of a run here, and a new run would overwrite it: choose another directory".into();
+        return Err(Error::Run { path, message });
+    }
     for name in [KEY, JOURNAL] {
         let path = folder.join(name);
         match fs::remove_file(&path) {
@@ -533,4 +542,21 @@ fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_run_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join(KEY);
+        fs::write(&key, "of somebody else").unwrap();
+        assert!(discard_unfinished(folder.path()).unwrap_err().to_string().contains("another directory"));
+        assert!(key.exists());
+        fs::write(folder.path().join(MECHANISM), "").unwrap();
+        discard_unfinished(folder.path()).unwrap();
+        assert!(!key.exists());
+    }
 }
