@@ -19,6 +19,14 @@ pub enum Error {
         /// What it must satisfy.
         rule: &'static str,
     },
+    /// A mechanism is asked for by a name, or with a choice, that does not exist.
+    #[error("mechanism is {value}, but {reason}")]
+    Selector {
+        /// What was given.
+        value: String,
+        /// What there is.
+        reason: String,
+    },
     /// One entry of a vector is outside its domain.
     #[error("{name}[{index}] is {value}, but {rule}")]
     InvalidEntry {
@@ -185,9 +193,10 @@ impl Error {
     /// A short stable word for the variant, used as `error.kind` in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
-            Error::InvalidArgument { .. } | Error::InvalidEntry { .. } | Error::InvalidMatrixEntry { .. } => {
-                "invalid-argument"
-            }
+            Error::InvalidArgument { .. }
+            | Error::Selector { .. }
+            | Error::InvalidEntry { .. }
+            | Error::InvalidMatrixEntry { .. } => "invalid-argument",
             Error::WrongLength { .. } => "wrong-length",
             Error::Unsupported { .. } => "unsupported",
             Error::NotConverged { .. } => "not-converged",

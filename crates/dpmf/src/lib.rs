@@ -9,28 +9,28 @@
 //! The whole pipeline:
 //!
 //! ```
-//! use dpmf::factorize::{Options, Solver, Target, optimal};
-//! use dpmf::mechanism::{Bound, Conditions};
-//! use dpmf::{Factorization, Mechanism, Optimizer, Participation, Schedule, Workload};
-//! use std::ops::ControlFlow;
+//! use dpmf::factorize::quiet;
+//! use dpmf::mechanism::Conditions;
+//! use dpmf::noise::{NoiseKey, Output, RunId};
+//! use dpmf::{Optimizer, Participation, Problem, Schedule, Workload};
 //!
-//! // What the optimizer computes: heavy-ball momentum with a cooldown, 256 steps.
+//! // What the optimizer computes: heavy-ball momentum with a cooldown, 256 steps, every user in one of them.
 //! let schedule: Schedule = "cooldown:0.25:0.05".parse()?;
 //! let optimizer = Optimizer { momentum: 0.9, ..Default::default() };
 //! let workload = Workload::sgd(schedule.values(256), optimizer)?;
+//! let problem = Problem::new(workload, Participation::default())?;
 //!
-//! // The optimal factorization, to a certified gap of one in a million.
-//! let mut observe = |_: &dpmf::factorize::Progress| ControlFlow::Continue(());
-//! let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut observe)?;
-//! assert!(optimum.certificate.gap <= 1e-6);
-//!
-//! // As a stream, rounded to what is deployed, with its own certificate.
-//! let stream = Factorization::StateSpace(optimum.to_state_space(&workload, Target::Tolerance(1e-4))?);
-//! let mechanism = Mechanism::new(workload, &stream, Participation::Single)?
-//!     .with_bound(Bound::from(&optimum))?
-//!     .calibrated(8.0, 1e-6, 1.0, Conditions::default())?;
+//! // The optimum, to a certified gap of one in a million; as a stream of a few states, rounded to what is deployed.
+//! assert!(problem.optimum(&mut quiet)?.certificate.gap <= 1e-6);
+//! let mechanism = problem.mechanism("optimal".parse()?, &mut quiet)?;
 //! assert!(mechanism.certificate().unwrap().ratio_to_bound() <= 1.0001);
+//!
+//! // The noise that gives (8, 1e-6), in words and in numbers.
+//! let mechanism = mechanism.calibrated(8.0, 1e-6, 1.0, Conditions::default())?;
 //! println!("{}", mechanism.privacy().unwrap());
+//! let mut noise = mechanism.stream(&NoiseKey::generate()?, RunId::generate()?, 0..1000, Output::Gradient)?;
+//! let mut sum_of_clipped_gradients = vec![0.0; 1000];
+//! noise.add_next(&mut sum_of_clipped_gradients)?;
 //! # Ok::<(), dpmf::Error>(())
 //! ```
 //!
@@ -38,23 +38,34 @@
 
 pub mod accounting;
 pub mod audit;
-pub mod catalog;
+pub mod comparison;
+pub mod disk;
 pub mod error;
-pub mod factorization;
 pub mod factorize;
+pub mod family;
+pub mod form;
 pub mod format;
+pub mod identity;
+pub mod inspection;
 pub mod linalg;
 pub mod loss;
 pub mod mechanism;
 pub mod noise;
 pub mod participation;
+pub mod problem;
+mod simd;
+pub mod tensors;
 pub mod workload;
 
-pub use catalog::{Catalog, Method};
+pub use comparison::Comparison;
 pub use error::{Error, Result};
-pub use factorization::{Factorization, Representation};
 pub use factorize::{Certificate, optimal};
+pub use family::Selector;
+pub use form::{Form, Representation};
+pub use identity::Identity;
+pub use inspection::Inspection;
 pub use loss::Loss;
 pub use mechanism::Mechanism;
-pub use participation::Participation;
+pub use participation::{Participation, Sampling};
+pub use problem::Problem;
 pub use workload::{Average, Optimizer, Schedule, Workload};

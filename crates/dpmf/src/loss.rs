@@ -1,10 +1,6 @@
 //! Expected squared error of a mechanism, at unit clip and unit noise multiplier.
 
-use crate::factorization::Representation;
-use crate::participation::Participation;
-use crate::workload::Workload;
-
-/// Loss of a factorization on a workload, by step.
+/// Loss of a form on a workload, by step.
 ///
 /// The noise that gives a fixed level of privacy has standard deviation `γ`, so step `i` is released with an
 /// expected squared error of `γ²‖B_i‖²` a coordinate.
@@ -15,14 +11,10 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Measures the loss.
-    ///
-    /// Cost: that of [`Representation::decoder_row_norms_sq`].
-    pub fn of(factorization: &dyn Representation, workload: &Workload, participation: Participation) -> Self {
-        let sensitivity = participation.sensitivity(&factorization.encoder_column_norms_sq());
-        let mut per_step = factorization.decoder_row_norms_sq(workload);
-        per_step.iter_mut().for_each(|norm_sq| *norm_sq *= sensitivity * sensitivity);
-        Self { sensitivity, per_step }
+    /// The loss of a decoder with the given squared row norms at sensitivity `γ`.
+    pub(crate) fn new(sensitivity: f64, mut row_norms_sq: Vec<f64>) -> Self {
+        row_norms_sq.iter_mut().for_each(|norm_sq| *norm_sq *= sensitivity * sensitivity);
+        Self { sensitivity, per_step: row_norms_sq }
     }
 
     /// The sensitivity `γ`.

@@ -1,16 +1,20 @@
-//! A factorization as it will be deployed, with everything that was proved about it.
+//! A form as it will be deployed for a workload, with everything that was proved about it.
 
 use crate::accounting::{
     Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms,
 };
 use crate::error::{Error, Result};
-use crate::factorization::{Factorization, Representation};
 use crate::factorize::{Certificate, Optimum, lower_bound_at};
+use crate::family::Selector;
+use crate::form::{Form, Representation};
+use crate::identity::Identity;
 use crate::loss::Loss;
-use crate::participation::Participation;
+use crate::noise::{NoiseKey, NoiseStream, Output, RunId};
+use crate::participation::{Participation, Sampling};
 use crate::workload::Workload;
+use std::ops::Range;
 
-/// A validated mechanism: workload, deployed factorization, participation, and what is known of them.
+/// A validated mechanism: workload, deployed form, participation, sampling, noise, and what is known of them.
 ///
 /// Guarantee: [`Mechanism::sensitivity`] is not below the largest change that one unit of privacy can make to
 /// `C G` at unit clip, where `C` is the encoder of the coefficients as they are deployed, after rounding to
@@ -18,15 +22,18 @@ use crate::workload::Workload;
 #[derive(Clone, Debug)]
 pub struct Mechanism {
     workload: Workload,
-    factorization: Factorization,
+    form: Form,
     participation: Participation,
+    sampling: Sampling,
     loss: Loss,
+    family: Option<Selector>,
     bound: Option<Bound>,
     privacy: Option<PrivacyStatement>,
 }
 
-/// Relative difference below which two computations of a sensitivity on different machines agree.
-pub(crate) const SENSITIVITY_SLACK: f64 = 1e-12;
+/// What a sensitivity is raised by when it is first computed. Other machines may add its terms in another order and
+/// come out a little higher; below what is stated they must be, or a file is refused.
+const MARGIN: f64 = 1.0 / (1_u64 << 40) as f64;
 
 /// What a guarantee is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,29 +58,51 @@ pub struct Bound {
 }
 
 impl Mechanism {
-    /// Rounds the factorization to what will be deployed and measures it.
+    /// Rounds the form to what will be deployed and measures it.
     ///
-    /// Errors: steps of workload and factorization that differ, coefficients outside the range of f32.
-    pub fn new(
+    /// Errors: steps of workload and form that differ, coefficients outside the range of f32, a participation that no
+    /// form covers.
+    pub fn new(workload: Workload, form: &Form, participation: Participation) -> Result<Self> {
+        Self::with_sensitivity(workload, form, participation, None)
+    }
+
+    /// [`Mechanism::new`] with a sensitivity that somebody states.
+    ///
+    /// Errors: those of it; a sensitivity below that of the coefficients, by however little.
+    pub(crate) fn with_sensitivity(
         workload: Workload,
-        factorization: &Factorization,
+        form: &Form,
         participation: Participation,
+        stated: Option<f64>,
     ) -> Result<Self> {
-        let (actual, expected) = (factorization.steps(), workload.steps());
+        let (actual, expected) = (form.steps(), workload.steps());
         if actual != expected {
-            return Err(Error::WrongLength { name: "factorization", actual, expected });
+            return Err(Error::WrongLength { name: "form", actual, expected });
         }
-        let factorization = factorization.deployed()?;
-        let loss = Loss::of(&factorization, &workload, participation);
+        let form = form.deployed()?;
+        let proved = participation.sensitivity(&form)?.gamma;
+        let sensitivity = stated.unwrap_or(proved * (1.0 + MARGIN));
+        if sensitivity.is_nan() || sensitivity < proved {
+            let rule = "it must not be below that of the coefficients as they are deployed";
+            return Err(Error::argument("sensitivity", sensitivity, rule));
+        }
+        let loss = Loss::new(sensitivity, form.decoder_row_norms_sq(&workload));
         let index = loss.per_step().iter().position(|loss| !loss.is_finite());
-        if let Some(index) = index.or((!loss.sensitivity().is_finite()).then_some(0)) {
+        if let Some(index) = index.or((!sensitivity.is_finite()).then_some(0)) {
             return Err(Error::Numerical {
                 what: "loss of the mechanism",
                 index,
                 reason: "it is not finite",
             });
         }
-        Ok(Self { workload, factorization, participation, loss, bound: None, privacy: None })
+        let (sampling, family, bound, privacy) = (Sampling::default(), None, None, None);
+        Ok(Self { workload, form, participation, sampling, loss, family, bound, privacy })
+    }
+
+    /// Says which family the form was taken from.
+    pub fn with_family(mut self, family: Selector) -> Self {
+        self.family = Some(family);
+        self
     }
 
     /// Adds the lower bound that an optimum proved.
@@ -95,20 +124,12 @@ impl Mechanism {
         Ok(self)
     }
 
-    /// Adds the privacy statement of a calibration.
+    /// Counts on units coming into steps by chance. A calibration made before it is dropped.
     ///
-    /// Errors: a statement about other steps, or one that rests on a smaller sensitivity than the mechanism has.
-    pub fn with_privacy(mut self, statement: PrivacyStatement) -> Result<Self> {
-        let (actual, expected) = (statement.steps(), self.workload.steps());
-        if actual != expected {
-            return Err(Error::WrongLength { name: "privacy statement", actual, expected });
-        }
-        let stated = statement.calibration().terms().sensitivity;
-        if stated < self.sensitivity() * (1.0 - SENSITIVITY_SLACK) {
-            let rule = "the privacy statement must not rest on less than the sensitivity as deployed";
-            return Err(Error::argument("sensitivity", stated, rule));
-        }
-        self.privacy = Some(statement);
+    /// Errors: sampling that is not there yet.
+    pub fn with_sampling(mut self, sampling: Sampling) -> Result<Self> {
+        sampling.supported()?;
+        (self.sampling, self.privacy) = (sampling, None);
         Ok(self)
     }
 
@@ -117,7 +138,7 @@ impl Mechanism {
     /// Errors: ε or clip not positive and finite, δ outside (0, 1).
     pub fn calibrated(self, epsilon: f64, delta: f64, clip: f64, conditions: Conditions) -> Result<Self> {
         let calibration = self.terms(clip, conditions).calibrate_noise(epsilon, delta)?;
-        self.with_calibration(calibration, conditions)
+        self.with_calibration(calibration, conditions.unit)
     }
 
     /// Takes a noise multiplier as given, and states the ε that it gives at δ.
@@ -131,19 +152,21 @@ impl Mechanism {
         conditions: Conditions,
     ) -> Result<Self> {
         let calibration = self.terms(clip, conditions).account_epsilon(noise_multiplier, delta)?;
-        self.with_calibration(calibration, conditions)
+        self.with_calibration(calibration, conditions.unit)
     }
 
-    fn terms(&self, clip: f64, conditions: Conditions) -> Terms {
+    /// Sensitivity, sampling and clip under the conditions of a guarantee.
+    pub fn terms(&self, clip: f64, conditions: Conditions) -> Terms {
         let Conditions { adjacency, accountant, .. } = conditions;
-        Terms { adjacency, accountant, sensitivity: self.sensitivity(), clip }
+        Terms { adjacency, accountant, sampling: self.sampling, sensitivity: self.sensitivity(), clip }
     }
 
-    fn with_calibration(self, calibration: Calibration, conditions: Conditions) -> Result<Self> {
-        let (steps, participation) = (self.workload.steps(), self.participation.words());
+    pub(crate) fn with_calibration(mut self, calibration: Calibration, unit: PrivacyUnit) -> Result<Self> {
+        let steps = self.workload.steps();
         let statement =
-            PrivacyStatement::new(calibration, conditions.unit, participation, steps, KeyOrigin::System)?;
-        self.with_privacy(statement)
+            PrivacyStatement::new(calibration, unit, self.participation, steps, KeyOrigin::default())?;
+        self.privacy = Some(statement);
+        Ok(self)
     }
 
     /// The workload `A`.
@@ -151,9 +174,9 @@ impl Mechanism {
         &self.workload
     }
 
-    /// The factorization as deployed.
-    pub fn factorization(&self) -> &Factorization {
-        &self.factorization
+    /// The form as deployed.
+    pub fn form(&self) -> &Form {
+        &self.form
     }
 
     /// The participation pattern that the sensitivity covers.
@@ -161,12 +184,22 @@ impl Mechanism {
         self.participation
     }
 
+    /// The sampling that the privacy curve counts on.
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// The family that the form is said to be of; what is proved does not depend on it.
+    pub fn family(&self) -> Option<Selector> {
+        self.family
+    }
+
     /// Sensitivity `γ` of the deployed encoder.
     pub fn sensitivity(&self) -> f64 {
         self.loss.sensitivity()
     }
 
-    /// Loss of the deployed factorization.
+    /// Loss of the deployed form.
     pub fn loss(&self) -> &Loss {
         &self.loss
     }
@@ -176,7 +209,7 @@ impl Mechanism {
         self.bound.as_ref()
     }
 
-    /// The privacy statement of a calibrated mechanism.
+    /// The privacy statement of a calibrated mechanism, for a key from the operating system.
     pub fn privacy(&self) -> Option<&PrivacyStatement> {
         self.privacy.as_ref()
     }
@@ -193,6 +226,105 @@ impl Mechanism {
         self.bound
             .as_ref()
             .map(|bound| Certificate::new(self.loss.total(), bound.lower_bound, bound.iterations))
+    }
+
+    /// What its noise is bound to.
+    pub fn identity(&self) -> Identity {
+        let noise = self.privacy.as_ref().map(|statement| {
+            let (calibration, terms) = (statement.calibration(), statement.calibration().terms());
+            [calibration.noise_multiplier(), terms.sensitivity, terms.clip]
+        });
+        Identity::new(&self.workload, &self.form, self.participation, self.sampling, noise)
+    }
+
+    /// The noise of one run, at its first step: the rows of `N Z` with `Z` of standard deviation σγζ.
+    ///
+    /// This and [`Mechanism::unit_stream`] are the only ways to noise, so that scale and identity always fit.
+    ///
+    /// Guarantee: streams of other keys, runs or mechanisms are computationally independent.
+    /// Errors: [`Error::Unsupported`] for a mechanism that is not calibrated, and for iterates of a matrix; an empty
+    /// range; [`Error::Memory`].
+    ///
+    /// ```
+    /// use dpmf::noise::{NoiseKey, Output, RunId};
+    /// use dpmf::{Participation, Problem, Workload};
+    ///
+    /// let problem = Problem::new(Workload::prefix_sum(100)?, Participation::default())?;
+    /// let mechanism = problem.mechanism("honaker-online".parse()?, &mut dpmf::factorize::quiet)?;
+    /// let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default())?;
+    /// let (key, run) = (NoiseKey::generate()?, RunId::generate()?);
+    /// let mut stream = mechanism.stream(&key, run, 0..1000, Output::Gradient)?;
+    ///
+    /// let mut gradient = vec![0.0; 1000]; // a sum of clipped contributions
+    /// stream.add_next(&mut gradient)?;
+    /// assert_eq!(stream.next_step(), 1);
+    /// # Ok::<(), dpmf::Error>(())
+    /// ```
+    pub fn stream(
+        &self,
+        key: &NoiseKey,
+        run: RunId,
+        coordinates: Range<u64>,
+        output: Output,
+    ) -> Result<NoiseStream> {
+        let statement = self.privacy.as_ref().ok_or_else(|| Error::Unsupported {
+            what: "noise of a mechanism that is not calibrated".into(),
+            hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
+        })?;
+        let scale = statement.calibration().noise_std();
+        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output)
+    }
+
+    /// The rows of `N Z` with `Z` of unit variance, before σ, sensitivity and clip: for those who look at noise, not
+    /// for a release. It is independent of what [`Mechanism::stream`] makes under the same key and run.
+    ///
+    /// Errors: those of [`Mechanism::stream`] but for the first.
+    pub fn unit_stream(
+        &self,
+        key: &NoiseKey,
+        run: RunId,
+        coordinates: Range<u64>,
+        output: Output,
+    ) -> Result<NoiseStream> {
+        let identity = Identity::new(&self.workload, &self.form, self.participation, self.sampling, None);
+        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output)
+    }
+
+    /// What has been spent after each step: ε at the δ of the calibration, for everything released so far.
+    ///
+    /// After `i` steps a unit can be told apart by the first `i` rows of `C G + Z` only.
+    ///
+    /// Guarantee: non-decreasing, and at the end the ε of the privacy statement. For trees, and where `C` would be a
+    /// large matrix (more than 4096 steps), that ε is given for every step. Empty without a calibration.
+    /// Cost: O(n²).
+    pub fn spent(&self) -> Vec<f64> {
+        const LIMIT: usize = 4096;
+        /// Points at which the accountant is asked; in between the next one holds.
+        const POINTS: usize = 64;
+        let Some(statement) = &self.privacy else { return Vec::new() };
+        let (steps, calibration) = (self.workload.steps(), statement.calibration());
+        let total = calibration.epsilon();
+        if steps > LIMIT || self.sampling != Sampling::None {
+            return vec![total; steps];
+        }
+        let Ok(sensitivities) = self.participation.sensitivities(&self.form) else {
+            return vec![total; steps];
+        };
+        let terms = calibration.terms();
+        let epsilon = |gamma: f64| {
+            // Less sensitivity under the same noise is as good as more noise.
+            let share = (gamma / terms.sensitivity).min(1.0);
+            let curve = terms.curve(calibration.noise_multiplier() / share);
+            curve.and_then(|curve| curve.epsilon(calibration.delta())).map_or(total, |e| e.min(total))
+        };
+        let stride = steps.div_ceil(POINTS);
+        let mut spent = Vec::with_capacity(steps);
+        while spent.len() < steps {
+            let end = (spent.len() + stride).min(steps);
+            let value = if end == steps { total } else { epsilon(sensitivities[end - 1]) };
+            spent.resize(end, value);
+        }
+        spent
     }
 }
 

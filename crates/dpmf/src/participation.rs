@@ -1,33 +1,350 @@
-//! How often one unit of privacy takes part.
+//! How often one unit of privacy takes part, and by what chance: the two facts from which sensitivity, the words of
+//! the statement, the audit's neighbours and the cohorts of training follow.
 
+use crate::error::{Error, Result};
+use crate::form::Representation;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 
-/// The participation pattern that a sensitivity covers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
+/// The steps in which one unit may take part: what a sensitivity covers.
+///
+/// In text `single`, `epochs:K`, `min-separation:B` or `min-separation:B:K`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Participation {
-    /// Every user contributes to one step at most; neighbouring streams differ in one row.
+    /// Every unit contributes to one step at most; neighbouring streams differ in one row.
     #[default]
     Single,
+    /// Every unit contributes once in each of several passes over the data in the same order: with `b = ⌈n/K⌉`, one
+    /// of phase `p` takes part at steps `p, p + b, p + 2b, …` below `n`.
+    Epochs {
+        /// Number of passes `K`.
+        times: usize,
+    },
+    /// Any two contributions of a unit are `separation` steps apart or more.
+    MinSeparation {
+        /// Least distance `B` of two contributions, in steps.
+        separation: usize,
+        /// Most contributions; as many as fit if not given.
+        times: Option<usize>,
+    },
+}
+
+/// A participation for a given number of steps: how often, and how far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pattern {
+    /// `single`, `epochs` or `min-separation`.
+    pub kind: &'static str,
+    /// Most contributions of one unit.
+    pub times: usize,
+    /// Least distance of two of them, in steps; nothing where there is only one.
+    pub separation: Option<usize>,
+}
+
+/// An upper bound on what one unit can change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sensitivity {
+    /// `γ` with `‖C(G − H)‖_F ≤ γζ` for all neighbouring streams whose rows differ by at most `ζ`.
+    pub gamma: f64,
+    /// Whether neighbouring streams attain it, up to rounding.
+    pub exact: bool,
 }
 
 impl Participation {
+    /// How often, and how far apart, within `steps`.
+    ///
+    /// Errors: no contributions, a distance of zero, more passes than steps.
+    pub fn pattern(self, steps: usize) -> Result<Pattern> {
+        let kind = match self {
+            Participation::Single => "single",
+            Participation::Epochs { .. } => "epochs",
+            Participation::MinSeparation { .. } => "min-separation",
+        };
+        let positive = |name: &'static str, value: usize| match value {
+            0 => Err(Error::argument(name, 0, "it must be at least 1")),
+            _ => Ok(value),
+        };
+        let (times, separation) = match self {
+            Participation::Single => (1, steps),
+            Participation::Epochs { times } if times > steps => {
+                return Err(Error::argument("epochs", times, "there must be a step for every epoch"));
+            }
+            Participation::Epochs { times } => (positive("epochs", times)?, steps.div_ceil(times.max(1))),
+            Participation::MinSeparation { separation, times } => {
+                let fit = steps.div_ceil(positive("separation", separation)?);
+                (times.map_or(Ok(fit), |times| positive("participations", times))?.min(fit), separation)
+            }
+        };
+        Ok(Pattern { kind, times, separation: (times > 1).then_some(separation) })
+    }
+
     /// In words that complete "each user takes part …".
-    pub fn words(self) -> &'static str {
-        match self {
-            Participation::Single => "in at most one step",
+    pub fn words(self, steps: usize) -> String {
+        match self.pattern(steps) {
+            Ok(Pattern { times, separation: Some(separation), .. }) => {
+                format!("in at most {times} steps, any two of them at least {separation} apart")
+            }
+            _ => "in at most one step".into(),
         }
     }
 
-    /// The sensitivity `γ` of an encoder with the given squared column norms.
+    /// The sensitivity `γ` of a form's encoder.
     ///
-    /// Guarantee: `‖C(G − H)‖_F ≤ γ ζ` for all neighbouring streams whose rows differ by at most `ζ`; equality is
-    /// attained.
-    pub fn sensitivity(self, column_norms_sq: &[f64]) -> f64 {
-        match self {
-            // The square root may round down by half a unit in the last place.
-            Participation::Single => column_norms_sq.iter().copied().fold(0.0, f64::max).sqrt().next_up(),
+    /// Guarantee: `‖C(G − H)‖_F ≤ γζ` for all neighbouring streams whose rows differ by at most `ζ`, vectors of any
+    /// direction and sign.
+    /// Errors: [`Error::Unsupported`] for a pattern that no form covers yet.
+    pub fn sensitivity(self, form: &dyn Representation) -> Result<Sensitivity> {
+        self.supported()?;
+        let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
+        // The square root may round down by half a unit in the last place.
+        Ok(Sensitivity { gamma: largest.sqrt().next_up(), exact: true })
+    }
+
+    /// The sensitivity of the first `1, 2, …, n` rows of a form's encoder: what has been spent after each step.
+    ///
+    /// Guarantee: non-decreasing; the last is not above [`Participation::sensitivity`] but for rounding.
+    /// Cost: O(n²).
+    /// Errors: [`Error::Unsupported`] as for [`Participation::sensitivity`], and for a form whose rows of noise are
+    /// not its steps.
+    pub fn sensitivities(self, form: &dyn Representation) -> Result<Vec<f64>> {
+        self.supported()?;
+        if form.noise_rows() != form.steps() {
+            return Err(Error::Unsupported {
+                what: "the sensitivity of the first steps of a tree".into(),
+                hint: "the rows of its encoder are nodes, not steps; take the sensitivity of all",
+            });
         }
+        let encoder = form.encoder();
+        let mut norms_sq = vec![0.0_f64; encoder.ncols()];
+        let rows = (0..encoder.nrows()).map(|i| {
+            norms_sq.iter_mut().enumerate().for_each(|(j, norm)| *norm += encoder[(i, j)].powi(2));
+            norms_sq.iter().copied().fold(0.0, f64::max).sqrt()
+        });
+        Ok(rows.collect())
+    }
+
+    /// Its number, the times and the separation, zero where there is none: what stands for it in an identity.
+    pub(crate) fn code(self) -> (u8, [usize; 2]) {
+        match self {
+            Participation::Single => (0, [0, 0]),
+            Participation::Epochs { times } => (1, [times, 0]),
+            Participation::MinSeparation { separation, times } => (2, [times.unwrap_or(0), separation]),
+        }
+    }
+
+    /// Refuses what is not there yet: the one place that knows.
+    ///
+    /// Errors: [`Error::Unsupported`].
+    pub fn supported(self) -> Result<()> {
+        match self {
+            Participation::Single => Ok(()),
+            other => Err(Error::Unsupported {
+                what: format!("participation {other}"),
+                hint: "mechanisms cover data that takes part in at most one step: use single",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Participation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Participation::Single => f.write_str("single"),
+            Participation::Epochs { times } => write!(f, "epochs:{times}"),
+            Participation::MinSeparation { separation, times: None } => {
+                write!(f, "min-separation:{separation}")
+            }
+            Participation::MinSeparation { separation, times: Some(times) } => {
+                write!(f, "min-separation:{separation}:{times}")
+            }
+        }
+    }
+}
+
+impl FromStr for Participation {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let rule = "it must be single, epochs:K, min-separation:B or min-separation:B:K, with whole numbers from 1 on";
+        let bad = || Error::argument("participation", text, rule);
+        let mut numbers = text.split(':').skip(1).map(|number| match number.parse::<usize>() {
+            Ok(number) if number > 0 => Ok(number),
+            _ => Err(bad()),
+        });
+        let read = match text.split(':').next().unwrap_or_default() {
+            "single" => Participation::Single,
+            "epochs" => Participation::Epochs { times: numbers.next().ok_or_else(bad)?? },
+            "min-separation" => Participation::MinSeparation {
+                separation: numbers.next().ok_or_else(bad)??,
+                times: numbers.next().transpose()?,
+            },
+            _ => return Err(bad()),
+        };
+        if numbers.next().is_some() { Err(bad()) } else { Ok(read) }
+    }
+}
+
+/// By what chance units come into steps: what a privacy curve may count on beyond the sensitivity.
+///
+/// In text `none`, `cyclic-poisson:G:Q` or `balls-in-bins:B`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Sampling {
+    /// By none that counts: whoever takes part when may be known to everybody.
+    #[default]
+    None,
+    /// The data is cut into `bands` parts that take turns, and a unit of the part whose turn it is takes part with
+    /// probability `rate`.
+    CyclicPoisson {
+        /// Number of parts `G`.
+        bands: usize,
+        /// Probability `Q`.
+        rate: f64,
+    },
+    /// Every unit is thrown into one of `bins` bins, in secret, and takes part when its bin's turn comes.
+    BallsInBins {
+        /// Number of bins `B`.
+        bins: usize,
+    },
+}
+
+impl Sampling {
+    /// In words that complete "Sampling: …".
+    pub fn words(self) -> String {
+        match self {
+            Sampling::None => "none is counted on; who takes part when may be public".into(),
+            Sampling::CyclicPoisson { bands, rate } => {
+                format!("in secret, each with probability {rate} in the turn of its part, one of {bands}")
+            }
+            Sampling::BallsInBins { bins } => format!("in secret, each thrown into one of {bins} bins"),
+        }
+    }
+
+    /// Its number and parameters: what stands for it in an identity.
+    pub(crate) fn code(self) -> (u8, usize, f64) {
+        match self {
+            Sampling::None => (0, 0, 0.0),
+            Sampling::CyclicPoisson { bands, rate } => (1, bands, rate),
+            Sampling::BallsInBins { bins } => (2, bins, 0.0),
+        }
+    }
+
+    /// Refuses what is not there yet: the one place that knows.
+    ///
+    /// Errors: [`Error::Unsupported`].
+    pub fn supported(self) -> Result<()> {
+        match self {
+            Sampling::None => Ok(()),
+            other => Err(Error::Unsupported {
+                what: format!("sampling {other}"),
+                hint: "no amplification by sampling is counted on yet: use none",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Sampling::None => f.write_str("none"),
+            Sampling::CyclicPoisson { bands, rate } => write!(f, "cyclic-poisson:{bands}:{rate}"),
+            Sampling::BallsInBins { bins } => write!(f, "balls-in-bins:{bins}"),
+        }
+    }
+}
+
+impl FromStr for Sampling {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let rule = "it must be none, cyclic-poisson:G:Q or balls-in-bins:B, with whole numbers from 1 on and a \
+                    probability Q in (0, 1]";
+        let bad = || Error::argument("sampling", text, rule);
+        let count = |text: &str| text.parse().ok().filter(|count: &usize| *count > 0).ok_or_else(bad);
+        let parts: Vec<&str> = text.split(':').collect();
+        Ok(match parts[..] {
+            ["none"] => Sampling::None,
+            ["cyclic-poisson", bands, rate] => {
+                let rate =
+                    rate.parse().ok().filter(|rate: &f64| *rate > 0.0 && *rate <= 1.0).ok_or_else(bad)?;
+                Sampling::CyclicPoisson { bands: count(bands)?, rate }
+            }
+            ["balls-in-bins", bins] => Sampling::BallsInBins { bins: count(bins)? },
+            _ => return Err(bad()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::form::StateSpace;
+
+    #[test]
+    fn patterns() {
+        let pattern = |text: &str, steps| {
+            let pattern = text.parse::<Participation>().unwrap().pattern(steps).unwrap();
+            (pattern.kind, pattern.times, pattern.separation)
+        };
+        assert_eq!(pattern("single", 10), ("single", 1, None));
+        assert_eq!(pattern("epochs:4", 10), ("epochs", 4, Some(3)));
+        assert_eq!(pattern("epochs:1", 10), ("epochs", 1, None));
+        assert_eq!(pattern("min-separation:3", 10), ("min-separation", 4, Some(3)));
+        assert_eq!(pattern("min-separation:3:2", 10), ("min-separation", 2, Some(3)));
+        assert_eq!(pattern("min-separation:3:9", 10), ("min-separation", 4, Some(3)));
+        assert_eq!(pattern("min-separation:10", 10), ("min-separation", 1, None));
+        assert!("epochs:11".parse::<Participation>().unwrap().pattern(10).is_err());
+    }
+
+    #[test]
+    fn text_and_json_round_trip() {
+        for text in ["single", "epochs:4", "min-separation:3", "min-separation:3:2"] {
+            let participation: Participation = text.parse().unwrap();
+            assert_eq!(participation.to_string(), text);
+            let json = serde_json::to_string(&participation).unwrap();
+            assert_eq!(serde_json::from_str::<Participation>(&json).unwrap(), participation, "{json}");
+        }
+        for text in
+            ["", "twice", "single:1", "epochs", "epochs:0", "epochs:-1", "epochs:2:3", "min-separation:a"]
+        {
+            assert_eq!(text.parse::<Participation>().unwrap_err().kind(), "invalid-argument", "{text}");
+        }
+        for text in ["none", "cyclic-poisson:4:0.01", "balls-in-bins:100"] {
+            let sampling: Sampling = text.parse().unwrap();
+            assert_eq!(sampling.to_string(), text);
+            let json = serde_json::to_string(&sampling).unwrap();
+            assert_eq!(serde_json::from_str::<Sampling>(&json).unwrap(), sampling, "{json}");
+        }
+        for text in [
+            "",
+            "poisson",
+            "cyclic-poisson:4",
+            "cyclic-poisson:0:0.1",
+            "cyclic-poisson:1:1.5",
+            "balls-in-bins:0",
+        ] {
+            assert_eq!(text.parse::<Sampling>().unwrap_err().kind(), "invalid-argument", "{text}");
+        }
+        assert!(serde_json::from_str::<Participation>(r#"{"kind":"every-step"}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_not_covered_is_refused_in_one_sentence() {
+        let form = StateSpace::independent(8).unwrap();
+        assert_eq!(Participation::default().sensitivity(&form).unwrap().gamma, 1_f64.next_up());
+        for text in ["epochs:2", "min-separation:3"] {
+            let participation: Participation = text.parse().unwrap();
+            let message = participation.sensitivity(&form).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("participation {text}: ")), "{message}");
+            assert_eq!(participation.sensitivities(&form).unwrap_err().to_string(), message);
+        }
+        assert!(
+            Sampling::BallsInBins { bins: 3 }
+                .supported()
+                .unwrap_err()
+                .to_string()
+                .contains("balls-in-bins:3")
+        );
     }
 }

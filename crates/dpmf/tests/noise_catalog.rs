@@ -1,16 +1,11 @@
-//! Every mechanism of the catalogue streams what its matrix says, in f32 rounding.
+//! Every mechanism of the registry streams what its matrix says, in f32 rounding.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::factorize::{Options, Progress, Solver, Target};
-use dpmf::noise::{Field, NoiseKey, NoiseStream, Output, RunId, StreamKey, engines};
-use dpmf::{Catalog, Method, Optimizer, Representation, Workload};
-use std::ops::ControlFlow;
+use dpmf::factorize::quiet;
+use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::{Optimizer, Participation, Problem, Representation, Selector, Workload, family};
 
 const COORDINATES: usize = 150;
-
-fn key() -> StreamKey {
-    NoiseKey::from_seed(8).stream([1; 32], RunId([1; 16]))
-}
 
 #[test]
 fn every_mechanism_streams_its_matrix_times_the_field() {
@@ -20,19 +15,18 @@ fn every_mechanism_streams_its_matrix_times_the_field() {
         Workload::prefix_sum(21).unwrap(),
         Workload::sgd(vec![0.3; 32], momentum).unwrap(),
     ];
+    // A fixed order, so that the kernel under test is known.
+    let more = ["optimal:dense", "state-space:buffers=3"].map(|text| text.parse::<Selector>().unwrap());
     for workload in workloads {
-        let steps = workload.steps();
-        let catalog = Catalog::new(workload, Solver::Auto, Options::default());
-        for method in Method::ALL {
-            let mut observe = |_: &Progress| ControlFlow::Continue(());
-            let factorization = match method {
-                // A fixed order, so that the kernel under test is known.
-                Method::StateSpace => catalog.state_space(Target::Buffers(3), &mut observe),
-                other => catalog.factorization(other, &mut observe),
-            };
-            let factorization = factorization.unwrap().deployed().unwrap();
-            let m = factorization.noise_rows();
-            let field = Field::new(&key());
+        let problem = Problem::new(workload, Participation::default()).unwrap();
+        for selector in family::all().chain(more) {
+            let mechanism = problem.mechanism(selector, &mut quiet).unwrap();
+            let (key, run) = (NoiseKey::from_seed(8), RunId([1; 16]));
+            let mut stream =
+                mechanism.unit_stream(&key, run, 0..COORDINATES as u64, Output::Gradient).unwrap();
+            let form = mechanism.form();
+            let m = form.noise_rows();
+            let field = Field::new(stream.key());
             let z: Vec<Vec<f32>> = (0..m as u64)
                 .map(|t| {
                     let mut z = vec![0.0; COORDINATES];
@@ -40,12 +34,8 @@ fn every_mechanism_streams_its_matrix_times_the_field() {
                     z
                 })
                 .collect();
-            let engine = engines::engine(&factorization).unwrap();
-            assert_eq!(engine.buffers(), factorization.cost().buffers, "{}", method.name());
-            let mut stream =
-                NoiseStream::new(engine, key(), 0..COORDINATES as u64, 1.0, Output::Gradient).unwrap();
-            let mut rows = factorization.coloring_rows();
-            for i in 0..steps {
+            let mut rows = form.coloring_rows();
+            for i in 0..problem.steps() {
                 let mut weights = vec![0.0; m];
                 rows(&mut weights);
                 let mut noise = vec![0.0; COORDINATES];
@@ -54,7 +44,7 @@ fn every_mechanism_streams_its_matrix_times_the_field() {
                     let terms = weights.iter().zip(&z).map(|(w, z)| w * f64::from(z[j]));
                     let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                     let error = (f64::from(noise[j]) - sum).abs();
-                    assert!(error < 4e-6 * (1.0 + size), "{}, step {i}: {} {sum}", method.name(), noise[j]);
+                    assert!(error < 4e-6 * (1.0 + size), "{selector}, step {i}: {} {sum}", noise[j]);
                 }
             }
         }

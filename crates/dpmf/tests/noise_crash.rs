@@ -10,10 +10,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use dpmf::Error;
-use dpmf::factorization::{Factorization, Tree, tree::Decoder};
-use dpmf::noise::engines::engine;
+use dpmf::form::{Tree, tree::Decoder};
 use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::{Error, Form, Mechanism, Participation, Workload};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -21,24 +20,21 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const STEPS: usize = 1 << 20;
+const STEPS: usize = 1 << 15;
 const WIDTH: usize = 70;
 const FOLDER: &str = "DPMF_CRASH_FOLDER";
 const VARIANT: &str = "DPMF_CRASH_VARIANT";
 /// A release as it is written down: step, variant of the input, input plus noise.
 const ENTRY: usize = 8 + 8 + 4 * WIDTH;
 
+const PLAN: [u8; 32] = [4; 32];
+
 fn stream() -> NoiseStream {
-    let tree = Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap();
-    let key = NoiseKey::from_seed(1).stream([2; 32], RunId([3; 16]));
-    NoiseStream::new(
-        engine(&Factorization::Tree(tree)).unwrap(),
-        key,
-        10..10 + WIDTH as u64,
-        0.5,
-        Output::Gradient,
-    )
-    .unwrap()
+    let tree = Form::Tree(Tree::new(STEPS, Decoder::HonakerOnline).unwrap());
+    let mechanism =
+        Mechanism::new(Workload::prefix_sum(STEPS).unwrap(), &tree, Participation::default()).unwrap();
+    let (key, run) = (NoiseKey::from_seed(1), RunId([3; 16]));
+    mechanism.unit_stream(&key, run, 10..10 + WIDTH as u64, Output::Gradient).unwrap()
 }
 
 fn input(step: usize, variant: u64) -> Vec<f32> {
@@ -49,9 +45,9 @@ fn input(step: usize, variant: u64) -> Vec<f32> {
 fn train(folder: &Path, variant: u64) {
     let (journal, checkpoint) = (folder.join("journal"), folder.join("checkpoint"));
     let mut durable = match (journal.exists(), checkpoint.exists()) {
-        (false, _) => DurableStream::create(stream(), &journal).unwrap(),
-        (true, false) => DurableStream::open(stream(), &journal).unwrap(),
-        (true, true) => DurableStream::open(stream().restore(&checkpoint).unwrap(), &journal).unwrap(),
+        (false, _) => DurableStream::create(stream(), &journal, PLAN).unwrap(),
+        (true, false) => DurableStream::open(stream(), &journal, PLAN).unwrap(),
+        (true, true) => DurableStream::open(stream().restore(&checkpoint).unwrap(), &journal, PLAN).unwrap(),
     };
     let mut releases = OpenOptions::new().append(true).create(true).open(folder.join("releases")).unwrap();
     // The kill may have torn the last entry.
@@ -175,7 +171,7 @@ fn check(folder: &Path, kills: u64) {
         }
         repeated += releases.len() - 1;
     }
-    let durable = DurableStream::open(stream(), folder.join("journal")).unwrap();
+    let durable = DurableStream::open(stream(), folder.join("journal"), PLAN).unwrap();
     let burned = durable.burned().count();
     println!("{kills} kills, {last} steps, {repeated} repeated, {burned} burned");
     // The test means something only if kills fell between journal and checkpoint, and refusals occurred.

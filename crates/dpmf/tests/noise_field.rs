@@ -4,7 +4,9 @@
 //! of 0.05. `cargo test --test noise_field -- --ignored` draws 10⁸ numbers instead of 2·10⁶.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::noise::{Field, NoiseKey, RunId};
+use dpmf::form::StateSpace;
+use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::{Form, Mechanism, Participation, Workload};
 use rayon::prelude::*;
 
 const ALPHA: f64 = 1e-6;
@@ -14,7 +16,11 @@ const BINS: usize = 1 << 16;
 const REACH: f64 = 16.0;
 
 fn field(seed: u64) -> Field {
-    Field::new(&NoiseKey::from_seed(seed).stream([0; 32], RunId([0; 16])))
+    let form = Form::StateSpace(StateSpace::independent(1).unwrap());
+    let workload = Workload::prefix_sum(1).unwrap();
+    let mechanism = Mechanism::new(workload, &form, Participation::default()).unwrap();
+    let key = NoiseKey::from_seed(seed);
+    Field::new(mechanism.unit_stream(&key, RunId([0; 16]), 0..1, Output::Gradient).unwrap().key())
 }
 
 /// `P(Z > x)`, by the series of the error function or the continued fraction of its complement.

@@ -1,14 +1,18 @@
-//! Properties that every mechanism in the catalogue must have: a new one is covered by joining `Method::ALL`.
+//! Properties that every mechanism in the registry must have: a new family is covered by joining `family::ALL`.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::factorize::{Options, Progress, Solver};
-use dpmf::{Average, Catalog, Factorization, Method, Optimizer, Representation, Schedule, Workload, format};
+use dpmf::factorize::{Options, Solver, quiet};
+use dpmf::{
+    Average, Optimizer, Participation, Problem, Representation, Schedule, Selector, Workload, family, format,
+};
 use faer::Mat;
 use proptest::prelude::*;
-use std::ops::ControlFlow;
 
-fn quiet(_: &Progress) -> ControlFlow<()> {
-    ControlFlow::Continue(())
+/// Every family, and the other forms that some of them take.
+fn selectors() -> impl Iterator<Item = Selector> {
+    let more =
+        ["optimal:dense", "optimal-prefix:dense", "state-space:buffers=2", "structured:diagonals=1:rank=0"];
+    family::all().chain(more.map(|text| text.parse().unwrap()))
 }
 
 fn workload(n: usize, optimizer: Optimizer, schedule: &str) -> Workload {
@@ -38,49 +42,35 @@ fn workloads(n: usize) -> Vec<(&'static str, Workload)> {
     ]
 }
 
-fn catalog(workload: Workload) -> Catalog {
-    Catalog::new(workload, Solver::Auto, Options { gap: 1e-7, ..Options::default() })
-}
-
-fn coloring(factorization: &Factorization) -> Mat<f64> {
-    let (n, m) = (factorization.steps(), factorization.noise_rows());
-    let mut dense = Mat::zeros(n, m);
-    let mut rows = factorization.coloring_rows();
-    let mut row = vec![0.0; m];
-    for i in 0..n {
-        row.fill(0.0);
-        rows(&mut row);
-        for j in 0..m {
-            dense[(i, j)] = row[j];
-        }
-    }
-    dense
+fn problem(workload: Workload) -> Problem {
+    let options = Options { gap: 1e-7, ..Options::default() };
+    Problem::with_solver(workload, Participation::default(), Solver::Auto, options).unwrap()
 }
 
 /// `N C = I` (so `B C = A`), norms equal those of the dense matrices, loss is not below the bound, and files
 /// round-trip, for what is designed and for what is deployed.
-fn check(name: &str, catalog: &Catalog, method: Method) {
-    let n = catalog.workload().steps();
-    let label = format!("{} for {name}, n = {n}", method.name());
-    let designed = catalog.factorization(method, &mut quiet).unwrap();
-    let mechanism = catalog.mechanism(method, &mut quiet).unwrap();
-    let a = catalog.workload().to_dense();
-    for factorization in [&designed, mechanism.factorization()] {
-        let (coloring, encoder) = (coloring(factorization), factorization.encoder());
+fn check(name: &str, problem: &Problem, selector: Selector) {
+    let n = problem.steps();
+    let label = format!("{selector} for {name}, n = {n}");
+    let designed = selector.family().fit(problem, &selector.budget(), &mut quiet).unwrap();
+    let mechanism = problem.mechanism(selector, &mut quiet).unwrap();
+    let a = problem.workload().to_dense();
+    for form in [&designed, mechanism.form()] {
+        let (coloring, encoder) = (form.coloring(), form.encoder());
         let identity = &coloring * &encoder;
         let distance = (identity - Mat::<f64>::identity(n, n)).norm_max();
         assert!(distance < 1e-8, "{label}: N C is off the identity by {distance:e}");
 
         let decoder = &a * &coloring;
-        let decoder_norms = factorization.decoder_row_norms_sq(catalog.workload());
-        let encoder_norms = factorization.encoder_column_norms_sq();
+        let decoder_norms = form.decoder_row_norms_sq(problem.workload());
+        let encoder_norms = form.encoder_column_norms_sq();
         for i in 0..n {
             let exact = decoder.row(i).squared_norm_l2();
             assert!((decoder_norms[i] - exact).abs() <= 1e-8 * exact, "{label}: row {i}");
             let exact = encoder.col(i).squared_norm_l2();
             assert!((encoder_norms[i] - exact).abs() <= 1e-8 * exact, "{label}: column {i}");
         }
-        let sensitivity = dpmf::Participation::Single.sensitivity(&encoder_norms);
+        let sensitivity = problem.participation().sensitivity(form).unwrap().gamma;
         for j in 0..n {
             assert!(encoder.col(j).norm_l2() <= sensitivity, "{label}: column {j} exceeds the sensitivity");
         }
@@ -92,6 +82,7 @@ fn check(name: &str, catalog: &Catalog, method: Method) {
     let back = format::from_bytes(&bytes).unwrap();
     assert_eq!(back.loss(), mechanism.loss(), "{label}");
     assert_eq!(back.certificate(), mechanism.certificate(), "{label}");
+    assert_eq!(back.identity(), mechanism.identity(), "{label}");
     assert_eq!(format::to_bytes(&back).unwrap(), bytes, "{label}");
     let recomputed = mechanism.recompute_bound().unwrap().unwrap();
     assert!(certificate.lower_bound <= recomputed * (1.0 + 1e-6), "{label}");
@@ -101,9 +92,9 @@ fn check(name: &str, catalog: &Catalog, method: Method) {
 fn every_mechanism_for_every_workload() {
     for n in [1, 2, 3, 12, 33] {
         for (name, workload) in workloads(n) {
-            let catalog = catalog(workload);
-            for method in Method::ALL {
-                check(name, &catalog, method);
+            let problem = problem(workload);
+            for selector in selectors() {
+                check(name, &problem, selector);
             }
         }
     }
@@ -119,9 +110,9 @@ proptest! {
         weight_decay in prop_oneof![Just(0.0), 0.01..0.5_f64],
     ) {
         let optimizer = Optimizer { momentum, weight_decay, ..Default::default() };
-        let catalog = catalog(Workload::sgd(rates, optimizer).unwrap());
-        for method in Method::ALL {
-            check("a random optimizer", &catalog, method);
+        let problem = problem(Workload::sgd(rates, optimizer).unwrap());
+        for selector in selectors() {
+            check("a random optimizer", &problem, selector);
         }
     }
 }
@@ -130,11 +121,11 @@ proptest! {
 #[test]
 fn nothing_beats_the_optimum() {
     for (name, workload) in workloads(32) {
-        let catalog = catalog(workload);
-        let best = catalog.mechanism(Method::Optimal, &mut quiet).unwrap().loss().total();
-        for method in Method::ALL {
-            let loss = catalog.mechanism(method, &mut quiet).unwrap().loss().total();
-            assert!(loss >= best * (1.0 - 1e-6), "{} for {name}: {loss} < {best}", method.name());
+        let problem = problem(workload);
+        let best = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap().loss().total();
+        for selector in selectors() {
+            let loss = problem.mechanism(selector, &mut quiet).unwrap().loss().total();
+            assert!(loss >= best * (1.0 - 1e-6), "{selector} for {name}: {loss} < {best}");
         }
     }
 }

@@ -1,12 +1,11 @@
 //! Solving for the noise, for ε, for δ or for the clipping norm, and composing mechanisms.
 
+use super::curve::{self, PrivacyCurve};
 use super::interval::Interval;
 use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, shown, zcdp};
 use crate::error::{Error, Result};
+use crate::participation::Sampling;
 use serde::{Deserialize, Serialize};
-
-/// Relative slack when a stated ε is compared with a recomputed one: far above rounding, far below meaning.
-const RECHECK: f64 = 1e-9;
 
 /// `μ = factor/σ`: what a noise multiplier is worth under an adjacency.
 ///
@@ -25,7 +24,7 @@ pub fn mu(noise_multiplier: f64, adjacency: Adjacency) -> Result<f64> {
     Ok(mu)
 }
 
-/// Smallest noise multiplier that gives (ε, δ).
+/// Smallest noise multiplier that gives (ε, δ) without sampling.
 ///
 /// Guarantee: rounded up, so that the accountant's ε at the result, itself rounded up, is at most ε.
 /// Errors: ε not positive and finite, δ outside (0, 1), a target out of the accountant's reach.
@@ -35,22 +34,7 @@ pub fn noise_multiplier(
     adjacency: Adjacency,
     accountant: Accountant,
 ) -> Result<f64> {
-    let allowed = accountant.mu(epsilon, delta)?;
-    let mut sigma = (Interval::exact(adjacency.sensitivity_factor()) / allowed).hi;
-    if sigma.is_infinite() {
-        return Err(Error::argument(
-            "epsilon",
-            shown(epsilon),
-            "it is too small: the noise would be infinite",
-        ));
-    }
-    // Outward roundings in a row can leave ε a few units above the target; the noise goes up until it is not.
-    let mut step = 2.0 * f64::EPSILON;
-    while accountant.epsilon(mu(sigma, adjacency)?, delta)? > epsilon {
-        sigma *= 1.0 + step;
-        step *= 2.0;
-    }
-    Ok(sigma)
+    curve::calibrate(epsilon, delta, |sigma| PrivacyCurve::gaussian(mu(sigma, adjacency)?, accountant))
 }
 
 /// The noise multiplier of one mechanism that is exactly as private as all the given ones together:
@@ -140,49 +124,43 @@ impl Account {
 }
 
 /// What stays fixed while noise, ε and δ are traded against each other.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
     /// Which data sets are neighbours.
     pub adjacency: Adjacency,
     /// How ε and δ follow from the noise.
     pub accountant: Accountant,
+    /// By what chance units come into steps.
+    pub sampling: Sampling,
     /// Sensitivity `γ` of the mechanism as deployed, for contributions of unit norm.
     pub sensitivity: f64,
     /// Clipping norm `ζ` of one contribution.
     pub clip: f64,
 }
 
-/// A calibrated Gaussian mechanism: everything that ties its noise to its guarantee.
+/// A calibrated mechanism: everything that ties its noise to its guarantee.
 ///
 /// Guarantee: noise of standard deviation `noise_std` on the encoded stream gives (`epsilon`, `delta`) under
-/// `adjacency`. Deserialising repeats the computation and refuses a record that claims more than it proves.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked", into = "Unchecked")]
+/// `adjacency`.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     terms: Terms,
     noise_multiplier: f64,
     epsilon: f64,
     delta: f64,
-    mu: f64,
+    curve: PrivacyCurve,
     noise_std: f64,
-}
-
-/// The fields of [`Calibration`] as they stand in a file.
-#[derive(Serialize, Deserialize)]
-struct Unchecked {
-    epsilon: f64,
-    delta: f64,
-    adjacency: Adjacency,
-    accountant: Accountant,
-    noise_multiplier: f64,
-    sensitivity: f64,
-    clip: f64,
-    noise_std: f64,
-    mu: f64,
-    rho: f64,
 }
 
 impl Terms {
+    /// The privacy curve at a noise multiplier: the one place where noise becomes privacy.
+    ///
+    /// Errors: σ not positive and finite, or too small for any guarantee; sampling that is not there yet.
+    pub fn curve(&self, noise_multiplier: f64) -> Result<PrivacyCurve> {
+        self.sampling.supported()?;
+        PrivacyCurve::gaussian(mu(noise_multiplier, self.adjacency)?, self.accountant)
+    }
+
     /// The least noise that gives (ε, δ).
     ///
     /// Guarantee: σ and the standard deviation are rounded up.
@@ -190,7 +168,8 @@ impl Terms {
     /// accountant's reach.
     pub fn calibrate_noise(self, epsilon: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
-        let sigma = noise_multiplier(epsilon, delta, self.adjacency, self.accountant)?;
+        self.sampling.supported()?;
+        let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
         self.finish(sigma, epsilon, delta)
     }
 
@@ -200,7 +179,7 @@ impl Terms {
     /// Errors: sensitivity, clip or σ not positive and finite, δ outside (0, 1).
     pub fn account_epsilon(self, noise_multiplier: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
-        let epsilon = self.accountant.epsilon(mu(noise_multiplier, self.adjacency)?, delta)?;
+        let epsilon = self.curve(noise_multiplier)?.epsilon(delta)?;
         self.finish(noise_multiplier, epsilon, delta)
     }
 
@@ -211,7 +190,7 @@ impl Terms {
     /// below 1.
     pub fn account_delta(self, noise_multiplier: f64, epsilon: f64) -> Result<Calibration> {
         self.check()?;
-        let delta = self.accountant.delta(mu(noise_multiplier, self.adjacency)?, epsilon)?;
+        let delta = self.curve(noise_multiplier)?.delta(epsilon)?;
         if delta >= 1.0 {
             return Err(Error::argument(
                 "epsilon",
@@ -220,6 +199,20 @@ impl Terms {
             ));
         }
         self.finish(noise_multiplier, epsilon, delta)
+    }
+
+    /// A calibration as somebody states it.
+    ///
+    /// Errors: those of [`Terms::account_epsilon`]; an ε below what the noise proves, by however little.
+    pub fn stated(self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+        let proved = self.account_epsilon(noise_multiplier, delta)?;
+        if epsilon != 0.0 {
+            check_epsilon(epsilon)?;
+        }
+        if proved.epsilon > epsilon {
+            return Err(Error::argument("epsilon", epsilon, "the stated noise does not prove it"));
+        }
+        Ok(Calibration { epsilon, ..proved })
     }
 
     /// The largest clipping norm for which noise of a given standard deviation still gives (ε, δ);
@@ -231,7 +224,8 @@ impl Terms {
     pub fn calibrate_clip(self, noise_std: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
         check_positive("noise standard deviation", noise_std)?;
         check_positive("sensitivity", self.sensitivity)?;
-        let sigma = noise_multiplier(epsilon, delta, self.adjacency, self.accountant)?;
+        self.sampling.supported()?;
+        let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
         let mut clip = (Interval::exact(noise_std) / (Interval::exact(sigma) * self.sensitivity)).lo;
         // Rounded down until the noise this clip asks for, itself rounded up, is not more than there is.
         let mut step = f64::EPSILON;
@@ -252,9 +246,11 @@ impl Terms {
     fn finish(self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
         let noise_std = standard_deviation(noise_multiplier, self.sensitivity, self.clip);
         check_positive("noise standard deviation", noise_std)?;
-        let mu = mu(noise_multiplier, self.adjacency)?;
-        zcdp::rho(mu)?;
-        Ok(Calibration { terms: self, noise_multiplier, epsilon, delta, mu, noise_std })
+        let curve = self.curve(noise_multiplier)?;
+        if let Some(mu) = curve.mu() {
+            zcdp::rho(mu)?;
+        }
+        Ok(Calibration { terms: self, noise_multiplier, epsilon, delta, curve, noise_std })
     }
 }
 
@@ -289,14 +285,19 @@ impl Calibration {
         self.delta
     }
 
-    /// μ of Gaussian differential privacy.
-    pub fn mu(&self) -> f64 {
-        self.mu
+    /// δ as a function of ε.
+    pub fn curve(&self) -> &PrivacyCurve {
+        &self.curve
+    }
+
+    /// μ of Gaussian differential privacy, where the mechanism is Gaussian.
+    pub fn mu(&self) -> Option<f64> {
+        self.curve.mu()
     }
 
     /// ρ of zero-concentrated differential privacy, `μ²/2` rounded up.
-    pub fn rho(&self) -> f64 {
-        (Interval::exact(self.mu).square() * 0.5).hi
+    pub fn rho(&self) -> Option<f64> {
+        self.mu().map(|mu| (Interval::exact(mu).square() * 0.5).hi)
     }
 
     /// Every accountant's ε at this noise and δ.
@@ -308,56 +309,13 @@ impl Calibration {
     }
 }
 
-impl From<Calibration> for Unchecked {
-    fn from(c: Calibration) -> Self {
-        let Terms { adjacency, accountant, sensitivity, clip } = c.terms;
-        Self {
-            epsilon: c.epsilon,
-            delta: c.delta,
-            adjacency,
-            accountant,
-            noise_multiplier: c.noise_multiplier,
-            sensitivity,
-            clip,
-            noise_std: c.noise_std,
-            mu: c.mu,
-            rho: c.rho(),
-        }
-    }
-}
-
-impl TryFrom<Unchecked> for Calibration {
-    type Error = Error;
-
-    fn try_from(u: Unchecked) -> Result<Self> {
-        let Unchecked { adjacency, accountant, sensitivity, clip, .. } = u;
-        let terms = Terms { adjacency, accountant, sensitivity, clip };
-        let proved = terms.account_epsilon(u.noise_multiplier, u.delta)?;
-        if u.epsilon != 0.0 {
-            check_epsilon(u.epsilon)?;
-        }
-        if proved.epsilon > u.epsilon * (1.0 + RECHECK) {
-            return Err(Error::argument("epsilon", u.epsilon, "the stated noise does not prove it"));
-        }
-        let understates = |stated: f64, proved: f64| stated.is_nan() || stated < proved * (1.0 - RECHECK);
-        if understates(u.noise_std, proved.noise_std) {
-            let rule = "it is less than multiplier × sensitivity × clip";
-            return Err(Error::argument("noise standard deviation", u.noise_std, rule));
-        }
-        if understates(u.mu, proved.mu) || understates(u.rho, proved.rho()) {
-            return Err(Error::argument("mu", u.mu, "the stated noise does not prove it"));
-        }
-        Ok(Self { epsilon: u.epsilon, ..proved })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn terms(adjacency: Adjacency, accountant: Accountant) -> Terms {
-        Terms { adjacency, accountant, sensitivity: 1.25, clip: 0.3 }
+        Terms { adjacency, accountant, sampling: Sampling::None, sensitivity: 1.25, clip: 0.3 }
     }
 
     #[test]
@@ -426,39 +384,36 @@ mod tests {
             prop_assert!(clip.noise_std() <= calibration.noise_std());
             // The standard deviation covers σ Δ with Δ = γζ.
             prop_assert!(calibration.noise_std() >= sigma * 1.25 * 0.3);
-
-            let json = serde_json::to_string(&calibration).unwrap();
-            prop_assert_eq!(serde_json::from_str::<Calibration>(&json).unwrap(), calibration);
+            prop_assert_eq!(terms.stated(sigma, epsilon, delta).unwrap(), calibration);
         }
     }
 
     #[test]
-    fn files_that_claim_too_much_are_refused() {
-        let honest = terms(Adjacency::ReplaceWithZero, Accountant::Exact).calibrate_noise(2.0, 1e-6).unwrap();
-        let json = serde_json::to_value(honest).unwrap();
-        let with = |name: &str, value: serde_json::Value| {
-            let mut json = json.clone();
-            json[name] = value;
-            serde_json::from_value::<Calibration>(json)
-        };
-        assert!(with("epsilon", 2.5.into()).is_ok());
-        for (name, value) in [
-            ("epsilon", 1.99),
-            ("epsilon", -1.0),
-            ("delta", 1e-7),
-            ("delta", 1.0),
-            ("noise_multiplier", honest.noise_multiplier() * 0.99),
-            ("noise_std", honest.noise_std() * 0.99),
-            ("sensitivity", 1.3),
-            ("clip", 0.31),
-            ("clip", 0.0),
-            ("mu", honest.mu() * 0.99),
-            ("rho", honest.rho() * 0.99),
+    fn claims_beyond_the_proof_are_refused_however_small() {
+        let terms = terms(Adjacency::ReplaceWithZero, Accountant::Exact);
+        let honest = terms.calibrate_noise(2.0, 1e-6).unwrap();
+        let sigma = honest.noise_multiplier();
+        assert_eq!(terms.stated(sigma, 2.0, 1e-6).unwrap(), honest);
+        assert!(terms.stated(sigma, 2.5, 1e-6).is_ok());
+        let least = terms.account_epsilon(sigma, 1e-6).unwrap().epsilon();
+        for (sigma, epsilon, delta) in [
+            (sigma, least.next_down(), 1e-6),
+            (sigma, least * (1.0 - 1e-10), 1e-6),
+            (sigma * (1.0 - 1e-10), 2.0, 1e-6),
+            (sigma, 2.0, 1e-7),
+            (sigma, -1.0, 1e-6),
+            (sigma, 2.0, 1.0),
+            (sigma, f64::NAN, 1e-6),
         ] {
-            assert!(with(name, value.into()).is_err(), "{name} = {value}");
+            assert!(terms.stated(sigma, epsilon, delta).is_err(), "{sigma} {epsilon} {delta}");
         }
-        assert!(with("adjacency", "replace-one".into()).is_err());
-        assert!(with("accountant", "rdp".into()).is_err());
+        let replace = Terms { adjacency: Adjacency::ReplaceOne, ..terms };
+        let rdp = Terms { accountant: Accountant::Rdp, ..terms };
+        assert!(replace.stated(sigma, 2.0, 1e-6).is_err() && rdp.stated(sigma, 2.0, 1e-6).is_err());
+        let sampled = Terms { sampling: Sampling::BallsInBins { bins: 8 }, ..terms };
+        assert!(
+            sampled.stated(sigma, 2.0, 1e-6).unwrap_err().to_string().starts_with("sampling balls-in-bins:8")
+        );
     }
 
     #[test]

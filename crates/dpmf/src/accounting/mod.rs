@@ -2,9 +2,9 @@
 //!
 //! The matrix mechanism with noise `N(0, (σγζ)²)` is, against an adaptive adversary too, one Gaussian
 //! mechanism of sensitivity `γζ` (Theorems 2.1 and 4.1 of \[DMRST22\]), so a single number describes it:
-//! `μ = Δ/(σγζ)`, where `Δ` is `γζ` times the [`Adjacency`]'s factor. [`gaussian`] is exact; [`zcdp`], [`rdp`]
-//! and [`paper`] are the weaker routes that others report. [`calibrate`] solves each of them for σ, ε, δ or
-//! the clipping norm, and [`PrivacyStatement`] says the result in words.
+//! `μ = Δ/(σγζ)`, where `Δ` is `γζ` times the [`Adjacency`]'s factor. Its [`PrivacyCurve`], δ as a function of ε, is
+//! read by [`gaussian`], which is exact, or by [`zcdp`], [`rdp`] and [`paper`], the weaker routes that others report.
+//! [`calibrate`] solves a curve for σ, ε, δ or the clipping norm, and [`PrivacyStatement`] says the result in words.
 //!
 //! Guarantee: what is reported is never better than what is true. Formulas are evaluated in interval
 //! arithmetic and the unfavourable end is returned: ε, δ, μ, ρ and σ as results are rounded up, a clipping norm
@@ -12,10 +12,12 @@
 //!
 //! ```
 //! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms};
+//! use dpmf::{Participation, Sampling};
 //!
 //! let terms = Terms {
 //!     adjacency: Adjacency::ReplaceWithZero,
 //!     accountant: Accountant::Exact,
+//!     sampling: Sampling::None,
 //!     sensitivity: 1.0,
 //!     clip: 0.3,
 //! };
@@ -25,12 +27,13 @@
 //! assert!(calibration.account()?.epsilon_rdp > 8.5);
 //!
 //! let statement =
-//!     PrivacyStatement::new(calibration, PrivacyUnit::User, "in at most one step", 2048, KeyOrigin::System)?;
+//!     PrivacyStatement::new(calibration, PrivacyUnit::User, Participation::default(), 2048, KeyOrigin::System)?;
 //! assert!(statement.to_string().starts_with("(8, 1e-6)-differential privacy for every user"));
 //! # Ok::<(), dpmf::Error>(())
 //! ```
 
 pub mod calibrate;
+pub mod curve;
 pub mod gaussian;
 pub mod paper;
 pub mod rdp;
@@ -43,6 +46,7 @@ pub(crate) mod normal;
 pub(crate) mod search;
 
 pub use calibrate::{Account, Calibration, Terms, compose};
+pub use curve::PrivacyCurve;
 pub use statement::{KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 

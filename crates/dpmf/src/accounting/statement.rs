@@ -1,7 +1,8 @@
 //! The privacy statement: a guarantee with its conditions, as data and in words.
 
-use super::{Accountant, Adjacency, Calibration};
+use super::{Accountant, Adjacency, Calibration, Terms};
 use crate::error::{Error, Result};
+use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -60,58 +61,54 @@ impl KeyOrigin {
 
 /// A calibrated mechanism's guarantee, together with everything it depends on.
 ///
-/// Built from a checked [`Calibration`]; reading one from a file repeats the check. The sentences under `covers`
-/// and `does_not_cover` follow from the other fields and are written for people: they are never read back.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Document", into = "Document")]
+/// It is data, and its sentences are rendered from it: none is ever read.
+#[derive(Clone, Debug, PartialEq)]
 pub struct PrivacyStatement {
     unit: PrivacyUnit,
-    participation: String,
+    participation: Participation,
     steps: usize,
     key: KeyOrigin,
     calibration: Calibration,
 }
 
-/// The statement as it stands in a file.
-#[derive(Serialize, Deserialize)]
-struct Document {
+/// The statement as programs read it.
+#[derive(Serialize)]
+struct Document<'a> {
     unit: PrivacyUnit,
-    participation: String,
+    participation: Pattern,
+    sampling: Sampling,
     steps: usize,
     key: KeyOrigin,
-    #[serde(flatten)]
-    calibration: Calibration,
-    #[serde(default)]
-    covers: Vec<String>,
-    #[serde(default)]
-    does_not_cover: Vec<String>,
-    #[serde(default)]
-    words: String,
+    epsilon: f64,
+    delta: f64,
+    adjacency: Adjacency,
+    accountant: Accountant,
+    noise_multiplier: f64,
+    sensitivity: f64,
+    clip: f64,
+    noise_std: f64,
+    mu: Option<f64>,
+    rho: Option<f64>,
+    covers: &'a [String],
+    does_not_cover: &'a [String],
+    words: &'a str,
 }
 
 impl PrivacyStatement {
-    /// A statement about `steps` steps under a participation pattern, told in words that complete
-    /// "each user takes part …", such as `in at most one step`.
+    /// A statement about `steps` steps under a participation pattern.
     ///
-    /// Errors: no steps, an empty participation.
+    /// Errors: no steps; a pattern that does not fit them.
     pub fn new(
         calibration: Calibration,
         unit: PrivacyUnit,
-        participation: impl Into<String>,
+        participation: Participation,
         steps: usize,
         key: KeyOrigin,
     ) -> Result<Self> {
-        let participation = participation.into();
         if steps == 0 {
             return Err(Error::argument("steps", 0, "at least one step is needed"));
         }
-        if participation.trim().is_empty() {
-            return Err(Error::argument(
-                "participation",
-                "empty",
-                "the sensitivity means nothing without it",
-            ));
-        }
+        participation.pattern(steps)?;
         Ok(Self { unit, participation, steps, key, calibration })
     }
 
@@ -131,8 +128,8 @@ impl PrivacyStatement {
     }
 
     /// How often, and how far apart, one unit takes part.
-    pub fn participation(&self) -> &str {
-        &self.participation
+    pub fn participation(&self) -> Participation {
+        self.participation
     }
 
     /// Number of steps the mechanism was built for.
@@ -184,19 +181,31 @@ impl PrivacyStatement {
     }
 }
 
-impl From<PrivacyStatement> for Document {
-    fn from(s: PrivacyStatement) -> Self {
-        let (covers, does_not_cover, words) = (s.covers(), s.does_not_cover(), s.to_string());
-        let PrivacyStatement { unit, participation, steps, key, calibration } = s;
-        Self { unit, participation, steps, key, calibration, covers, does_not_cover, words }
-    }
-}
-
-impl TryFrom<Document> for PrivacyStatement {
-    type Error = Error;
-
-    fn try_from(d: Document) -> Result<Self> {
-        Self::new(d.calibration, d.unit, d.participation, d.steps, d.key)
+impl Serialize for PrivacyStatement {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let c = &self.calibration;
+        let Terms { adjacency, accountant, sampling, sensitivity, clip } = *c.terms();
+        let document = Document {
+            unit: self.unit,
+            participation: self.participation.pattern(self.steps).map_err(serde::ser::Error::custom)?,
+            sampling,
+            steps: self.steps,
+            key: self.key,
+            epsilon: c.epsilon(),
+            delta: c.delta(),
+            adjacency,
+            accountant,
+            noise_multiplier: c.noise_multiplier(),
+            sensitivity,
+            clip,
+            noise_std: c.noise_std(),
+            mu: c.mu(),
+            rho: c.rho(),
+            covers: &self.covers(),
+            does_not_cover: &self.does_not_cover(),
+            words: &self.to_string(),
+        };
+        document.serialize(serializer)
     }
 }
 
@@ -207,7 +216,7 @@ impl fmt::Display for PrivacyStatement {
         writeln!(
             f,
             "({}, {:e})-differential privacy for every {unit}, over {} steps.",
-            round_up(c.epsilon()),
+            epsilon_for_people(c.epsilon()),
             c.delta(),
             self.steps
         )?;
@@ -223,7 +232,10 @@ impl fmt::Display for PrivacyStatement {
             }
         };
         writeln!(f, "Neighbours: {relation} ({}).", terms.adjacency)?;
-        writeln!(f, "Participation: each {unit} takes part {}.", self.participation)?;
+        writeln!(f, "Participation: each {unit} takes part {}.", self.participation.words(self.steps))?;
+        if terms.sampling != Sampling::None {
+            writeln!(f, "Sampling: {}.", terms.sampling.words())?;
+        }
         writeln!(
             f,
             "Noise: standard deviation {} = multiplier {:.6} × sensitivity as deployed {:.6} × clipping norm {}.",
@@ -238,7 +250,11 @@ impl fmt::Display for PrivacyStatement {
             Accountant::Rdp => "Rényi privacy at integer orders from 2 to 512",
             Accountant::Paper => "the closed form of the matrix mechanism's privacy theorem",
         };
-        writeln!(f, "Accountant: {accountant}; μ = {}, ρ = {}.", plain(c.mu()), plain(c.rho()))?;
+        let strength = match (c.mu(), c.rho()) {
+            (Some(mu), Some(rho)) => format!("; μ = {}, ρ = {}", plain(mu), plain(rho)),
+            _ => String::new(),
+        };
+        writeln!(f, "Accountant: {accountant}{strength}.")?;
         writeln!(f, "Covered:")?;
         self.covers().iter().try_for_each(|line| writeln!(f, "  - {line}"))?;
         writeln!(f, "Not covered, or taken for granted:")?;
@@ -252,7 +268,7 @@ fn plain(x: f64) -> String {
 }
 
 /// ε for people: four decimals, rounded up, without trailing zeros.
-fn round_up(epsilon: f64) -> String {
+pub fn epsilon_for_people(epsilon: f64) -> String {
     // A target such as 0.1 is not a round number in binary; it should still print as itself.
     let scaled = epsilon * 1e4;
     let nearest = scaled.round();
@@ -263,12 +279,12 @@ fn round_up(epsilon: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounting::Terms;
 
     fn statement(adjacency: Adjacency, key: KeyOrigin) -> PrivacyStatement {
-        let terms = Terms { adjacency, accountant: Accountant::Exact, sensitivity: 1.5, clip: 0.3 };
+        let sampling = Sampling::default();
+        let terms = Terms { adjacency, accountant: Accountant::Exact, sampling, sensitivity: 1.5, clip: 0.3 };
         let calibration = terms.calibrate_noise(8.0, 1e-6).unwrap();
-        PrivacyStatement::new(calibration, PrivacyUnit::User, "in at most one step", 2048, key).unwrap()
+        PrivacyStatement::new(calibration, PrivacyUnit::User, Participation::default(), 2048, key).unwrap()
     }
 
     #[test]
@@ -298,32 +314,22 @@ mod tests {
     }
 
     #[test]
-    fn json_is_flat_and_checked_on_reading() {
+    fn json_is_flat() {
         let statement = statement(Adjacency::ReplaceWithZero, KeyOrigin::Seeded);
         let json = serde_json::to_value(&statement).unwrap();
-        for (name, value) in [
-            ("unit", "user"),
-            ("key", "seeded"),
-            ("adjacency", "replace-with-zero"),
-            ("accountant", "exact"),
-            ("participation", "in at most one step"),
-        ] {
+        for (name, value) in
+            [("unit", "user"), ("key", "seeded"), ("adjacency", "replace-with-zero"), ("accountant", "exact")]
+        {
             assert_eq!(json[name], value);
         }
-        assert_eq!(json["epsilon"], 8.0);
+        let single = serde_json::json!({ "kind": "single", "times": 1, "separation": null });
+        assert_eq!(json["participation"], single);
+        assert_eq!(
+            (&json["epsilon"], &json["noise_std"]),
+            (&8.0.into(), &statement.calibration().noise_std().into())
+        );
         assert_eq!(json["does_not_cover"].as_array().unwrap().len(), 4);
-        assert_eq!(serde_json::from_value::<PrivacyStatement>(json.clone()).unwrap(), statement);
-
-        for (name, value) in [("epsilon", 7.9), ("sensitivity", 1.6), ("steps", 0.0), ("delta", 1e-8)] {
-            let mut json = json.clone();
-            json[name] = if name == "steps" { 0.into() } else { value.into() };
-            assert!(serde_json::from_value::<PrivacyStatement>(json).is_err(), "{name}");
-        }
-        // Sentences in a file are not believed.
-        let mut edited = json.clone();
-        edited["covers"] = serde_json::json!(["Everything."]);
-        edited["words"] = "perfect privacy".into();
-        assert_eq!(serde_json::from_value::<PrivacyStatement>(edited).unwrap(), statement);
+        assert_eq!(json["words"], statement.to_string());
     }
 
     #[test]
@@ -331,17 +337,30 @@ mod tests {
         for (epsilon, text) in
             [(8.0, "8"), (0.1, "0.1"), (1.00001, "1.0001"), (17.648, "17.648"), (0.99990001, "1")]
         {
-            assert_eq!(round_up(epsilon), text);
+            assert_eq!(epsilon_for_people(epsilon), text);
         }
     }
 
     #[test]
-    fn nothing_is_left_unsaid() {
-        let calibration = *statement(Adjacency::ReplaceWithZero, KeyOrigin::System).calibration();
-        let new = |participation, steps| {
-            PrivacyStatement::new(calibration, PrivacyUnit::Record, participation, steps, KeyOrigin::System)
+    fn a_pattern_must_fit_the_steps() {
+        let calibration = statement(Adjacency::ReplaceWithZero, KeyOrigin::System).calibration().clone();
+        let new = |participation: Participation, steps| {
+            PrivacyStatement::new(
+                calibration.clone(),
+                PrivacyUnit::Record,
+                participation,
+                steps,
+                KeyOrigin::System,
+            )
         };
-        assert!(new(" ", 3).unwrap_err().to_string().starts_with("participation is empty"));
-        assert!(new("once", 0).unwrap_err().to_string().starts_with("steps is 0"));
+        assert!(new(Participation::default(), 0).unwrap_err().to_string().starts_with("steps is 0"));
+        assert!(
+            new(Participation::Epochs { times: 4 }, 3).unwrap_err().to_string().starts_with("epochs is 4")
+        );
+        let words = new(Participation::Epochs { times: 4 }, 10).unwrap().to_string();
+        assert!(
+            words.contains("each record takes part in at most 4 steps, any two of them at least 3 apart"),
+            "{words}"
+        );
     }
 }

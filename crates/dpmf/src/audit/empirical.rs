@@ -26,9 +26,15 @@ pub struct Promise {
     pub mu: f64,
 }
 
-impl From<&Calibration> for Promise {
-    fn from(calibration: &Calibration) -> Self {
-        Self { epsilon: calibration.epsilon(), delta: calibration.delta(), mu: calibration.mu() }
+impl TryFrom<&Calibration> for Promise {
+    type Error = Error;
+
+    fn try_from(calibration: &Calibration) -> Result<Self> {
+        let mu = calibration.mu().ok_or_else(|| Error::Unsupported {
+            what: "the game against a mechanism that is not Gaussian".into(),
+            hint: "only mechanisms without sampling are audited",
+        })?;
+        Ok(Self { epsilon: calibration.epsilon(), delta: calibration.delta(), mu })
     }
 }
 

@@ -10,6 +10,7 @@
 
 use crate::accounting::{Adjacency, check_positive};
 use crate::error::{Error, Result};
+use crate::participation::{Participation, Pattern};
 use chacha20::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
@@ -88,12 +89,20 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
+    /// Streams that differ where one unit of privacy takes part.
+    ///
+    /// Errors: a clip that is not positive and finite; a pattern that does not fit the steps.
+    pub fn new(participation: Participation, steps: usize, adjacency: Adjacency, clip: f64) -> Result<Self> {
+        check_positive("clip", clip)?;
+        let Pattern { times, separation, .. } = participation.pattern(steps)?;
+        Ok(Self { adjacency, clip, participations: times, separation: separation.unwrap_or(1) })
+    }
+
     /// Streams that differ in one step.
     ///
     /// Errors: a clip that is not positive and finite.
     pub fn single(adjacency: Adjacency, clip: f64) -> Result<Self> {
-        check_positive("clip", clip)?;
-        Ok(Self { adjacency, clip, participations: 1, separation: 1 })
+        Self::new(Participation::default(), 1, adjacency, clip)
     }
 
     /// Largest distance between the two inputs of a step.

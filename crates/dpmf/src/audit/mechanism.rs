@@ -3,7 +3,7 @@
 use super::game::{AuditRng, Session, StreamMechanism};
 use crate::accounting::check_positive;
 use crate::error::{Error, Result};
-use crate::factorization::Representation;
+use crate::form::Representation;
 use crate::workload::Workload;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, Par, Side};
@@ -51,19 +51,11 @@ impl MatrixMechanism {
         Ok(Self { coloring, noise_std, dimension })
     }
 
-    /// The mechanism of a factorization.
+    /// The mechanism of a form.
     ///
     /// Errors: as [`MatrixMechanism::new`].
-    pub fn of(factorization: &dyn Representation, noise_std: f64, dimension: usize) -> Result<Self> {
-        let (n, m) = (factorization.steps(), factorization.noise_rows());
-        let mut coloring = Mat::zeros(n, m);
-        let (mut rows, mut row) = (factorization.coloring_rows(), vec![0.0; m]);
-        for i in 0..n {
-            row.fill(0.0);
-            rows(&mut row);
-            row.iter().enumerate().for_each(|(j, &value)| coloring[(i, j)] = value);
-        }
-        Self::new(coloring, noise_std, dimension)
+    pub fn of(form: &dyn Representation, noise_std: f64, dimension: usize) -> Result<Self> {
+        Self::new(form.coloring(), noise_std, dimension)
     }
 
     /// The mechanism given by a dense decoder `B` of the workload, `N = A⁻¹B`.
@@ -208,7 +200,7 @@ impl NoiseModel {
 mod tests {
     use super::*;
     use crate::audit::game::rng;
-    use crate::factorization::{Cost, Rows};
+    use crate::form::tree::{Decoder, Tree};
 
     fn lower(rows: &[&[f64]]) -> Mat<f64> {
         Mat::from_fn(rows.len(), rows.len(), |i, j| rows[i].get(j).copied().unwrap_or(0.0))
@@ -228,38 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn a_factorization_plays_with_its_own_coloring() {
-        /// Two steps, three noise rows: one more than the answers can tell.
-        struct Wide;
-        impl Representation for Wide {
-            fn steps(&self) -> usize {
-                2
-            }
-            fn noise_rows(&self) -> usize {
-                3
-            }
-            fn coloring_rows(&self) -> Rows<'_> {
-                let mut step = 0.0;
-                Box::new(move |out| {
-                    step += 1.0;
-                    out.copy_from_slice(&[step, 0.0, 1.0]);
-                })
-            }
-            fn encoder(&self) -> Mat<f64> {
-                Mat::zeros(3, 2)
-            }
-            fn encoder_column_norms_sq(&self) -> Vec<f64> {
-                vec![0.0; 2]
-            }
-            fn cost(&self) -> Cost {
-                Cost { buffers: 0, work: 3.0 }
-            }
-        }
-        let mechanism = MatrixMechanism::of(&Wide, 1.0, 1).unwrap();
+    fn a_form_plays_with_its_own_coloring() {
+        // A tree over two steps has three nodes, one more than the answers can tell.
+        let tree = Tree::new(2, Decoder::Binary).unwrap();
+        let mechanism = MatrixMechanism::of(&tree, 1.0, 1).unwrap();
         assert_eq!(mechanism.coloring().shape(), (2, 3));
-        // NNᵀ = [2 3; 3 5], of determinant 1: its inverse is [5 −3; −3 2].
+        // N = [1 0 0; −1 0 1] and NNᵀ = [1 −1; −1 2], of determinant 1: its inverse is [2 1; 1 1].
         let model = mechanism.noise_model().unwrap();
-        for (w, expected) in model.weights(0).iter().zip([5.0, -3.0]) {
+        for (w, expected) in model.weights(0).iter().zip([2.0, 1.0]) {
             assert!((w - expected).abs() < 1e-6, "{w}");
         }
     }

@@ -10,10 +10,11 @@
 //!
 //! ```
 //! use dpmf::accounting::{Accountant, Adjacency, Terms};
+//! use dpmf::Sampling;
 //! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
 //!
 //! let adjacency = Adjacency::ReplaceWithZero;
-//! let terms = Terms { adjacency, accountant: Accountant::Exact, sensitivity: 1.0, clip: 1.0 };
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampling: Sampling::None, sensitivity: 1.0, clip: 1.0 };
 //! let promise = terms.calibrate_noise(2.0, 1e-5)?;
 //!
 //! // Independent noise on four steps, at half the deviation that the promise needs.
@@ -22,7 +23,7 @@
 //! let model = mechanism.noise_model()?;
 //! let adversary = Informed::of(AdversaryKind::WorstColumn, &model, &neighbours);
 //! let options = AuditOptions { trials: 20_000, ..Default::default() };
-//! let report = audit(&mechanism, &adversary, &neighbours, (&promise).into(), options)?;
+//! let report = audit(&mechanism, &adversary, &neighbours, (&promise).try_into()?, options)?;
 //! assert!(report.refuted() && report.epsilon_lower > 3.0);
 //! # Ok::<(), dpmf::Error>(())
 //! ```

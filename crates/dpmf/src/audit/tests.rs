@@ -3,6 +3,7 @@
 use super::adversary::Informed;
 use super::*;
 use crate::accounting::{Accountant, Adjacency, Calibration, Terms, gaussian};
+use crate::participation::Sampling;
 use faer::Mat;
 
 /// `C` of the square-root factorization of the prefix sum: Toeplitz with coefficients `binom(2k, k)/4ᵏ`.
@@ -32,7 +33,7 @@ fn sensitivity(c: &Mat<f64>) -> f64 {
 }
 
 fn calibrated(epsilon: f64, sensitivity: f64, clip: f64, adjacency: Adjacency) -> Calibration {
-    Terms { adjacency, accountant: Accountant::Exact, sensitivity, clip }
+    Terms { adjacency, accountant: Accountant::Exact, sampling: Sampling::None, sensitivity, clip }
         .calibrate_noise(epsilon, 1e-6)
         .unwrap()
 }
@@ -51,8 +52,8 @@ fn honest_mechanisms_are_audited_to_within_eight_percent() {
         let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 0.3).unwrap();
         let model = mechanism.noise_model().unwrap();
         let adversary = Informed::worst_column(&model, &neighbours);
-        assert!((adversary.mu() / calibration.mu() - 1.0).abs() < 1e-8);
-        let promise = Promise::from(&calibration);
+        assert!((adversary.mu() / calibration.mu().unwrap() - 1.0).abs() < 1e-8);
+        let promise = Promise::try_from(&calibration).unwrap();
         let report = audit(&mechanism, &adversary, &neighbours, promise, options(1_000_000)).unwrap();
         // The measured point lies on the promised trade-off curve; α = 1e-5 for its two rates.
         let (alpha, beta) = (report.test.false_positive_rate(), report.test.false_negative_rate());
@@ -93,7 +94,7 @@ fn adaptive_adversaries_gain_nothing_and_lose_nothing() {
         let model = mechanism.noise_model().unwrap();
         for adversary in [Informed::first_answer(&model, &neighbours), Informed::descent(&model, &neighbours)]
         {
-            let promise = Promise::from(&calibration);
+            let promise = Promise::try_from(&calibration).unwrap();
             let report = audit(&mechanism, &adversary, &neighbours, promise, options(200_000)).unwrap();
             assert!(report.epsilon_lower > 3.8 && report.epsilon_lower <= 4.0, "{report:?}");
         }
@@ -106,7 +107,8 @@ fn caught(coloring: Mat<f64>, noise_std: f64, clip: f64, promise: &Calibration, 
     let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, clip).unwrap();
     let model = mechanism.noise_model().unwrap();
     let adversary = Informed::worst_column(&model, &neighbours);
-    let report = audit(&mechanism, &adversary, &neighbours, promise.into(), options(trials)).unwrap();
+    let report =
+        audit(&mechanism, &adversary, &neighbours, promise.try_into().unwrap(), options(trials)).unwrap();
     assert_eq!(report.refuted(), report.epsilon_lower > report.promise.epsilon);
     report
 }
@@ -119,7 +121,10 @@ fn understated_sensitivity_is_caught() {
         let report = caught(inverse(&c), claimed.noise_std(), 1.0, &claimed, 1_000_000);
         assert!(report.refuted(), "{report:?}");
         // The truth: μ/0.9.
-        assert!(report.mu_lower > claimed.mu() && report.mu_lower < claimed.mu() / 0.9, "{report:?}");
+        assert!(
+            report.mu_lower > claimed.mu().unwrap() && report.mu_lower < claimed.mu().unwrap() / 0.9,
+            "{report:?}"
+        );
     }
 }
 
@@ -152,7 +157,7 @@ fn noise_that_ignores_the_clip_is_caught() {
     let claimed = calibrated(1.0, sensitivity(&c), 1.5, Adjacency::ReplaceWithZero);
     let unscaled = claimed.noise_multiplier() * sensitivity(&c);
     let report = caught(inverse(&c), unscaled, 1.5, &claimed, 200_000);
-    assert!(report.refuted() && report.mu_lower > 1.3 * claimed.mu(), "{report:?}");
+    assert!(report.refuted() && report.mu_lower > 1.3 * claimed.mu().unwrap(), "{report:?}");
 }
 
 #[test]
@@ -166,7 +171,8 @@ fn the_audit_does_not_depend_on_threads() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let adversary = Informed::worst_column(&model, &neighbours);
         pool.install(|| {
-            audit(&mechanism, &adversary, &neighbours, (&claimed).into(), options(10_001)).unwrap()
+            audit(&mechanism, &adversary, &neighbours, (&claimed).try_into().unwrap(), options(10_001))
+                .unwrap()
         })
     };
     let (one, three) = (run(1), run(3));

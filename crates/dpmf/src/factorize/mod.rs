@@ -13,11 +13,12 @@ pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options
 pub use linear::Linear as LinearOracle;
 
 use crate::error::{Error, Result};
-use crate::factorization::state_space::Order;
-use crate::factorization::{self, Representation};
+use crate::form::state_space::Order;
+use crate::form::{self, Representation};
 use crate::workload::Workload;
 use faer::Mat;
 use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
@@ -40,6 +41,11 @@ pub enum Solver {
     Newton,
     /// Projected gradient descent on the primal problem, the paper's other rival.
     Gradient,
+}
+
+/// An [`Observer`] that says nothing and never stops.
+pub fn quiet(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
 }
 
 /// An optimal factorization in its dual form.
@@ -131,18 +137,6 @@ fn within_dense_limit(n: usize) -> Result<()> {
     Ok(())
 }
 
-fn rows_of(representation: &dyn Representation) -> Mat<f64> {
-    let (n, m) = (representation.steps(), representation.noise_rows());
-    let (mut matrix, mut row) = (Mat::zeros(n, m), vec![0.0; m]);
-    let mut rows = representation.coloring_rows();
-    for i in 0..n {
-        row.fill(0.0);
-        rows(&mut row);
-        row.iter().enumerate().for_each(|(j, &x)| matrix[(i, j)] = x);
-    }
-    matrix
-}
-
 /// How small a streaming factorization should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
@@ -162,7 +156,7 @@ impl Optimum {
     /// The optimum as a stream of a few states, coefficients on the f32 grid.
     ///
     /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
-    pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<factorization::StateSpace> {
+    pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<form::StateSpace> {
         let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
             what: "streaming the optimum of a matrix".into(),
             hint: "a dense workload has no recurrence; use its dense factorization",
@@ -173,26 +167,26 @@ impl Optimum {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        factorization::StateSpace::truncated(recurrence, &self.v, order)
+        form::StateSpace::truncated(recurrence, &self.v, order)
     }
 
     /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own
     /// measured loss.
     ///
     /// Cost: O(n³) time, a few n × n matrices.
-    pub fn to_dense(&self, workload: &Workload) -> Result<(factorization::Dense, Certificate)> {
+    pub fn to_dense(&self, workload: &Workload) -> Result<(form::Dense, Certificate)> {
         let tolerance = (1e-2 * self.certificate.gap.abs()).clamp(1e-13, 1e-4);
         let dense = match (&self.primal, workload.recurrence()) {
-            (Some(x), _) => factorization::Dense::from_primal(x.as_ref())?,
+            (Some(x), _) => form::Dense::from_primal(x.as_ref())?,
             // The filter before truncation has the same rows, at some n² operations a state pair.
             (None, Some(recurrence)) if self.solver == Solver::Linear => {
                 within_dense_limit(workload.steps())?;
-                let filter = factorization::StateSpace::optimal(recurrence, &self.v, tolerance)?;
-                factorization::Dense::from_coloring(rows_of(&filter))?.normalised()
+                let filter = form::StateSpace::optimal(recurrence, &self.v, tolerance)?;
+                form::Dense::from_coloring(filter.coloring())?.normalised()
             }
             _ => {
                 let x = DenseOracle::new(dense_matrix(workload)?).primal(&self.v, tolerance)?;
-                factorization::Dense::from_primal(x.as_ref())?
+                form::Dense::from_primal(x.as_ref())?
             }
         };
         let gamma_sq = dense.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);

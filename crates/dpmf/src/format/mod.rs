@@ -1,40 +1,62 @@
 //! The mechanism file: a safetensors container that other tools can open.
 //!
 //! Tensors hold the deployed coefficients (f32), the workload and the dual variable (f64); a JSON header holds
-//! the rest. Reading builds everything through the same constructors as the library does, recomputes the
-//! sensitivity, and refuses a file that understates it. The hash detects damage, not malice: whoever can write
-//! the file can write its hash.
+//! the rest as data, and no sentence. Reading builds everything through the same constructors as the library does,
+//! recomputes the sensitivity and the privacy curve, and refuses a file that claims more than they prove. The hash
+//! detects damage, not malice: whoever can write the file can write its hash.
+//!
+//! A training program may keep its recipe in the same file, which then is a plan: everything that decides a run but
+//! data, model and key.
 
-mod container;
-
-use crate::accounting::PrivacyStatement;
+use crate::accounting::{Accountant, Adjacency, PrivacyStatement, PrivacyUnit};
+use crate::disk::{self, Access};
 use crate::error::{Error, Result};
-use crate::factorization::state_space::Parts;
-use crate::factorization::tree::{Decoder, Level};
-use crate::factorization::{Dense, Factorization, Independent, StateSpace, Structured, Toeplitz, Tree};
-use crate::linalg::banded::LowerBanded;
-use crate::mechanism::{Bound, Mechanism, SENSITIVITY_SLACK};
-use crate::participation::Participation;
-use crate::workload::{Optimizer, Recurrence, Workload};
-use container::Tensors;
+use crate::family::Selector;
+use crate::form::{Form, Representation};
+use crate::mechanism::{Bound, Conditions, Mechanism};
+use crate::participation::{Participation, Sampling};
+use crate::tensors::{self, Contents, Tensors, damaged};
+use crate::workload::{Optimizer, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::io::Write;
 use std::path::Path;
 
 /// Version of the layout.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+
+/// What a file holds.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// The mechanism; nothing in the plan of a run without noise.
+    pub mechanism: Option<Mechanism>,
+    /// What a training program keeps beside it.
+    pub recipe: Option<Value>,
+    /// SHA-256 over everything the file says.
+    pub sha256: [u8; 32],
+}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     format: u32,
+    mechanism: Option<MechanismHeader>,
+    recipe: Option<Value>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MechanismHeader {
     steps: usize,
     workload: WorkloadHeader,
-    factorization: FactorizationHeader,
+    family: Option<Selector>,
+    form: String,
     participation: Participation,
+    sampling: Sampling,
     sensitivity: f64,
     bound: Option<BoundHeader>,
-    privacy: Option<PrivacyStatement>,
+    privacy: Option<PrivacyHeader>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -45,252 +67,190 @@ enum WorkloadHeader {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-enum FactorizationHeader {
-    Independent,
-    Dense,
-    StateSpace { order: usize },
-    Structured { rank: usize },
-    Toeplitz,
-    Tree { decoder: Decoder },
-}
-
-#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BoundHeader {
     lower_bound: f64,
     iterations: usize,
 }
 
+/// A calibration: what cannot be computed from the rest.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrivacyHeader {
+    unit: PrivacyUnit,
+    adjacency: Adjacency,
+    accountant: Accountant,
+    noise_multiplier: f64,
+    clip: f64,
+    epsilon: f64,
+    delta: f64,
+}
+
 /// The file of a mechanism, as bytes.
 pub fn to_bytes(mechanism: &Mechanism) -> Result<Vec<u8>> {
-    let (header, tensors) = encode(mechanism)?;
-    container::write(&header, &tensors)
+    pack(Some(mechanism), None)
 }
 
-/// SHA-256 over everything the file says.
-pub fn hash(mechanism: &Mechanism) -> Result<[u8; 32]> {
-    let (header, tensors) = encode(mechanism)?;
-    Ok(container::digest(&header, &tensors))
-}
-
-/// Reads and validates a mechanism.
+/// The file of a plan: a mechanism, or none, with what a training program keeps beside it.
 ///
-/// Errors: [`Error::Format`] for anything that is not a whole, consistent file, including one whose stated
-/// sensitivity is below the true one.
-pub fn from_bytes(bytes: &[u8]) -> Result<Mechanism> {
-    let (header, tensors) = container::read(bytes)?;
-    decode(&header, tensors)
+/// The same input gives the same bytes.
+pub fn pack(mechanism: Option<&Mechanism>, recipe: Option<&Value>) -> Result<Vec<u8>> {
+    let mut tensors = Tensors::default();
+    let mechanism = mechanism.map(|mechanism| encode(mechanism, &mut tensors));
+    let header = Header { format: FORMAT, mechanism, recipe: recipe.cloned() };
+    let text = serde_json::to_string(&header).map_err(|error| damaged(error.to_string()))?;
+    tensors::write(&text, &tensors)
 }
 
-/// Writes the file at once or not at all: a temporary file beside it is synced, then renamed.
-pub fn save(mechanism: &Mechanism, path: &Path) -> Result<()> {
-    use std::io::Write;
-    let bytes = to_bytes(mechanism)?;
-    let io = |source| Error::Io { path: path.to_owned(), source };
-    let name = path
-        .file_name()
-        .ok_or_else(|| Error::Format { path: path.to_owned(), reason: "no file name".into() })?;
-    let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-    let written = std::fs::File::create(&temporary)
-        .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    if written.is_err() {
-        // The error that matters is the first one.
-        let _ = std::fs::remove_file(&temporary);
+/// Reads and validates a file.
+///
+/// Errors: [`Error::Format`] for anything that is not a whole, consistent file, including one whose sensitivity or ε is
+/// below what its coefficients and noise prove.
+pub fn unpack(bytes: &[u8]) -> Result<File> {
+    let Contents { header, mut tensors, sha256 } = tensors::read(bytes)?;
+    let bad = |error: serde_json::Error| damaged(format!("bad header: {error}"));
+    let value: Value = serde_json::from_str(&header).map_err(bad)?;
+    match value.get("format").and_then(Value::as_u64) {
+        Some(2) => {}
+        Some(1) => {
+            return Err(damaged(
+                "it has format 1, of version 0.1, which bound the noise to the sentences in the file: make it anew \
+                 with `dpmf factorize` and `dpmf calibrate`; a run that was begun with it ends with version 0.1"
+                    .into(),
+            ));
+        }
+        Some(other) => {
+            return Err(damaged(format!(
+                "it has format {other}, but this version reads format {FORMAT}: a newer dpmf wrote it"
+            )));
+        }
+        None => return Err(damaged("its header states no format".into())),
     }
-    written.map_err(io)
+    // From the text once more: a JSON value would lose the digits of numbers, and unknown fields.
+    let Header { mechanism, recipe, .. } = serde_json::from_str(&header).map_err(bad)?;
+    let mechanism = mechanism.map(|header| decode(header, &mut tensors)).transpose()?;
+    tensors.finish()?;
+    Ok(File { mechanism, recipe, sha256 })
 }
 
-/// Reads a file; see [`from_bytes`].
-pub fn load(path: &Path) -> Result<Mechanism> {
+/// Reads and validates a mechanism; see [`unpack`].
+///
+/// Errors: those of it; a plan without a mechanism.
+pub fn from_bytes(bytes: &[u8]) -> Result<Mechanism> {
+    unpack(bytes)?.mechanism.ok_or_else(|| damaged("it is the plan of a run without noise".into()))
+}
+
+/// Writes the file at once or not at all.
+///
+/// Errors: [`Error::Io`], with the file as it was before; a path that is no regular file.
+pub fn save(mechanism: &Mechanism, path: &Path) -> Result<()> {
+    let bytes = to_bytes(mechanism)?;
+    disk::replace(path, Access::Everyone, |file| file.write_all(&bytes))
+}
+
+/// Reads a file; see [`unpack`].
+///
+/// Errors: those of it, with the path; [`Error::Io`].
+pub fn open(path: &Path) -> Result<File> {
     let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
-    from_bytes(&bytes).map_err(|error| match error {
+    unpack(&bytes).map_err(|error| at(path, error))
+}
+
+/// Reads the mechanism of a file; see [`from_bytes`].
+///
+/// Errors: those of it, with the path; [`Error::Io`].
+pub fn load(path: &Path) -> Result<Mechanism> {
+    open(path)?.mechanism.ok_or_else(|| at(path, damaged("it is the plan of a run without noise".into())))
+}
+
+fn at(path: &Path, error: Error) -> Error {
+    match error {
         Error::Format { reason, .. } => Error::Format { path: path.to_owned(), reason },
         other => Error::Format { path: path.to_owned(), reason: other.to_string() },
-    })
+    }
 }
 
-pub(crate) fn damaged(reason: String) -> Error {
-    Error::Format { path: "<memory>".into(), reason }
-}
+const LEARNING_RATES: &str = "workload.learning_rates";
+const MATRIX: &str = "workload.matrix";
+const DUAL: &str = "bound.v";
 
-fn encode(mechanism: &Mechanism) -> Result<(String, Tensors)> {
+fn encode(mechanism: &Mechanism, tensors: &mut Tensors) -> MechanismHeader {
     let n = mechanism.workload().steps();
-    let mut tensors = Tensors::default();
     let workload = match mechanism.workload().optimizer() {
         Some((optimizer, learning_rates)) => {
-            tensors.put_f64("workload.learning_rates", &[n], learning_rates.iter().copied());
+            tensors.put_f64(LEARNING_RATES, &[n], learning_rates.iter().copied());
             WorkloadHeader::Sgd(*optimizer)
         }
         None => {
             let a = mechanism.workload().to_dense();
             let by_rows = (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| a[(i, j)]);
-            tensors.put_f64("workload.matrix", &[n, n], by_rows);
+            tensors.put_f64(MATRIX, &[n, n], by_rows);
             WorkloadHeader::Matrix
         }
     };
-    let factorization = match mechanism.factorization() {
-        Factorization::Independent(_) => FactorizationHeader::Independent,
-        Factorization::Dense(dense) => {
-            let lower = (0..n).flat_map(|i| (0..=i).map(move |j| dense.coloring()[(i, j)]));
-            tensors.put_f32("dense.lower_triangle", &[n * (n + 1) / 2], lower);
-            FactorizationHeader::Dense
-        }
-        Factorization::StateSpace(filter) => {
-            let (r, parts) = (filter.order(), filter.parts());
-            tensors.put_f32("state_space.direct", &[n], parts.direct.iter().copied());
-            tensors.put_f32("state_space.output", &[n, r], parts.output.iter().copied());
-            tensors.put_f32("state_space.input", &[n, r], parts.input.iter().copied());
-            tensors.put_f32("state_space.increment", &[n, r * (r + 1) / 2], parts.increment.iter().copied());
-            FactorizationHeader::StateSpace { order: r }
-        }
-        Factorization::Structured(structured) => {
-            let rank = structured.rank();
-            let below = structured.left().len().checked_div(rank).unwrap_or(0);
-            tensors.put_f32("structured.left", &[below, rank], structured.left().iter().copied());
-            tensors.put_f32("structured.right", &[below, rank], structured.right().iter().copied());
-            put_banded(&mut tensors, "structured.band", structured.band());
-            let recurrence = structured.recurrence();
-            put_banded(&mut tensors, "structured.recurrence.left", &recurrence.left);
-            if let Some(right) = &recurrence.right {
-                put_banded(&mut tensors, "structured.recurrence.right", right);
-            }
-            FactorizationHeader::Structured { rank }
-        }
-        Factorization::Toeplitz(toeplitz) => {
-            tensors.put_f32("toeplitz.first_column", &[n], toeplitz.coloring().iter().copied());
-            FactorizationHeader::Toeplitz
-        }
-        Factorization::Tree(tree) => {
-            let levels = tree.levels();
-            tensors.put_f32("tree.own", &[levels.len()], levels.iter().map(|level| level.own));
-            tensors.put_f32("tree.below", &[levels.len()], levels.iter().map(|level| level.below));
-            FactorizationHeader::Tree { decoder: tree.decoder() }
-        }
-    };
+    mechanism.form().write(tensors);
     let bound = mechanism.bound().map(|bound| {
-        tensors.put_f64("bound.v", &[n], bound.v.iter().copied());
+        tensors.put_f64(DUAL, &[n], bound.v.iter().copied());
         BoundHeader { lower_bound: bound.lower_bound, iterations: bound.iterations }
     });
-    let header = Header {
-        format: FORMAT,
+    MechanismHeader {
         steps: n,
         workload,
-        factorization,
+        family: mechanism.family(),
+        form: mechanism.form().kind().to_owned(),
         participation: mechanism.participation(),
+        sampling: mechanism.sampling(),
         sensitivity: mechanism.sensitivity(),
         bound,
-        privacy: mechanism.privacy().cloned(),
-    };
-    let text = serde_json::to_string(&header).map_err(|error| damaged(error.to_string()))?;
-    Ok((text, tensors))
+        privacy: mechanism.privacy().map(calibration),
+    }
 }
 
-fn decode(header: &str, mut tensors: Tensors) -> Result<Mechanism> {
-    let header: Header =
-        serde_json::from_str(header).map_err(|error| damaged(format!("bad header: {error}")))?;
-    if header.format != FORMAT {
-        return Err(damaged(format!(
-            "it has format {}, but this program reads format {FORMAT}",
-            header.format
-        )));
+fn calibration(statement: &PrivacyStatement) -> PrivacyHeader {
+    let calibration = statement.calibration();
+    let terms = calibration.terms();
+    PrivacyHeader {
+        unit: statement.unit(),
+        adjacency: terms.adjacency,
+        accountant: terms.accountant,
+        noise_multiplier: calibration.noise_multiplier(),
+        clip: terms.clip,
+        epsilon: calibration.epsilon(),
+        delta: calibration.delta(),
     }
+}
+
+fn decode(header: MechanismHeader, tensors: &mut Tensors) -> Result<Mechanism> {
     // The workload comes first: its tensors, and so the size of the file, bound n for all that follows.
     let n = header.steps;
     let workload = match header.workload {
         WorkloadHeader::Sgd(optimizer) => {
-            Workload::sgd(tensors.take("workload.learning_rates", &[Some(n)])?.1, optimizer)?
+            Workload::sgd(tensors.take(LEARNING_RATES, &[Some(n)])?.1, optimizer)?
         }
         WorkloadHeader::Matrix => {
-            let (_, a) = tensors.take("workload.matrix", &[Some(n), Some(n)])?;
+            let (_, a) = tensors.take(MATRIX, &[Some(n), Some(n)])?;
             Workload::dense(Mat::from_fn(n, n, |i, j| a[i * n + j]))?
         }
     };
-    let factorization = match header.factorization {
-        FactorizationHeader::Independent => Factorization::Independent(Independent::new(n)),
-        FactorizationHeader::Dense => {
-            let length = n.checked_mul(n + 1).ok_or_else(|| damaged(format!("{n} steps are too many")))? / 2;
-            let (_, lower) = tensors.take("dense.lower_triangle", &[Some(length)])?;
-            let coloring = Mat::from_fn(n, n, |i, j| if j <= i { lower[i * (i + 1) / 2 + j] } else { 0.0 });
-            Factorization::Dense(Dense::from_coloring(coloring)?)
-        }
-        FactorizationHeader::StateSpace { order: r } => {
-            let triangle = r.checked_mul(r.saturating_add(1)).map(|twice| twice / 2);
-            let triangle = triangle.ok_or_else(|| damaged(format!("{r} states are too many")))?;
-            let mut take = |name: &str, width: Option<usize>| {
-                let shape = [Some(n), width];
-                tensors
-                    .take(name, if width.is_some() { &shape } else { &shape[..1] })
-                    .map(|(_, values)| values)
-            };
-            let parts = Parts {
-                direct: take("state_space.direct", None)?,
-                output: take("state_space.output", Some(r))?,
-                input: take("state_space.input", Some(r))?,
-                increment: take("state_space.increment", Some(triangle))?,
-            };
-            Factorization::StateSpace(StateSpace::from_parts(r, parts)?)
-        }
-        FactorizationHeader::Structured { rank } => {
-            let (_, left) = tensors.take("structured.left", &[None, Some(rank)])?;
-            let (_, right) = tensors.take("structured.right", &[None, Some(rank)])?;
-            let band = take_banded(&mut tensors, "structured.band", n)?;
-            let recurrence = Recurrence {
-                left: take_banded(&mut tensors, "structured.recurrence.left", n)?,
-                right: match tensors.contains("structured.recurrence.right") {
-                    true => Some(take_banded(&mut tensors, "structured.recurrence.right", n)?),
-                    false => None,
-                },
-            };
-            Factorization::Structured(Structured::new(band, rank, left, right, recurrence)?)
-        }
-        FactorizationHeader::Toeplitz => {
-            let (_, column) = tensors.take("toeplitz.first_column", &[Some(n)])?;
-            Factorization::Toeplitz(Toeplitz::new(column)?)
-        }
-        FactorizationHeader::Tree { decoder } => {
-            let (_, own) = tensors.take("tree.own", &[None])?;
-            let (_, below) = tensors.take("tree.below", &[Some(own.len())])?;
-            let levels = own.into_iter().zip(below).map(|(own, below)| Level { own, below }).collect();
-            Factorization::Tree(Tree::from_levels(n, decoder, levels)?)
-        }
-    };
-    let mut mechanism = Mechanism::new(workload, &factorization, header.participation)?;
-    if header.sensitivity < mechanism.sensitivity() * (1.0 - SENSITIVITY_SLACK)
-        || !header.sensitivity.is_finite()
-    {
-        return Err(damaged(format!(
-            "it states a sensitivity of {}, but the coefficients have {}",
-            header.sensitivity,
-            mechanism.sensitivity()
-        )));
+    let form = Form::read(&header.form, n, tensors)?;
+    let stated = Some(header.sensitivity);
+    let mut mechanism = Mechanism::with_sensitivity(workload, &form, header.participation, stated)?
+        .with_sampling(header.sampling)?;
+    if let Some(family) = header.family {
+        mechanism = mechanism.with_family(family);
     }
     if let Some(bound) = header.bound {
-        let (_, v) = tensors.take("bound.v", &[Some(n)])?;
+        let (_, v) = tensors.take(DUAL, &[Some(n)])?;
         let bound = Bound { v, lower_bound: bound.lower_bound, iterations: bound.iterations };
         mechanism = mechanism.with_bound(bound)?;
     }
     if let Some(privacy) = header.privacy {
-        mechanism = mechanism.with_privacy(privacy)?;
+        let PrivacyHeader { unit, adjacency, accountant, noise_multiplier, clip, epsilon, delta } = privacy;
+        let conditions = Conditions { unit, adjacency, accountant };
+        let calibration = mechanism.terms(clip, conditions).stated(noise_multiplier, epsilon, delta)?;
+        mechanism = mechanism.with_calibration(calibration, unit)?;
     }
-    tensors.finish()?;
     Ok(mechanism)
-}
-
-/// Rows from the diagonal leftwards, as the type itself holds them.
-fn put_banded(tensors: &mut Tensors, name: &str, matrix: &LowerBanded) {
-    let rows = (0..matrix.n()).flat_map(|i| matrix.row(i).iter().copied());
-    tensors.put_f32(name, &[matrix.n(), matrix.bandwidth() + 1], rows);
-}
-
-fn take_banded(tensors: &mut Tensors, name: &str, n: usize) -> Result<LowerBanded> {
-    let (shape, values) = tensors.take(name, &[Some(n), None])?;
-    let width = shape[1];
-    if width == 0 {
-        return Err(damaged(format!("tensor {name} has no diagonal")));
-    }
-    Ok(LowerBanded::from_fn(n, width - 1, |i, k| values[i * width + k]))
 }
 
 #[cfg(test)]

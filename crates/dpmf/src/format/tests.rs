@@ -1,23 +1,17 @@
 use super::*;
-use crate::factorize::{Options, Solver, optimal};
-use crate::mechanism::Conditions;
+use crate::factorize::quiet;
+use crate::problem::Problem;
 use crate::workload::Schedule;
 use proptest::prelude::*;
-use std::ops::ControlFlow;
+use serde_json::json;
 
 fn example() -> Mechanism {
     let schedule: Schedule = "cooldown:0.5:0.1".parse().unwrap();
     let optimizer = Optimizer { momentum: 0.9, ..Default::default() };
     let workload = Workload::sgd(schedule.values(6), optimizer).unwrap();
-    let optimum =
-        optimal(&workload, Solver::Dense, &Options::default(), &mut |_| ControlFlow::Continue(())).unwrap();
-    let (dense, _) = optimum.to_dense(&workload).unwrap();
-    Mechanism::new(workload, &Factorization::Dense(dense), Participation::Single)
-        .unwrap()
-        .with_bound(Bound::from(&optimum))
-        .unwrap()
-        .calibrated(8.0, 1e-6, 2.0, Conditions::default())
-        .unwrap()
+    let problem = Problem::new(workload, Participation::default()).unwrap();
+    let mechanism = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap();
+    mechanism.calibrated(8.0, 1e-6, 2.0, Conditions::default()).unwrap()
 }
 
 #[test]
@@ -28,7 +22,18 @@ fn bytes_are_reproducible_and_round_trip() {
     assert_eq!(to_bytes(&back).unwrap(), bytes);
     assert_eq!(back.loss(), mechanism.loss());
     assert_eq!(back.certificate(), mechanism.certificate());
-    assert_eq!(hash(&back).unwrap(), hash(&mechanism).unwrap());
+    assert_eq!((back.identity(), back.family()), (mechanism.identity(), mechanism.family()));
+    assert_eq!(back.privacy(), mechanism.privacy());
+
+    let recipe = json!({ "rounds": 6, "rate": 0.1 });
+    let plan = unpack(&pack(Some(&mechanism), Some(&recipe)).unwrap()).unwrap();
+    assert_eq!(
+        (plan.recipe.as_ref(), plan.mechanism.unwrap().identity()),
+        (Some(&recipe), mechanism.identity())
+    );
+    let none = pack(None, Some(&recipe)).unwrap();
+    assert!(unpack(&none).unwrap().mechanism.is_none());
+    assert!(from_bytes(&none).unwrap_err().to_string().contains("without noise"));
 }
 
 #[test]
@@ -45,42 +50,91 @@ fn files_are_written_whole() {
     assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
 }
 
+/// The header and tensors of a mechanism.
+fn parts(mechanism: &Mechanism) -> (Value, Tensors) {
+    let Contents { header, tensors, .. } = tensors::read(&to_bytes(mechanism).unwrap()).unwrap();
+    (serde_json::from_str(&header).unwrap(), tensors)
+}
+
 /// Rewrites the header and seals it again, as an attacker or a careless tool would.
-fn forge(edit: impl Fn(&mut serde_json::Value)) -> Result<Mechanism> {
-    let (header, tensors) = encode(&example()).unwrap();
-    let mut value: serde_json::Value = serde_json::from_str(&header).unwrap();
-    edit(&mut value);
-    from_bytes(&container::write(&value.to_string(), &tensors).unwrap())
+fn forge(edit: impl Fn(&mut Value)) -> Result<Mechanism> {
+    let (mut header, tensors) = parts(&example());
+    edit(&mut header);
+    from_bytes(&tensors::write(&header.to_string(), &tensors).unwrap())
+}
+
+fn refused(edit: impl Fn(&mut Value)) -> String {
+    forge(edit).unwrap_err().to_string()
 }
 
 #[test]
 fn consistent_forgeries_are_refused() {
     assert!(forge(|_| ()).is_ok());
-    let refused = |edit: &dyn Fn(&mut serde_json::Value)| forge(edit).unwrap_err().to_string();
-    assert!(refused(&|h| h["sensitivity"] = 0.9.into()).contains("states a sensitivity of 0.9"));
-    assert!(refused(&|h| h["sensitivity"] = serde_json::Value::Null).contains("bad header"));
-    assert!(refused(&|h| h["format"] = 2.into()).contains("format 2"));
-    assert!(refused(&|h| h["steps"] = 5.into()).contains("does not fit"));
-    assert!(refused(&|h| h["steps"] = u64::MAX.into()).contains("does not fit"));
-    assert!(refused(&|h| h["workload"]["sgd"]["momentum"] = 1.0.into()).contains("momentum is 1"));
-    assert!(refused(&|h| h["factorization"] = "independent".into()).contains("no meaning here"));
-    assert!(refused(&|h| h["factorization"] = "unknown".into()).contains("bad header"));
-    assert!(refused(&|h| h["bound"]["lower_bound"] = (-1.0).into()).contains("lower bound is -1"));
-    assert!(refused(&|h| h["privacy"]["clip"] = 0.0.into()).contains("clip is 0"));
-    assert!(refused(&|h| h["privacy"]["epsilon"] = 4.0.into()).contains("epsilon"));
-    assert!(refused(&|h| h["privacy"]["sensitivity"] = 0.5.into()).contains("sensitivity"));
-    assert!(refused(&|h| h["privacy"]["steps"] = 7.into()).contains("privacy statement has length 7"));
-    assert!(refused(&|h| h["surprise"] = 1.into()).contains("unknown field"));
+    assert!(refused(|h| h["mechanism"]["sensitivity"] = 0.9.into()).contains("sensitivity is 0.9"));
+    assert!(refused(|h| h["mechanism"]["sensitivity"] = Value::Null).contains("bad header"));
+    assert!(refused(|h| h["format"] = 3.into()).contains("format 3"));
+    assert!(refused(|h| h["mechanism"]["steps"] = 5.into()).contains("does not fit"));
+    assert!(refused(|h| h["mechanism"]["steps"] = u64::MAX.into()).contains("does not fit"));
+    assert!(
+        refused(|h| h["mechanism"]["workload"]["sgd"]["momentum"] = 1.0.into()).contains("momentum is 1")
+    );
+    assert!(refused(|h| h["mechanism"]["form"] = "tree".into()).contains("tensor tree.own is missing"));
+    assert!(
+        refused(|h| h["mechanism"]["form"] = "unknown".into()).contains("no form that this version knows")
+    );
+    assert!(refused(|h| h["mechanism"]["family"] = "best".into()).contains("it must be one of"));
+    assert!(
+        refused(|h| h["mechanism"]["bound"]["lower_bound"] = (-1.0).into()).contains("lower bound is -1")
+    );
+    assert!(refused(|h| h["mechanism"]["privacy"]["clip"] = 0.0.into()).contains("clip is 0"));
+    assert!(refused(|h| h["mechanism"]["privacy"]["epsilon"] = 4.0.into()).contains("epsilon"));
+    assert!(refused(|h| h["surprise"] = 1.into()).contains("unknown field"));
+}
+
+/// The smallest understatement of a number is seen, and no sentence can be put into a file.
+#[test]
+fn nothing_in_a_file_is_believed() {
+    let honest = example();
+    let least = honest.participation().sensitivity(honest.form()).unwrap().gamma;
+    assert!(forge(|h| h["mechanism"]["sensitivity"] = least.into()).is_ok());
+    assert!(refused(|h| h["mechanism"]["sensitivity"] = least.next_down().into()).contains("sensitivity"));
+    let statement = honest.privacy().unwrap().calibration();
+    let sigma = statement.noise_multiplier() * (1.0 - 1e-10);
+    assert!(
+        refused(|h| h["mechanism"]["privacy"]["noise_multiplier"] = sigma.into()).contains("does not prove")
+    );
+    assert!(
+        refused(|h| h["mechanism"]["privacy"]["epsilon"] = (8.0 * (1.0 - 1e-10)).into()).contains("epsilon")
+    );
+
+    for words in ["participation", "covers", "does_not_cover", "words"] {
+        let message = refused(|h| h["mechanism"]["privacy"][words] = "takes part in every step".into());
+        assert!(message.contains("unknown field"), "{message}");
+    }
+    let everything = json!({ "kind": "every-step" });
+    assert!(refused(|h| h["mechanism"]["participation"] = everything.clone()).contains("unknown variant"));
+    // A pattern that exists is not covered by the sensitivity of another.
+    let epochs = json!({ "kind": "epochs", "times": 2 });
+    assert!(refused(|h| h["mechanism"]["participation"] = epochs.clone()).contains("participation epochs:2"));
+    let bins = json!({ "kind": "balls-in-bins", "bins": 2 });
+    assert!(refused(|h| h["mechanism"]["sampling"] = bins.clone()).contains("sampling balls-in-bins:2"));
+}
+
+#[test]
+fn files_of_version_0_1_are_answered_by_what_to_do() {
+    let text = r#"{"format":1,"steps":2,"privacy":{"words":"perfect privacy"}}"#;
+    let error = from_bytes(&tensors::write(text, &Tensors::default()).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("format 1") && error.contains("dpmf factorize"), "{error}");
 }
 
 #[test]
 fn a_smaller_coefficient_is_caught_by_the_recomputed_sensitivity() {
     // Halving N doubles C: the stated sensitivity then understates the true one.
-    let (header, mut tensors) = encode(&example()).unwrap();
+    let (header, mut tensors) = parts(&example());
     let (shape, values) = tensors.take("dense.lower_triangle", &[None]).unwrap();
     tensors.put_f32("dense.lower_triangle", &shape, values.iter().map(|x| x / 2.0));
-    let error = from_bytes(&container::write(&header, &tensors).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("states a sensitivity"), "{error}");
+    let error = from_bytes(&tensors::write(&header.to_string(), &tensors).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("sensitivity"), "{error}");
 }
 
 proptest! {
@@ -100,18 +154,18 @@ proptest! {
 
     #[test]
     fn arbitrary_tensors_never_panic(values in prop::collection::vec(any::<f32>(), 21), short in 0..3_usize) {
-        let (header, mut tensors) = encode(&example()).unwrap();
+        let (header, mut tensors) = parts(&example());
         tensors.take("dense.lower_triangle", &[None]).unwrap();
         let length = values.len() - short;
         tensors.put_f32("dense.lower_triangle", &[length], values[..length].iter().map(|x| f64::from(*x)));
         // Sealed again, so that validation beyond the hash is what is tested.
-        prop_assert!(from_bytes(&container::write(&header, &tensors).unwrap()).is_err() || short == 0);
+        prop_assert!(from_bytes(&tensors::write(&header.to_string(), &tensors).unwrap()).is_err() || short == 0);
     }
 
     #[test]
     fn arbitrary_headers_never_panic(text in "\\PC{0,80}") {
-        let (_, tensors) = encode(&example()).unwrap();
-        if let Ok(bytes) = container::write(&text, &tensors) {
+        let (_, tensors) = parts(&example());
+        if let Ok(bytes) = tensors::write(&text, &tensors) {
             prop_assert!(from_bytes(&bytes).is_err());
         }
     }

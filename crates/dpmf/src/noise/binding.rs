@@ -1,9 +1,9 @@
 //! What a file of a stream belongs to: one run of one mechanism under one key, and one range of coordinates.
 
-use super::disk::{Fields, Layout};
 use super::field::FIELD_FORMAT;
 use super::key::RunId;
 use super::stream::NoiseStream;
+use crate::disk::{Fields, Layout};
 use crate::error::{Error, Result};
 use std::path::Path;
 
@@ -31,7 +31,7 @@ impl Binding {
         let (key, coordinates) = (stream.key(), stream.coordinates());
         Self {
             field_format: FIELD_FORMAT,
-            mechanism: *key.mechanism(),
+            mechanism: key.mechanism().0,
             run: key.run().0,
             fingerprint: key.fingerprint().0,
             start: coordinates.start,

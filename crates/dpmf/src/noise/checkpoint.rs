@@ -8,9 +8,9 @@
 //! after buffer, AES-256 in counter mode; HMAC-SHA-256 of all before it.
 
 use super::binding::{BINDING, Binding};
-use super::disk::{self, Fields, Layout};
 use super::hmac::{Hmac, same};
 use super::stream::NoiseStream;
+use crate::disk::{self, Access, Fields, Layout};
 use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
@@ -41,7 +41,7 @@ impl NoiseStream {
     /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
     pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
         self.check_whole()?;
-        disk::replace(path.as_ref(), |file| self.write_checkpoint(file))
+        disk::replace(path.as_ref(), Access::Owner, |file| self.write_checkpoint(file))
     }
 
     /// The bytes of [`NoiseStream::checkpoint`], for a program that keeps its state in one file of its own.

@@ -133,7 +133,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     fn field() -> Field {
-        Field::new(&NoiseKey::from_seed(1).stream([2; 32], RunId([3; 16])))
+        Field::new(&NoiseKey::from_seed(1).stream(crate::Identity([2; 32]), RunId([3; 16])))
     }
 
     fn one(t: u64, j: u64) -> u32 {
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn another_key_mechanism_run_or_row_gives_another_field() {
         let sample = |key: u64, mechanism: u8, run: u8, t: u64| {
-            let stream = NoiseKey::from_seed(key).stream([mechanism; 32], RunId([run; 16]));
+            let stream = NoiseKey::from_seed(key).stream(crate::Identity([mechanism; 32]), RunId([run; 16]));
             let mut z = [0.0; 64];
             Field::new(&stream).row(t).fill(0, &mut z);
             z

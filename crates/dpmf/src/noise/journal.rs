@@ -3,16 +3,17 @@
 //! Before a noisy row leaves, its step and a keyed digest of the clipped input are appended to a journal and
 //! synced to disk. After a crash a journalled step is released again only for the very same input.
 //!
-//! Format 1, little endian. Header: `"DPMFJRNL"`, version, the binding, zeros up to 240 bytes, 16 bytes of
-//! HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step,
+//! Format 2, little endian. Header: `"DPMFJRNL"`, version, the binding, the hash of the plan, zeros up to 240 bytes,
+//! 16 bytes of HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step,
 //! 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
 
 use super::binding::Binding;
-use super::disk::{self, Fields, Layout};
 use super::hmac::{Hmac, same};
 use super::key::{RunId, StreamKey};
 use super::stream::NoiseStream;
+use crate::disk::{self, Fields, Layout};
 use crate::error::{Error, Result};
+use crate::tensors::hex;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 const MAGIC: &[u8; 8] = b"DPMFJRNL";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 256;
 const RECORD: usize = 64;
 const TAG: usize = 16;
@@ -49,13 +50,16 @@ pub struct DurableStream {
 impl DurableStream {
     /// Begins a journal for a stream at its first step.
     ///
+    /// `plan` is a hash of everything else that decides what is released: it goes into the header, and the journal
+    /// opens for no other.
+    ///
     /// Errors: a stream that has moved; a journal that exists already ([`Error::Io`]).
-    pub fn create(stream: NoiseStream, path: impl AsRef<Path>) -> Result<Self> {
+    pub fn create(stream: NoiseStream, path: impl AsRef<Path>, plan: [u8; 32]) -> Result<Self> {
         if stream.next_step() != 0 {
             let rule = "a journal begins with the first step: open the one that was begun then";
             return Err(Error::argument("next step", stream.next_step(), rule));
         }
-        let journal = Journal::create(&stream, path.as_ref())?;
+        let journal = Journal::create(&stream, path.as_ref(), plan)?;
         Ok(Self { stream, journal, halted: false })
     }
 
@@ -63,10 +67,10 @@ impl DurableStream {
     ///
     /// A torn last record is cut off: it was not synced, so its row was never released.
     ///
-    /// Errors: [`Error::Binding`] for the journal of another stream; [`Error::Locked`]; [`Error::Format`] for
+    /// Errors: [`Error::Binding`] for the journal of another stream or plan; [`Error::Locked`]; [`Error::Format`] for
     /// a damaged one, or one that lacks steps which the stream has passed; [`Error::Io`].
-    pub fn open(stream: NoiseStream, path: impl AsRef<Path>) -> Result<Self> {
-        let journal = Journal::open(&stream, path.as_ref())?;
+    pub fn open(stream: NoiseStream, path: impl AsRef<Path>, plan: [u8; 32]) -> Result<Self> {
+        let journal = Journal::open(&stream, path.as_ref(), plan)?;
         let (reached, recorded) = (stream.next_step(), journal.digests.len());
         if reached > recorded {
             let reason = format!(
@@ -98,9 +102,10 @@ impl DurableStream {
             ));
         }
         let mut fields = Fields(&header);
-        if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
-            return Err(bad("it is not a journal of version 1"));
+        if &fields.take() != MAGIC {
+            return Err(bad(NO_JOURNAL));
         }
+        check_version(fields.take()).map_err(bad)?;
         Ok(Binding::read(&mut fields).run())
     }
 
@@ -195,6 +200,7 @@ impl DurableStream {
 
 struct Journal {
     path: PathBuf,
+    plan: [u8; 32],
     /// Positioned behind the last whole record; locked as long as it is open.
     file: File,
     tag_key: Zeroizing<[u8; 32]>,
@@ -207,9 +213,10 @@ struct Journal {
 }
 
 impl Journal {
-    fn new(key: &StreamKey, path: &Path, file: File) -> Self {
+    fn new(key: &StreamKey, path: &Path, plan: [u8; 32], file: File) -> Self {
         Self {
             path: path.into(),
+            plan,
             file,
             tag_key: key.purpose("dpmf 1 journal tag", &[]),
             digest_key: key.purpose("dpmf 1 journal digest", &[]),
@@ -219,20 +226,20 @@ impl Journal {
         }
     }
 
-    fn create(stream: &NoiseStream, path: &Path) -> Result<Self> {
+    fn create(stream: &NoiseStream, path: &Path, plan: [u8; 32]) -> Result<Self> {
         // Header and directory entry are on disk before the first step can be released.
         let file = disk::create_new(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        let mut journal = Self::new(stream.key(), path, file);
+        let mut journal = Self::new(stream.key(), path, plan, file);
         journal.lock()?;
         journal.begin(stream)?;
         disk::sync_directory(path)?;
         Ok(journal)
     }
 
-    fn open(stream: &NoiseStream, path: &Path) -> Result<Self> {
+    fn open(stream: &NoiseStream, path: &Path, plan: [u8; 32]) -> Result<Self> {
         let io = |source| Error::Io { path: path.into(), source };
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(io)?;
-        let mut journal = Self::new(stream.key(), path, file);
+        let mut journal = Self::new(stream.key(), path, plan, file);
         journal.lock()?;
         let mut bytes = Vec::new();
         journal.file.read_to_end(&mut bytes).map_err(io)?;
@@ -271,6 +278,7 @@ impl Journal {
     fn header(&self, stream: &NoiseStream) -> [u8; HEADER] {
         let mut layout = Layout::new(MAGIC, VERSION);
         Binding::of(stream).write(&mut layout);
+        layout.push(&self.plan);
         let mut header = [0; HEADER];
         header[..layout.0.len()].copy_from_slice(&layout.0);
         let tag = self.tag(&[0; TAG], &header[..HEADER - TAG]);
@@ -287,10 +295,17 @@ impl Journal {
 
     fn read_header(&mut self, stream: &NoiseStream, header: &[u8]) -> Result<()> {
         let mut fields = Fields(header);
-        if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
-            return Err(self.damaged("it is not a journal of version 1".into()));
+        if &fields.take() != MAGIC {
+            return Err(self.damaged(NO_JOURNAL.into()));
         }
+        check_version(fields.take())
+            .map_err(|reason| Error::Format { path: self.path.clone(), reason: reason.into() })?;
         Binding::of(stream).check(&Binding::read(&mut fields), &self.path)?;
+        let plan: [u8; 32] = fields.take();
+        if plan != self.plan {
+            let (expected, found) = (hex(&self.plan), hex(&plan));
+            return Err(Error::Binding { path: self.path.clone(), what: "plan", expected, found });
+        }
         if !same(&self.header(stream), header) {
             return Err(self.damaged("its header does not match its tag".into()));
         }
@@ -391,6 +406,18 @@ impl Journal {
         let reason =
             format!("{reason}; the journal is damaged, and without it a row could be released twice");
         Error::Format { path: self.path.clone(), reason }
+    }
+}
+
+const NO_JOURNAL: &str = "it is no journal of a noise stream";
+
+fn check_version(version: [u8; 4]) -> Result<(), &'static str> {
+    match u32::from_le_bytes(version) {
+        VERSION => Ok(()),
+        1 => Err(
+            "it is a journal of version 0.1, whose noise this version does not make: end that run with 0.1",
+        ),
+        _ => Err("it is a journal of a newer version"),
     }
 }
 

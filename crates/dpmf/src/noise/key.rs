@@ -3,6 +3,7 @@
 use super::hmac::{derive, same};
 use crate::accounting::KeyOrigin;
 use crate::error::{Error, Result};
+use crate::identity::Identity;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -61,8 +62,8 @@ impl NoiseKey {
     ///
     /// Guarantee: streams of two different `(key, mechanism, run)` triples are computationally independent,
     /// so one key used in two runs never yields the same noise for different data.
-    pub fn stream(&self, mechanism: [u8; 32], run: RunId) -> StreamKey {
-        let secret = derive(&self.secret, "dpmf 1 stream", &[&mechanism, &run.0]);
+    pub(crate) fn stream(&self, mechanism: Identity, run: RunId) -> StreamKey {
+        let secret = derive(&self.secret, "dpmf 1 stream", &[&mechanism.0, &run.0]);
         StreamKey { secret, origin: self.origin, fingerprint: self.fingerprint(), mechanism, run }
     }
 
@@ -116,7 +117,7 @@ pub struct StreamKey {
     secret: Zeroizing<[u8; 32]>,
     origin: KeyOrigin,
     fingerprint: Fingerprint,
-    mechanism: [u8; 32],
+    mechanism: Identity,
     run: RunId,
 }
 
@@ -131,9 +132,9 @@ impl StreamKey {
         self.fingerprint
     }
 
-    /// Hash of the mechanism the stream belongs to.
-    pub fn mechanism(&self) -> &[u8; 32] {
-        &self.mechanism
+    /// The mechanism the stream belongs to.
+    pub fn mechanism(&self) -> Identity {
+        self.mechanism
     }
 
     /// The run the stream belongs to.
@@ -237,7 +238,7 @@ fn write_owner_only(path: &Path, bytes: &[u8]) -> Result<()> {
         _ => io(source),
     })?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io)?;
-    super::disk::sync_directory(path)
+    crate::disk::sync_directory(path)
 }
 
 #[cfg(unix)]
@@ -287,7 +288,7 @@ mod tests {
     use super::*;
 
     fn stream_secret(key: &NoiseKey, mechanism: u8, run: &str) -> Vec<u8> {
-        key.stream([mechanism; 32], RunId::from_label(run)).purpose("test", &[]).to_vec()
+        key.stream(Identity([mechanism; 32]), RunId::from_label(run)).purpose("test", &[]).to_vec()
     }
 
     #[test]
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn purposes_and_their_parts_give_different_keys() {
-        let stream = NoiseKey::from_seed(1).stream([0; 32], RunId([0; 16]));
+        let stream = NoiseKey::from_seed(1).stream(Identity([0; 32]), RunId([0; 16]));
         assert_ne!(*stream.purpose("a", &[]), *stream.purpose("b", &[]));
         assert_ne!(*stream.purpose("a", &[b"x"]), *stream.purpose("a", &[b"y"]));
     }

@@ -1,45 +1,57 @@
 //! The stream of noise rows: each once, in order, none past the last.
 
-use super::engines::{Engine, IterateStage, Packet, Shard, StepOf};
+use super::engine::{Engine, IterateStage, Packet, Shard, StepOf};
 use super::field::Field;
 use super::key::StreamKey;
-use super::simd::dispatch;
 use crate::error::{Error, Result};
+use crate::form::Representation;
+use crate::mechanism::Mechanism;
+use crate::simd::dispatch;
 use rayon::prelude::*;
 use std::ops::Range;
+use std::str::FromStr;
 
 /// What the rows of a stream are.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// `N Z`: noise to be added to the gradients.
     #[default]
     Gradient,
     /// `A N Z`: the noise that the same gradients leave in the iterates `θ₀ − θ`.
-    Iterate(IterateStage),
+    Iterate,
 }
 
 impl Output {
-    fn stage(&self) -> Option<&IterateStage> {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
         match self {
-            Output::Gradient => None,
-            Output::Iterate(stage) => Some(stage),
+            Output::Gradient => "gradient",
+            Output::Iterate => "iterate",
         }
     }
 
-    pub(super) fn buffers(&self) -> usize {
-        self.stage().map_or(0, IterateStage::buffers)
-    }
-
     /// The number that stands for it in files.
-    pub(super) fn code(&self) -> u32 {
+    pub(super) fn code(self) -> u32 {
         match self {
             Output::Gradient => 0,
-            Output::Iterate(_) => 1,
+            Output::Iterate => 1,
         }
     }
 }
 
-/// The rows of `scale · N Z` (or `scale · A N Z`) for a range of coordinates.
+impl FromStr for Output {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Output::Gradient, Output::Iterate]
+            .into_iter()
+            .find(|output| output.name() == text)
+            .ok_or_else(|| Error::argument("output", text, "it must be gradient or iterate"))
+    }
+}
+
+/// The rows of `scale · N Z` (or `scale · A N Z`) for a range of coordinates, made by
+/// [`Mechanism::stream`].
 ///
 /// Guarantee: a row is emitted at most once by this object; row `i` of coordinate `j` is a function of the
 /// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it.
@@ -49,7 +61,8 @@ impl Output {
 /// different data.
 pub struct NoiseStream {
     engine: Box<dyn Engine>,
-    output: Output,
+    /// What turns gradient noise into iterate noise, where that is asked for.
+    stage: Option<IterateStage>,
     key: StreamKey,
     field: Field,
     shard: Shard,
@@ -62,37 +75,40 @@ pub struct NoiseStream {
 }
 
 impl NoiseStream {
-    /// A stream at its first step.
+    /// A stream at its first step: see [`Mechanism::stream`], which is the way to it.
     ///
-    /// `scale` multiplies every row: σγζ for a calibrated mechanism, 1 for unit noise. It is rounded up to
-    /// single precision, never down.
-    ///
-    /// Errors: no steps, an empty range, a scale that is not positive and finite in single precision, a
-    /// recurrence of another length; [`Error::Memory`].
-    pub fn new(
-        engine: Box<dyn Engine>,
+    /// `scale` multiplies every row. It is rounded up to single precision, never down.
+    pub(crate) fn new(
+        mechanism: &Mechanism,
         key: StreamKey,
         coordinates: Range<u64>,
         scale: f64,
         output: Output,
     ) -> Result<Self> {
-        let steps = engine.steps();
-        if steps == 0 {
-            return Err(Error::argument("steps", 0, "at least one step is needed"));
-        }
-        if let Some(stage) = output.stage()
-            && stage.steps() != steps
-        {
-            return Err(Error::WrongLength { name: "recurrence", actual: stage.steps(), expected: steps });
-        }
+        let ahead = rows_ahead(&Shard::new(coordinates.clone())?);
+        let stage = match output {
+            Output::Gradient => None,
+            Output::Iterate => Some(IterateStage::new(mechanism.workload())?),
+        };
+        Self::assemble(mechanism.form().engine(ahead)?, stage, key, coordinates, scale)
+    }
+
+    /// A stream from its parts.
+    pub(crate) fn assemble(
+        engine: Box<dyn Engine>,
+        stage: Option<IterateStage>,
+        key: StreamKey,
+        coordinates: Range<u64>,
+        scale: f64,
+    ) -> Result<Self> {
         let shard = Shard::new(coordinates)?;
         Ok(Self {
             field: Field::new(&key),
             scale: round_up(scale)?,
             state: shard.allocate(engine.buffers())?,
-            stage_state: shard.allocate(output.buffers())?,
+            stage_state: shard.allocate(stage.as_ref().map_or(0, IterateStage::buffers))?,
             engine,
-            output,
+            stage,
             key,
             shard,
             step: 0,
@@ -100,11 +116,9 @@ impl NoiseStream {
         })
     }
 
-    /// Bytes of state that [`NoiseStream::new`] will ask for.
-    ///
-    /// Errors: an empty range.
-    pub fn memory(engine: &dyn Engine, output: &Output, coordinates: Range<u64>) -> Result<u128> {
-        Ok(Shard::new(coordinates)?.bytes(engine.buffers() + output.buffers()))
+    /// Bytes of state that it keeps from one step to the next.
+    pub fn memory(&self) -> u128 {
+        self.shard.bytes(self.buffers())
     }
 
     /// Number of rows in all.
@@ -133,8 +147,8 @@ impl NoiseStream {
     }
 
     /// What the rows are.
-    pub fn output(&self) -> &Output {
-        &self.output
+    pub fn output(&self) -> Output {
+        if self.stage.is_some() { Output::Iterate } else { Output::Gradient }
     }
 
     /// Adds the next row to `values` and returns its number, zero-based.
@@ -211,7 +225,7 @@ impl NoiseStream {
             kernel: &*kernel,
             state: &mut self.state,
             buffers: self.engine.buffers(),
-            stage: self.output.stage(),
+            stage: self.stage.as_ref(),
             stage_state: &mut self.stage_state,
             scale: self.scale,
         };
@@ -224,7 +238,7 @@ impl NoiseStream {
     /// Calls `visit` with the state, buffer after buffer in the order of coordinates: the engine's, then the
     /// output's.
     pub(super) fn visit_state(&self, mut visit: impl FnMut(&[f32])) {
-        let parts = [(&self.state, self.engine.buffers()), (&self.stage_state, self.output.buffers())];
+        let parts = [(&self.state, self.engine.buffers()), (&self.stage_state, self.stage_buffers())];
         for (state, buffers) in parts {
             for b in 0..buffers {
                 self.shard.places(buffers, b).for_each(|(packet, lanes)| visit(&state[packet][lanes]));
@@ -234,8 +248,8 @@ impl NoiseStream {
 
     /// [`NoiseStream::visit_state`], to be written.
     pub(super) fn visit_state_mut(&mut self, mut visit: impl FnMut(&mut [f32])) {
-        let parts =
-            [(&mut self.state, self.engine.buffers()), (&mut self.stage_state, self.output.buffers())];
+        let buffers = [self.engine.buffers(), self.stage_buffers()];
+        let parts = [(&mut self.state, buffers[0]), (&mut self.stage_state, buffers[1])];
         for (state, buffers) in parts {
             for b in 0..buffers {
                 self.shard.places(buffers, b).for_each(|(packet, lanes)| visit(&mut state[packet][lanes]));
@@ -245,7 +259,11 @@ impl NoiseStream {
 
     /// Model-sized buffers in all.
     pub(super) fn buffers(&self) -> usize {
-        self.engine.buffers() + self.output.buffers()
+        self.engine.buffers() + self.stage_buffers()
+    }
+
+    fn stage_buffers(&self) -> usize {
+        self.stage.as_ref().map_or(0, IterateStage::buffers)
     }
 
     /// Numbers of state in all.
@@ -256,6 +274,13 @@ impl NoiseStream {
     pub(super) fn set_step(&mut self, step: usize) {
         self.step = step;
     }
+}
+
+/// Rows that dense engines compute together, so that one draw serves them all: 16, as long as they fit 64 MiB.
+fn rows_ahead(shard: &Shard) -> usize {
+    const MOST: u128 = 16;
+    const BYTES: u128 = 64 << 20;
+    (BYTES / shard.bytes(1).max(1)).clamp(1, MOST) as usize
 }
 
 /// The least single-precision number that is not below `scale`.
@@ -294,22 +319,22 @@ dispatch! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::factorization::{Factorization, Independent, Tree, tree::Decoder};
-    use crate::noise::engines::{Kernel, engine};
+    use crate::form::tree::Decoder;
+    use crate::form::{Representation, Tree};
+    use crate::identity::Identity;
+    use crate::noise::engine::Kernel;
     use crate::noise::{NoiseKey, RunId};
-    use crate::workload::Workload;
 
     fn key() -> StreamKey {
-        NoiseKey::from_seed(3).stream([0; 32], RunId([0; 16]))
+        NoiseKey::from_seed(3).stream(Identity([0; 32]), RunId([0; 16]))
     }
 
     fn tree(steps: usize) -> Box<dyn Engine> {
-        let tree = Tree::new(steps, Decoder::HonakerOnline).unwrap().rounded().unwrap();
-        engine(&Factorization::Tree(tree)).unwrap()
+        Tree::new(steps, Decoder::HonakerOnline).unwrap().rounded().unwrap().engine(1).unwrap()
     }
 
     fn stream(steps: usize, coordinates: Range<u64>) -> NoiseStream {
-        NoiseStream::new(tree(steps), key(), coordinates, 1.0, Output::Gradient).unwrap()
+        NoiseStream::assemble(tree(steps), None, key(), coordinates, 1.0).unwrap()
     }
 
     #[test]
@@ -334,7 +359,7 @@ mod tests {
         let coordinates = 5..300;
         let mut plain = vec![0.0; 295];
         stream(2, coordinates.clone()).add_next(&mut plain).unwrap();
-        let mut scaled = NoiseStream::new(tree(2), key(), coordinates, 0.3, Output::Gradient).unwrap();
+        let mut scaled = NoiseStream::assemble(tree(2), None, key(), coordinates, 0.3).unwrap();
         let values: Vec<f32> = (0..295).map(|i| 0.01 * i as f32).collect();
         let mut noisy = values.clone();
         scaled.add_next(&mut noisy).unwrap();
@@ -399,18 +424,19 @@ mod tests {
 
     #[test]
     fn constructors_refuse_what_makes_no_stream() {
-        let new =
-            |coordinates, scale, output| NoiseStream::new(tree(4), key(), coordinates, scale, output).err();
+        let new = |coordinates, scale| NoiseStream::assemble(tree(4), None, key(), coordinates, scale).err();
         #[allow(clippy::reversed_empty_ranges)]
         for coordinates in [3..3, 5..3, 7..(1 << 62) + 1, u64::MAX - 3..u64::MAX] {
-            assert!(matches!(new(coordinates, 1.0, Output::Gradient), Some(Error::InvalidArgument { .. })));
+            assert!(matches!(new(coordinates, 1.0), Some(Error::InvalidArgument { .. })));
         }
-        assert!(matches!(new(0..4, 0.0, Output::Gradient), Some(Error::InvalidArgument { .. })));
-        let stage = IterateStage::new(&Workload::prefix_sum(5).unwrap()).unwrap();
-        assert!(matches!(new(0..4, 1.0, Output::Iterate(stage)), Some(Error::WrongLength { .. })));
-        let none = engine(&Factorization::Independent(Independent::new(0))).unwrap();
-        let none = NoiseStream::new(none, key(), 0..4, 1.0, Output::Gradient);
-        assert!(matches!(none.err(), Some(Error::InvalidArgument { .. })));
+        assert!(matches!(new(0..4, 0.0), Some(Error::InvalidArgument { .. })));
+    }
+
+    #[test]
+    fn dense_rows_are_computed_ahead_while_they_fit() {
+        let ahead = |coordinates| rows_ahead(&Shard::new(coordinates).unwrap());
+        assert_eq!((ahead(0..1), ahead(0..1 << 20), ahead(0..1 << 21)), (16, 16, 8));
+        assert_eq!(ahead(0..1 << 30), 1);
     }
 
     #[test]
@@ -432,7 +458,7 @@ mod tests {
                 panic!("torn on purpose");
             }
         }
-        let mut stream = NoiseStream::new(Box::new(Breaks), key(), 0..10, 1.0, Output::Gradient).unwrap();
+        let mut stream = NoiseStream::assemble(Box::new(Breaks), None, key(), 0..10, 1.0).unwrap();
         let torn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stream.skip()));
         assert!(torn.is_err());
         assert!(matches!(stream.skip(), Err(Error::Halted { .. })));

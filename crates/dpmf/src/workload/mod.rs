@@ -54,6 +54,16 @@ pub enum Average {
     Ema(f64),
 }
 
+impl std::fmt::Display for Average {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Average::None => f.write_str("none"),
+            Average::Uniform => f.write_str("uniform"),
+            Average::Ema(alpha) => write!(f, "ema:{alpha}"),
+        }
+    }
+}
+
 impl std::str::FromStr for Average {
     type Err = Error;
 
@@ -175,6 +185,15 @@ impl Workload {
                 }
             }
         }
+    }
+
+    /// `A M`, column by column for a recurrence.
+    pub fn times(&self, mut matrix: Mat<f64>) -> Mat<f64> {
+        if self.recurrence().is_none() {
+            return self.to_dense() * matrix;
+        }
+        (0..matrix.ncols()).for_each(|j| self.apply(matrix.col_as_slice_mut(j)));
+        matrix
     }
 
     /// Squared column norms `‖A e_j‖²`.

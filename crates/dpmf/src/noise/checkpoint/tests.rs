@@ -1,14 +1,16 @@
 use super::*;
-use crate::factorization::{Factorization, StateSpace, Tree, state_space::Parts, tree::Decoder};
-use crate::noise::engines::{IterateStage, engine};
-use crate::noise::{NoiseKey, Output, RunId};
+use crate::form::Representation;
+use crate::form::{Form, StateSpace, Tree, state_space::Parts, tree::Decoder};
+use crate::identity::Identity;
+use crate::noise::engine::IterateStage;
+use crate::noise::{NoiseKey, RunId};
 use crate::workload::{Optimizer, Workload};
 use std::fs;
 use std::ops::Range;
 
 const STEPS: usize = 20;
 
-fn factorizations() -> Vec<Factorization> {
+fn forms() -> Vec<Form> {
     let parts = Parts {
         direct: vec![1.0; STEPS],
         output: vec![0.5; 3 * STEPS],
@@ -16,16 +18,16 @@ fn factorizations() -> Vec<Factorization> {
         increment: vec![-0.125; 6 * STEPS],
     };
     vec![
-        Factorization::Tree(Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap()),
-        Factorization::StateSpace(StateSpace::from_parts(3, parts).unwrap()),
-        Factorization::Independent(crate::factorization::Independent::new(STEPS)),
+        Form::Tree(Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap()),
+        Form::StateSpace(StateSpace::from_parts(3, parts).unwrap()),
+        Form::StateSpace(StateSpace::independent(STEPS).unwrap()),
     ]
 }
 
-fn outputs() -> [Output; 2] {
+fn stages() -> [Option<IterateStage>; 2] {
     let nesterov = Optimizer { momentum: 0.9, nesterov: true, ..Default::default() };
     let workload = Workload::sgd(vec![0.1; STEPS], nesterov).unwrap();
-    [Output::Gradient, Output::Iterate(IterateStage::new(&workload).unwrap())]
+    [None, Some(IterateStage::new(&workload).unwrap())]
 }
 
 struct Case {
@@ -35,21 +37,22 @@ struct Case {
     coordinates: Range<u64>,
     scale: f64,
     output: usize,
-    factorization: usize,
+    form: usize,
 }
 
 impl Default for Case {
     fn default() -> Self {
-        Self { seed: 1, mechanism: 2, run: 3, coordinates: 37..3000, scale: 1.5, output: 0, factorization: 0 }
+        Self { seed: 1, mechanism: 2, run: 3, coordinates: 37..3000, scale: 1.5, output: 0, form: 0 }
     }
 }
 
 impl Case {
     fn stream(&self) -> NoiseStream {
-        let key = NoiseKey::from_seed(self.seed).stream([self.mechanism; 32], RunId([self.run; 16]));
-        let engine = engine(&factorizations()[self.factorization]).unwrap();
-        let output = outputs()[self.output].clone();
-        NoiseStream::new(engine, key, self.coordinates.clone(), self.scale, output).unwrap()
+        let key =
+            NoiseKey::from_seed(self.seed).stream(Identity([self.mechanism; 32]), RunId([self.run; 16]));
+        let engine = forms()[self.form].engine(1).unwrap();
+        let stage = stages()[self.output].clone();
+        NoiseStream::assemble(engine, stage, key, self.coordinates.clone(), self.scale).unwrap()
     }
 }
 
@@ -63,9 +66,9 @@ fn row(stream: &mut NoiseStream) -> Vec<u32> {
 #[test]
 fn a_restored_stream_goes_on_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
-    for factorization in 0..3 {
+    for form in 0..3 {
         for output in 0..2 {
-            let case = Case { factorization, output, ..Default::default() };
+            let case = Case { form, output, ..Default::default() };
             let path = folder.path().join("checkpoint");
             let mut whole = case.stream();
             for step in 0..STEPS {
@@ -112,7 +115,7 @@ fn the_checkpoint_of_another_stream_is_refused() {
         (Case { coordinates: 37..3001, ..base() }, "range of coordinates"),
         (Case { scale: 1.6, ..base() }, "scale"),
         (Case { output: 1, ..base() }, "output"),
-        (Case { factorization: 1, ..base() }, "number of buffers"),
+        (Case { form: 1, ..base() }, "number of buffers"),
     ];
     for (case, expected) in others {
         match case.stream().restore(&path).err() {

@@ -1,17 +1,17 @@
 use super::*;
-use crate::factorization::{Factorization, Tree, tree::Decoder};
-use crate::noise::engines::engine;
-use crate::noise::{NoiseKey, Output, RunId};
+use crate::form::{Representation, Tree, tree::Decoder};
+use crate::identity::Identity;
+use crate::noise::{NoiseKey, RunId};
 use std::fs;
 
 const STEPS: usize = 12;
 const WIDTH: usize = 30;
+const PLAN: [u8; 32] = [7; 32];
 
 fn stream_of(run: u8) -> NoiseStream {
     let tree = Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap();
-    let key = NoiseKey::from_seed(1).stream([2; 32], RunId([run; 16]));
-    let engine = engine(&Factorization::Tree(tree)).unwrap();
-    NoiseStream::new(engine, key, 0..WIDTH as u64, 1.0, Output::Gradient).unwrap()
+    let key = NoiseKey::from_seed(1).stream(Identity([2; 32]), RunId([run; 16]));
+    NoiseStream::assemble(tree.engine(1).unwrap(), None, key, 0..WIDTH as u64, 1.0).unwrap()
 }
 
 fn stream() -> NoiseStream {
@@ -55,11 +55,11 @@ impl Run {
     }
 
     fn create(&self) -> DurableStream {
-        DurableStream::create(stream(), self.journal()).unwrap()
+        DurableStream::create(stream(), self.journal(), PLAN).unwrap()
     }
 
     fn open(&self) -> Result<DurableStream> {
-        DurableStream::open(stream(), self.journal())
+        DurableStream::open(stream(), self.journal(), PLAN)
     }
 }
 
@@ -108,7 +108,7 @@ fn a_burned_step_is_passed_over_for_ever() {
     // A checkpoint taken before the burn leads past it too.
     let restored = stream().restore(run.checkpoint()).unwrap();
     assert_eq!(restored.next_step(), 4);
-    assert_eq!(DurableStream::open(restored, run.journal()).unwrap().next_step(), 5);
+    assert_eq!(DurableStream::open(restored, run.journal(), PLAN).unwrap().next_step(), 5);
 
     let mut durable = run.open().unwrap();
     while durable.next_step() < STEPS {
@@ -173,10 +173,10 @@ fn damage_before_the_end_is_refused() {
 fn the_journal_of_another_stream_is_refused() {
     let run = Run::new();
     drop(run.create());
-    let other = DurableStream::open(stream_of(4), run.journal());
+    let other = DurableStream::open(stream_of(4), run.journal(), PLAN);
     assert!(matches!(other.err(), Some(Error::Binding { what: "run", .. })));
-    assert!(matches!(DurableStream::create(stream(), run.journal()).err(), Some(Error::Io { .. })));
-    let missing = DurableStream::open(stream(), run.folder.path().join("none"));
+    assert!(matches!(DurableStream::create(stream(), run.journal(), PLAN).err(), Some(Error::Io { .. })));
+    let missing = DurableStream::open(stream(), run.folder.path().join("none"), PLAN);
     assert!(matches!(missing.err(), Some(Error::Io { .. })));
 }
 
@@ -202,10 +202,10 @@ fn a_journal_shorter_than_the_stream_is_refused() {
     drop(durable);
     let mut ahead = stream();
     ahead.skip_to(3).unwrap();
-    assert!(matches!(DurableStream::open(ahead, run.journal()).err(), Some(Error::Format { .. })));
+    assert!(matches!(DurableStream::open(ahead, run.journal(), PLAN).err(), Some(Error::Format { .. })));
     let mut moved = stream();
     moved.skip().unwrap();
-    let created = DurableStream::create(moved, run.folder.path().join("second"));
+    let created = DurableStream::create(moved, run.folder.path().join("second"), PLAN);
     assert!(matches!(created.err(), Some(Error::InvalidArgument { .. })));
 }
 
@@ -266,26 +266,49 @@ fn the_digest_sees_step_length_place_and_every_value() {
     assert_ne!(base, journal.digest(1, &exchanged));
     // Another key gives another digest of the same values: the journal says nothing about them.
     let folder = tempfile::tempdir().unwrap();
-    let other = DurableStream::create(stream_of(9), folder.path().join("journal")).unwrap().journal;
+    let other = DurableStream::create(stream_of(9), folder.path().join("journal"), PLAN).unwrap().journal;
     assert_ne!(base, other.digest(1, &values));
 }
 
 /// Format 1: the bytes in the order of the format; the last tag, which covers all before it, from a second
 /// implementation in Python (`hmac`, `hashlib`).
 #[test]
-fn the_bytes_of_format_1_are_pinned() {
+fn a_journal_opens_for_its_own_plan_alone() {
+    let run = Run::new();
+    release(&mut run.create(), 0);
+    match DurableStream::open(stream(), run.journal(), [8; 32]).err() {
+        Some(Error::Binding { what: "plan", expected, found, .. }) => {
+            assert_eq!((expected, found), ("08".repeat(32), "07".repeat(32)));
+        }
+        other => panic!("{other:?}"),
+    }
+    // An edited header is not believed either.
+    let mut bytes = fs::read(run.journal()).unwrap();
+    bytes[116..148].fill(8);
+    fs::write(run.journal(), &bytes).unwrap();
+    let error = DurableStream::open(stream(), run.journal(), [8; 32]).err().unwrap().to_string();
+    assert!(error.contains("does not match its tag"), "{error}");
+    bytes[8] = 1;
+    fs::write(run.journal(), &bytes).unwrap();
+    let error = run.open().err().unwrap().to_string();
+    assert!(error.contains("of version 0.1"), "{error}");
+}
+
+#[test]
+fn the_bytes_of_format_2_are_pinned() {
     let run = Run::new();
     let mut durable = run.create();
     release(&mut durable, 0);
     durable.burn().unwrap();
     let bytes = fs::read(run.journal()).unwrap();
     let mut header = b"DPMFJRNL".to_vec();
-    header.extend([1, 0, 0, 0, 1, 0, 0, 0]);
+    header.extend([2, 0, 0, 0, 1, 0, 0, 0]);
     header.extend([2; 32]);
     header.extend([3; 16]);
     header.extend(NoiseKey::from_seed(1).fingerprint().0);
     [0_u64, 30, 12].iter().for_each(|number| header.extend(number.to_le_bytes()));
     [0_u32, 3, 1.0_f32.to_bits()].iter().for_each(|word| header.extend(word.to_le_bytes()));
+    header.extend(PLAN);
     header.resize(HEADER - TAG, 0);
     assert_eq!(&bytes[..HEADER - TAG], header);
     let records = &bytes[HEADER..];
@@ -293,5 +316,5 @@ fn the_bytes_of_format_1_are_pinned() {
     assert_eq!(&records[RECORD..RECORD + 16], [2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&records[RECORD + 16..RECORD + 48], [0; 32]);
     let tag: String = bytes[bytes.len() - TAG..].iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(tag, "cf198821d1d11b5b84ea8fa1d6326122");
+    assert_eq!(tag, "85e11c67c1762fd0f25196444cac8477");
 }

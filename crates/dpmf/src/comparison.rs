@@ -1,0 +1,62 @@
+//! Mechanisms side by side, as data.
+
+use crate::form::Representation;
+use crate::mechanism::Mechanism;
+use crate::participation::Participation;
+use serde::{Serialize, Serializer};
+
+/// Mechanisms for one problem, each as it would be deployed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// Number of steps.
+    pub steps: usize,
+    /// The participation that all of them cover.
+    #[serde(skip)]
+    pub participation: Participation,
+    /// No mechanism has a loss below it.
+    pub lower_bound: f64,
+    /// The mechanisms.
+    pub rows: Vec<Row>,
+    /// Mechanisms that could not be made, and why.
+    #[serde(serialize_with = "reasons", skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<(String, String)>,
+}
+
+/// One mechanism, at unit clip and unit noise multiplier.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub mechanism: String,
+    /// Root of the total squared error over all steps.
+    pub sqrt_loss: f64,
+    /// Root of the largest step's.
+    pub max_sqrt_loss: f64,
+    /// Root of the last step's.
+    pub final_sqrt_loss: f64,
+    /// Root loss over the root of the lower bound.
+    pub ratio_to_bound: f64,
+    /// Model-sized arrays kept from one step to the next; nothing for dense rows, which draw all earlier noise again.
+    pub buffers: Option<usize>,
+    /// Mean number of model-sized multiply-adds a step.
+    pub work: f64,
+}
+
+impl Row {
+    /// What a mechanism does, against a lower bound.
+    pub fn new(name: &str, mechanism: &Mechanism, lower_bound: f64) -> Self {
+        let (loss, cost) = (mechanism.loss(), mechanism.form().cost());
+        Self {
+            mechanism: name.to_owned(),
+            sqrt_loss: loss.sqrt_total(),
+            max_sqrt_loss: loss.max_sqrt(),
+            final_sqrt_loss: loss.final_sqrt(),
+            ratio_to_bound: (loss.total() / lower_bound).sqrt(),
+            buffers: cost.buffers,
+            work: cost.work,
+        }
+    }
+}
+
+fn reasons<S: Serializer>(left_out: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(left_out.iter().map(|(name, reason)| (name, reason)))
+}

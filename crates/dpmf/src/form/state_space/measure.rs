@@ -1,0 +1,190 @@
+//! Sensitivity and loss of the filter, exact for the coefficients it has.
+
+use super::engine::StateSpaceEngine;
+use super::plant::{Plant, PlantStep};
+use super::{KIND, StateSpace, Step, triangle};
+use crate::error::Result;
+use crate::form::{Cost, Form, Representation, Rows};
+use crate::linalg::gramian::{Energy, Root};
+use crate::noise::engine::Engine;
+use crate::tensors::Tensors;
+use crate::workload::{Recurrence, Workload};
+use faer::Mat;
+
+impl Representation for StateSpace {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn steps(&self) -> usize {
+        self.parts.direct.len()
+    }
+
+    fn coloring_rows(&self) -> Rows<'_> {
+        let n = self.steps();
+        let mut states = vec![0.0; self.order * n];
+        let mut i = 0;
+        Box::new(move |out| {
+            let step = self.step(i);
+            for (h, state) in step.output.iter().zip(states.chunks_exact(n)) {
+                out.iter_mut().zip(state).for_each(|(o, s)| *o += h * s);
+            }
+            out[i] += step.direct;
+            step.advance(&mut states, n);
+            for (g, state) in step.input.iter().zip(states.chunks_exact_mut(n)) {
+                state[i] += g;
+            }
+            i += 1;
+        })
+    }
+
+    /// Runs the inverse filter over the unit vectors: `z = (u − hᵀs)/d`. Cost: O(n²r²).
+    fn encoder(&self) -> Mat<f64> {
+        let n = self.steps();
+        let mut encoder = Mat::zeros(n, n);
+        for j in 0..n {
+            let column = encoder.col_as_slice_mut(j);
+            let mut state = vec![0.0; self.order];
+            for i in j..n {
+                let step = self.step(i);
+                let known: f64 = step.output.iter().zip(&state).map(|(h, s)| h * s).sum();
+                let z = (f64::from(u8::from(i == j)) - known) / step.direct;
+                column[i] = z;
+                step.advance(&mut state, 1);
+                state.iter_mut().zip(step.input).for_each(|(s, g)| *s += g * z);
+            }
+        }
+        encoder
+    }
+
+    /// Guarantee: at least the exact squared norms of the columns of `C = N⁻¹` for the coefficients as they
+    /// are; a backward recursion for the energy of the inverse filter, with a bound on its rounding added.
+    /// Cost: O(n·r³).
+    fn encoder_column_norms_sq(&self) -> Vec<f64> {
+        let mut recursion = ColumnNorms::new(self.order);
+        let mut norms = vec![0.0; self.steps()];
+        for (i, norm) in norms.iter_mut().enumerate().rev() {
+            let step = self.step(i);
+            *norm = ColumnNorms::with_direct(recursion.with_unit_direct(step), step.direct);
+            recursion.pull_back(step);
+        }
+        norms
+    }
+
+    /// A forward recursion for the covariance of the filter's state and the workload's together.
+    /// Cost: O(n(r + w)³), or that of the dense rows for a dense workload.
+    fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
+        match workload.recurrence() {
+            Some(recurrence) => self.row_norms_sq_after(recurrence),
+            None => {
+                let mut rows = self.coloring_rows();
+                workload.row_norms_sq_of_product(self.noise_rows(), |_, out| rows(out))
+            }
+        }
+    }
+
+    fn cost(&self) -> Cost {
+        let r = self.order;
+        Cost { buffers: Some(r), work: (triangle(r) + 2 * r + 1) as f64 }
+    }
+
+    fn deployed(&self) -> Result<Form> {
+        Ok(Form::StateSpace(self.rounded()?))
+    }
+
+    fn engine(&self, _: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(StateSpaceEngine::new(self)?))
+    }
+
+    fn write(&self, tensors: &mut Tensors) {
+        self.write(tensors);
+    }
+}
+
+/// Squared column norms of the encoder, last to first.
+pub(super) struct ColumnNorms {
+    energy: Energy,
+    transition: Vec<f64>,
+    size: Vec<f64>,
+    output: Vec<f64>,
+}
+
+impl ColumnNorms {
+    pub fn new(order: usize) -> Self {
+        Self {
+            energy: Energy::new(order),
+            transition: vec![0.0; order * order],
+            size: vec![0.0; order * order],
+            output: vec![0.0; order],
+        }
+    }
+
+    /// Squared norm of the column of this step if its `d` were 1, not rounded down.
+    pub fn with_unit_direct(&self, step: Step<'_>) -> f64 {
+        let energy = self.energy.of(step.input);
+        if energy > 0.0 { (1.0 + energy).next_up() } else { 1.0 }
+    }
+
+    /// Squared norm of a column for the direct coefficient `d`, given that for 1; not rounded down.
+    pub fn with_direct(unit: f64, d: f64) -> f64 {
+        // The rounding errors of the square and, through its remainder, of the quotient are known exactly.
+        let square = d * d;
+        let square = if d.mul_add(d, -square) < 0.0 { square.next_down() } else { square };
+        let quotient = unit / square;
+        if quotient.mul_add(square, -unit) < 0.0 { quotient.next_up() } else { quotient }
+    }
+
+    /// Moves to before the step.
+    pub fn pull_back(&mut self, step: Step<'_>) {
+        step.inverse_transition(&mut self.transition, &mut self.size);
+        self.output.iter_mut().zip(step.output).for_each(|(h, o)| *h = o / step.direct);
+        self.energy.pull_back(&self.transition, &self.size, &self.output);
+    }
+}
+
+impl StateSpace {
+    /// Squared row norms of `A N`, `A = P⁻¹R`.
+    ///
+    /// Carries the root of the covariance of `(s, a)`, the states of the filter and the workload: `A N` is
+    /// small where `A` and `N` are not, and the covariance itself would lose it. With the filter's states
+    /// last to first, transposed transitions are upper triangular.
+    pub(super) fn row_norms_sq_after(&self, recurrence: &Recurrence) -> Vec<f64> {
+        let plant = Plant::new(recurrence);
+        assert_eq!(plant.steps(), self.steps(), "filter and workload have the same number of steps");
+        let (r, m) = (self.order(), plant.order());
+        let mut covariance = Root::new(r + m);
+        let mut at_plant = PlantStep::default();
+        let mut row = vec![0.0; r + m];
+        let mut norms = vec![0.0; self.steps()];
+        for (i, norm) in norms.iter_mut().enumerate() {
+            let step = self.step(i);
+            plant.step(i, &mut at_plant);
+            let PlantStep { read, direct, feedback, input } = &at_plant;
+
+            // y = read·a[0] + direct·u with u = h s + d z.
+            row.fill(0.0);
+            row[..r].iter_mut().zip(step.output.iter().rev()).for_each(|(x, h)| *x = direct * h);
+            row[r..].iter_mut().take(1).for_each(|x| *x = *read);
+            let fresh = direct * step.direct;
+            *norm = covariance.quadratic(&row) + fresh * fresh;
+
+            covariance.transform(r, m, |_, row| {
+                let (s, a) = row.split_at_mut(r);
+                let u: f64 = s.iter().rev().zip(step.output).map(|(s, h)| s * h).sum();
+                s.reverse();
+                step.advance(s, 1);
+                s.reverse();
+                let head = a.first().copied().unwrap_or(0.0);
+                a.rotate_left(m.min(1));
+                a.iter_mut().skip(m.saturating_sub(1)).for_each(|x| *x = 0.0);
+                for (k, a) in a.iter_mut().enumerate() {
+                    *a += feedback[k] * head + input[k] * u;
+                }
+            });
+            row[..r].iter_mut().zip(step.input.iter().rev()).for_each(|(x, g)| *x = *g);
+            row[r..].iter_mut().zip(input).for_each(|(x, input)| *x = input * step.direct);
+            covariance.append(&mut row);
+        }
+        norms
+    }
+}

@@ -1,0 +1,187 @@
+//! How many states are enough.
+
+use super::StateSpace;
+use super::assemble::Assembly;
+use super::sweep::{FullStep, Sweep};
+use crate::error::{Error, Result};
+use crate::form::Representation;
+use crate::workload::Recurrence;
+
+/// How many states to keep.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Order {
+    /// As many as given, or fewer when the filter has no more.
+    Fixed(usize),
+    /// As few as keep `√(loss/lower_bound)` of what is deployed within `1 + excess`.
+    Tolerance {
+        /// Admissible relative excess of the root loss over the bound.
+        excess: f64,
+        /// A lower bound on the total loss of every factorization of the workload.
+        lower_bound: f64,
+        /// States not to be exceeded.
+        max: usize,
+    },
+}
+
+/// Relative error of the covariance when the order is fixed: its square, 1e-8, is what the loss sees.
+const COVARIANCE_ERROR: f64 = 1e-4;
+
+/// Most states that the first attempt at a tolerance tells apart.
+const FIRST_ATTEMPT: usize = 12;
+
+pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Result<StateSpace> {
+    let sweep = Sweep::new(recurrence, v, tolerance)?;
+    let mut assembly = Assembly::new(sweep.steps(), sweep.states());
+    sweep.untruncated(|step| assembly.push(&step))?;
+    assembly.finish()
+}
+
+pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<StateSpace> {
+    match order {
+        Order::Fixed(order) => {
+            let sweep = Sweep::new(recurrence, v, COVARIANCE_ERROR)?;
+            let order = order.min(sweep.useful_states());
+            let mut assembly = Assembly::new(sweep.steps(), order);
+            sweep.truncated(order, |step| assembly.push(&step))?;
+            assembly.finish()?.deployed()
+        }
+        Order::Tolerance { excess, lower_bound, max } => {
+            if !(excess > 0.0 && excess.is_finite()) {
+                return Err(Error::argument("tolerance", excess, "it must be positive and finite"));
+            }
+            if !(lower_bound > 0.0 && lower_bound.is_finite()) {
+                return Err(Error::argument("lower bound", lower_bound, "it must be positive and finite"));
+            }
+            // The loss is stationary: an error ε in the covariance costs about ε²/10.
+            let sweep = Sweep::new(recurrence, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
+            let target = Target { recurrence, excess, lower_bound };
+            let max = max.min(sweep.useful_states());
+            let mut room = FIRST_ATTEMPT.min(max);
+            loop {
+                let (least, found) = target.search(&sweep, room)?;
+                match found {
+                    Some(filter) => return Ok(filter),
+                    None if room < max => room = (room + FIRST_ATTEMPT).min(max),
+                    None => {
+                        return Err(Error::NotConverged {
+                            gap: (1.0 + least) * (1.0 + least) - 1.0,
+                            target: (1.0 + excess) * (1.0 + excess) - 1.0,
+                            iterations: max,
+                            reason: "no filter of this many states or fewer is close enough to the bound",
+                            v: v.to_vec(),
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the deployed filter has to reach.
+struct Target<'a> {
+    recurrence: &'a Recurrence,
+    excess: f64,
+    lower_bound: f64,
+}
+
+impl Target<'_> {
+    /// The smallest filter of up to `max` states that reaches the target, if any, and the least excess seen.
+    fn search(&self, sweep: &Sweep<'_>, max: usize) -> Result<(f64, Option<StateSpace>)> {
+        let mut record = Record::new(sweep.steps(), max);
+        sweep.truncated(max, |step| record.push(&step))?;
+        let attempt = |order: usize| -> Result<(f64, StateSpace)> {
+            let filter = record.replay(order)?.deployed()?;
+            let gamma_sq = filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
+            let loss = gamma_sq * filter.row_norms_sq_after(self.recurrence).iter().sum::<f64>();
+            Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
+        };
+        let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
+        let mut order = (0..max).find(guess).unwrap_or(max);
+        let (mut least, mut failed) = (f64::INFINITY, None);
+        // Up after a failure, down after a success, until a success stands above a failure. One filter is
+        // in memory at a time; the one found may have to be built twice.
+        loop {
+            let (excess, filter) = attempt(order)?;
+            least = least.min(excess);
+            if excess > self.excess {
+                if order == max {
+                    return Ok((least, None));
+                }
+                failed = Some(order);
+                order += 1;
+                continue;
+            }
+            // Small losses of neighbouring orders stand in the ratio of their estimates, to some tens of
+            // per cent.
+            let hopeless = |fewer: usize| {
+                let (here, there) = (record.lost[order], record.lost[fewer]);
+                here > 0.0 && self.excess < 0.1 && excess * there > 2.0 * self.excess * here
+            };
+            if order == 0 || failed == Some(order - 1) || hopeless(order - 1) {
+                return Ok((least, Some(filter)));
+            }
+            order -= 1;
+        }
+    }
+}
+
+/// The steps of a filter in balanced bases, so that a filter of fewer states is its leading part.
+///
+/// In f32: what is deployed is rounded to it anyway, and transitions are kept as increments.
+struct Record {
+    steps: usize,
+    order: usize,
+    values: Vec<f32>,
+    /// Energy that a filter of `r` states loses in the iterates, estimated: what enters the states it
+    /// lacks, by their share in the output.
+    lost: Vec<f64>,
+}
+
+impl Record {
+    fn new(steps: usize, order: usize) -> Self {
+        let values = Vec::with_capacity(steps * (order + 1) * (order + 1));
+        Self { steps, order, values, lost: vec![0.0; order + 1] }
+    }
+
+    fn push(&mut self, step: &FullStep<'_>) {
+        self.values.push(step.direct as f32);
+        self.values.extend(step.output.iter().chain(step.input).map(|&x| x as f32));
+        for (k, row) in step.transition.chunks_exact(self.order.max(1)).enumerate() {
+            let energy = step.hankel[k] * step.hankel[k];
+            let mut entering = step.input[k] * step.input[k];
+            for r in 0..=k {
+                self.lost[r] += energy * entering;
+                entering += row[r] * row[r];
+            }
+            self.values
+                .extend(row.iter().enumerate().map(|(l, &f)| (f - f64::from(u8::from(k == l))) as f32));
+        }
+    }
+
+    fn replay(&self, order: usize) -> Result<StateSpace> {
+        let mut assembly = Assembly::new(self.steps, order);
+        let mut transition = vec![0.0; order * order];
+        let (mut output, mut input) = (vec![0.0; order], vec![0.0; order]);
+        let copy = |out: &mut [f64], values: &[f32]| {
+            out.iter_mut().zip(values).for_each(|(o, &x)| *o = f64::from(x));
+        };
+        for step in self.values.chunks_exact((self.order + 1) * (self.order + 1)) {
+            let (vectors, rows) = step[1..].split_at(2 * self.order);
+            copy(&mut output, vectors);
+            copy(&mut input, &vectors[self.order..]);
+            let rows = rows.chunks_exact(self.order.max(1)).zip(transition.chunks_exact_mut(order.max(1)));
+            for (k, (row, out)) in rows.enumerate() {
+                copy(out, row);
+                out[k] += 1.0;
+            }
+            assembly.push(&FullStep {
+                direct: f64::from(step[0]),
+                output: &output,
+                input: &input,
+                transition: &transition,
+                hankel: &[],
+            });
+        }
+        assembly.finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! What mechanisms are made for: a workload and a participation, with what was solved for them so far.
+
+use crate::comparison::{Comparison, Row};
+use crate::error::{Error, Result};
+use crate::factorize::{Observer, Optimum, Options, Solver, optimal};
+use crate::family::Selector;
+use crate::form::Form;
+use crate::mechanism::{Bound, Mechanism};
+use crate::participation::Participation;
+use crate::workload::{Recurrence, Workload};
+use faer::{Mat, MatRef};
+use std::cell::OnceCell;
+
+/// A workload under a participation. Every optimum is solved for once, whoever asks.
+///
+/// ```
+/// use dpmf::factorize::quiet;
+/// use dpmf::{Participation, Problem, Workload};
+///
+/// let problem = Problem::new(Workload::prefix_sum(64)?, Participation::default())?;
+/// let tree = problem.mechanism("honaker-online".parse()?, &mut quiet)?;
+/// let best = problem.mechanism("optimal".parse()?, &mut quiet)?;
+/// assert!(tree.loss().sqrt_total() > 1.5 * best.loss().sqrt_total());
+/// # Ok::<(), dpmf::Error>(())
+/// ```
+pub struct Problem {
+    workload: Workload,
+    participation: Participation,
+    solver: Solver,
+    options: Options,
+    optimum: OnceCell<Optimum>,
+    prefix_sum: OnceCell<Box<Problem>>,
+    /// The decoder that structured forms are fitted to, O(n³) to make.
+    decoder: OnceCell<Mat<f64>>,
+}
+
+impl Problem {
+    /// A problem for the solver of its kind of workload, to a gap of 1e-6; nothing is solved yet.
+    ///
+    /// Errors: a participation that is not there yet, or that does not fit the steps.
+    pub fn new(workload: Workload, participation: Participation) -> Result<Self> {
+        Self::with_solver(workload, participation, Solver::default(), Options::default())
+    }
+
+    /// [`Problem::new`] with a solver and its options.
+    ///
+    /// Errors: those of it.
+    pub fn with_solver(
+        workload: Workload,
+        participation: Participation,
+        solver: Solver,
+        options: Options,
+    ) -> Result<Self> {
+        participation.supported()?;
+        participation.pattern(workload.steps())?;
+        let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Ok(Self { workload, participation, solver, options, optimum, prefix_sum, decoder })
+    }
+
+    /// The workload.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// Number of steps.
+    pub fn steps(&self) -> usize {
+        self.workload.steps()
+    }
+
+    /// The participation.
+    pub fn participation(&self) -> Participation {
+        self.participation
+    }
+
+    /// The optimum of the workload.
+    ///
+    /// Errors: those of [`optimal`].
+    pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
+        solved(&self.optimum, || optimal(&self.workload, self.solver, &self.options, observe))
+    }
+
+    /// The recurrence of the workload.
+    ///
+    /// Errors: a workload that is a matrix.
+    pub fn recurrence(&self) -> Result<&Recurrence> {
+        self.workload.recurrence().ok_or_else(|| Error::Unsupported {
+            what: "streaming for a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense optimum",
+        })
+    }
+
+    /// The same problem for the prefix sum with as many steps.
+    pub fn prefix_sum(&self) -> Result<&Problem> {
+        if self.workload.is_prefix_sum() && self.workload.recurrence().is_some() {
+            return Ok(self);
+        }
+        let problem = solved(&self.prefix_sum, || {
+            let workload = Workload::prefix_sum(self.steps())?;
+            Self::with_solver(workload, self.participation, Solver::Auto, self.options).map(Box::new)
+        })?;
+        Ok(problem)
+    }
+
+    /// This problem if its workload is a recurrence, else that of the prefix sum.
+    pub fn streamable(&self) -> Result<&Problem> {
+        if self.workload.recurrence().is_some() { Ok(self) } else { self.prefix_sum() }
+    }
+
+    /// The decoder `B` of the dense optimum.
+    ///
+    /// Errors: those of the solver; more steps than a dense matrix holds.
+    pub fn decoder(&self, observe: Observer<'_>) -> Result<MatRef<'_, f64>> {
+        let decoder = solved(&self.decoder, || {
+            let dense = self.optimum(observe)?.to_dense(&self.workload)?.0;
+            Ok(self.workload.times(dense.coloring().to_owned()))
+        })?;
+        Ok(decoder.as_ref())
+    }
+
+    /// A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
+    ///
+    /// Errors: those of [`Family::fit`](crate::family::Family::fit) and [`Mechanism::new`].
+    pub fn mechanism(&self, selector: Selector, observe: Observer<'_>) -> Result<Mechanism> {
+        let form = selector.family().fit(self, &selector.budget(), observe)?;
+        Ok(self.deploy(&form, observe)?.with_family(selector))
+    }
+
+    /// Any form as deployed for the workload, with its lower bound.
+    ///
+    /// Errors: those of the solver and of [`Mechanism::new`].
+    pub fn deploy(&self, form: &Form, observe: Observer<'_>) -> Result<Mechanism> {
+        let bound = Bound::from(self.optimum(observe)?);
+        Mechanism::new(self.workload.clone(), form, self.participation)?.with_bound(bound)
+    }
+
+    /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
+    /// buffers, and of several with the same number the first.
+    ///
+    /// Errors: those of [`Problem::mechanism`]; a mechanism whose dense matrix does not fit is left out and named, where
+    /// there are others.
+    pub fn compare(&self, selectors: &[Selector], observe: Observer<'_>) -> Result<Comparison> {
+        let lower_bound = self.optimum(observe)?.certificate.lower_bound;
+        let mut rows: Vec<Row> = Vec::new();
+        let mut left_out = Vec::new();
+        for selector in selectors {
+            let mechanism = match self.mechanism(*selector, observe) {
+                Err(error @ Error::Unsupported { .. }) if selectors.len() > 1 => {
+                    left_out.push((selector.to_string(), error.to_string()));
+                    continue;
+                }
+                made => made?,
+            };
+            let row = Row::new(selector.name(), &mechanism, lower_bound);
+            let known = |other: &Row| {
+                row.buffers.is_some() && (&other.mechanism, other.buffers) == (&row.mechanism, row.buffers)
+            };
+            if !rows.iter().any(known) {
+                rows.push(row);
+            }
+        }
+        rows.chunk_by_mut(|a, b| a.mechanism == b.mechanism)
+            .for_each(|same| same.sort_by_key(|row| row.buffers));
+        Ok(Comparison { steps: self.steps(), participation: self.participation, lower_bound, rows, left_out })
+    }
+}
+
+fn solved<T>(cell: &OnceCell<T>, solve: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(value) = cell.get() {
+        return Ok(value);
+    }
+    let value = solve()?;
+    Ok(cell.get_or_init(|| value))
+}

@@ -1,0 +1,158 @@
+//! Named tensors, and a header beside them in one safetensors file, sealed by a hash.
+
+use crate::error::{Error, Result};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+
+/// The only metadata key; one key, since the order of several is not fixed in the container.
+const KEY: &str = "dpmf";
+
+/// Numbers with a shape.
+#[derive(Clone, Debug, PartialEq)]
+struct Tensor {
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+/// Tensors by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensors(BTreeMap<String, Tensor>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    sha256: String,
+    header: Box<RawValue>,
+}
+
+impl Tensors {
+    pub(crate) fn put_f64(&mut self, name: &str, shape: &[usize], values: impl IntoIterator<Item = f64>) {
+        let bytes = values.into_iter().flat_map(f64::to_le_bytes).collect();
+        self.0.insert(name.to_owned(), Tensor { shape: shape.to_vec(), dtype: Dtype::F64, bytes });
+    }
+
+    /// Stores values that are on the f32 grid already.
+    pub(crate) fn put_f32(&mut self, name: &str, shape: &[usize], values: impl IntoIterator<Item = f64>) {
+        let bytes = values.into_iter().flat_map(|x| (x as f32).to_le_bytes()).collect();
+        self.0.insert(name.to_owned(), Tensor { shape: shape.to_vec(), dtype: Dtype::F32, bytes });
+    }
+
+    /// Removes a tensor, of either precision, and checks its shape; `None` in `shape` fits any length.
+    pub(crate) fn take(&mut self, name: &str, shape: &[Option<usize>]) -> Result<(Vec<usize>, Vec<f64>)> {
+        let tensor = self.0.remove(name).ok_or_else(|| damaged(format!("tensor {name} is missing")))?;
+        let fits = tensor.shape.len() == shape.len()
+            && tensor.shape.iter().zip(shape).all(|(actual, wanted)| wanted.is_none_or(|w| w == *actual));
+        if !fits {
+            return Err(damaged(format!("tensor {name} has shape {:?}, which does not fit", tensor.shape)));
+        }
+        let values = match tensor.dtype {
+            Dtype::F64 => tensor.bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+            Dtype::F32 => {
+                tensor.bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+            }
+            other => {
+                return Err(damaged(format!("tensor {name} has type {other:?}, but f32 or f64 is needed")));
+            }
+        };
+        Ok((tensor.shape, values))
+    }
+
+    /// Shows name, type, shape and content of every tensor, in the order of names: one layout for all hashes.
+    pub(crate) fn fields(&self, show: &mut dyn FnMut(&[u8])) {
+        for (name, tensor) in &self.0 {
+            show(name.as_bytes());
+            show(tensor.dtype.to_string().as_bytes());
+            let shape: Vec<u8> = tensor.shape.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect();
+            show(&shape);
+            show(&tensor.bytes);
+        }
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// Refuses what nobody asked for.
+    pub(crate) fn finish(self) -> Result<()> {
+        match self.0.keys().next() {
+            Some(name) => Err(damaged(format!("tensor {name} has no meaning here"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// SHA-256 over the header and every tensor with its name, type and shape.
+fn digest(header: &str, tensors: &Tensors) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    field(header.as_bytes());
+    tensors.fields(&mut field);
+    hash.finalize().into()
+}
+
+/// Writes header and tensors; the same input gives the same bytes.
+pub(crate) fn write(header: &str, tensors: &Tensors) -> Result<Vec<u8>> {
+    let raw = RawValue::from_string(header.to_owned()).map_err(|error| damaged(error.to_string()))?;
+    let sealed = Sealed { sha256: hex(&digest(header, tensors)), header: raw };
+    let text = serde_json::to_string(&sealed).map_err(|error| damaged(error.to_string()))?;
+    let views = tensors
+        .0
+        .iter()
+        .map(|(name, t)| Ok((name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .map_err(|error| damaged(error.to_string()))?;
+    safetensors::serialize(views, Some(HashMap::from([(KEY.to_owned(), text)])))
+        .map_err(|error| damaged(error.to_string()))
+}
+
+/// What a file holds.
+pub(crate) struct Contents {
+    pub(crate) header: String,
+    pub(crate) tensors: Tensors,
+    /// The hash over both, which the file states and which matches.
+    pub(crate) sha256: [u8; 32],
+}
+
+/// Reads header text and tensors, and refuses a hash that does not match.
+pub(crate) fn read(bytes: &[u8]) -> Result<Contents> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
+    let text = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|entries| entries.get(KEY))
+        .ok_or_else(|| damaged("it is a safetensors file, but not one of dpmf".into()))?;
+    let sealed: Sealed =
+        serde_json::from_str(text).map_err(|error| damaged(format!("bad header: {error}")))?;
+    let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
+    let tensors = Tensors(
+        file.iter()
+            .map(|(name, view)| {
+                let tensor =
+                    Tensor { shape: view.shape().to_vec(), dtype: view.dtype(), bytes: view.data().to_vec() };
+                (name.to_owned(), tensor)
+            })
+            .collect(),
+    );
+    let header = sealed.header.get().to_owned();
+    let sha256 = digest(&header, &tensors);
+    if hex(&sha256) != sealed.sha256 {
+        return Err(damaged("the hash does not match: the file is damaged or was edited".into()));
+    }
+    Ok(Contents { header, tensors, sha256 })
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A file, or bytes in memory, that is not what it should be.
+pub(crate) fn damaged(reason: String) -> Error {
+    Error::Format { path: "<memory>".into(), reason }
+}
