@@ -3,14 +3,13 @@
 //! 100 users, the default model, one thread, time on the processor (from the system, so that a busy machine does not
 //! count). Fails if a round takes more than 0.06 s or its noise, a stream of four buffers, more than a tenth of it.
 
-use dpmf::Optimizer;
-use dpmf::noise::engines::engine;
+use dpmf::factorize::quiet;
 use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
+use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::data::names;
 use dpmf_train::model::Lstm;
-use dpmf_train::{Choice, Local, Model, Noise, Privacy, Recipe, Steps, Training};
+use dpmf_train::{Choice, Local, Model, Noise, Plan, Privacy, Recipe, Steps, Training};
 use std::error::Error;
-use std::ops::ControlFlow;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -21,9 +20,9 @@ fn main() -> Result<(), Failure> {
     let vocabulary = data.vocabulary.len();
     let model = Lstm { vocabulary, embedding: 16, hidden: 64, projection: Some(32) }.checked()?;
     let recipe = Recipe {
-        mechanism: "optimal".parse::<Choice>()?,
-        dense: false,
-        buffers: Some(4),
+        mechanism: "optimal:buffers=4".parse::<Choice>()?,
+        participation: Participation::default(),
+        sampling: Sampling::default(),
         rounds: 2048,
         clients: 100,
         clip: 1.0,
@@ -35,17 +34,16 @@ fn main() -> Result<(), Failure> {
         privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
         seed: 0,
     };
-    let mechanism = recipe.mechanism(&mut |_| ControlFlow::Continue(()))?.ok_or("a mechanism")?;
+    let plan = Plan::make(recipe, &mut quiet)?;
+    let mechanism = plan.mechanism().ok_or("a mechanism")?;
     let stream = || -> Result<NoiseStream, Failure> {
-        let key = NoiseKey::from_seed(0).stream(dpmf::format::hash(&mechanism)?, RunId([0; 16]));
-        let engine = engine(mechanism.factorization())?;
-        Ok(NoiseStream::new(engine, key, 0..model.parameters() as u64, 1.0, Output::Gradient)?)
+        let (key, run) = (NoiseKey::from_seed(0), RunId([0; 16]));
+        Ok(mechanism.stream(&key, run, 0..model.parameters() as u64, Output::Gradient)?)
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
     pool.install(|| {
-        let workload = recipe.workload()?;
         let noise = Noise::Stream(stream()?);
-        let mut training = Training::new(&model, &data.split.train, recipe.settings(), &workload, noise)?;
+        let mut training = Training::new(&model, &data.split.train, &plan, noise)?;
         for _ in 0..4 {
             training.advance()?;
         }

@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::server::Server;
 use crate::training::{Noise, Training};
 use crate::{Model, Users};
-use dpmf::noise::{NoiseStream, disk};
+use dpmf::disk::{self, Access};
+use dpmf::noise::NoiseStream;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::HashMap;
 use std::fs;
@@ -47,7 +48,7 @@ impl Checkpoints {
             durable.checkpoint(self.stream_path(round))?;
         }
         let bytes = encode(training.server());
-        disk::replace(&self.server_path(round), |file| file.write_all(&bytes))?;
+        disk::replace(&self.server_path(round), Access::Owner, |file| file.write_all(&bytes))?;
         for old in self.rounds()?.into_iter().filter(|old| *old != round) {
             for path in [self.server_path(old), self.stream_path(old)] {
                 match fs::remove_file(&path) {
@@ -115,7 +116,7 @@ impl Checkpoints {
 /// Errors: [`dpmf::Error::Io`].
 pub fn write_parameters(path: &Path, parameters: &[f32]) -> Result<()> {
     let bytes = encode_buffers(&[("parameters", parameters)]);
-    Ok(disk::replace(path, |file| file.write_all(&bytes))?)
+    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(&bytes))?)
 }
 
 fn encode(server: &Server) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use chacha20::ChaCha20Rng;
+use dpmf::Participation;
 use rand::{Rng, SeedableRng};
 
 /// A random assignment of users to rounds in which nobody takes part twice.
@@ -18,10 +19,18 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// Draws cohorts of `clients` for each of `rounds`.
+    /// Draws cohorts of `clients` for each of `rounds`, such that nobody takes part more often than `participation`
+    /// allows.
     ///
-    /// Errors: no rounds, no clients, or fewer users than places.
-    pub fn new(users: usize, rounds: usize, clients: usize, seed: u64) -> Result<Self> {
+    /// Errors: no rounds, no clients, or fewer users than places; a participation that is not there yet.
+    pub fn new(
+        participation: Participation,
+        users: usize,
+        rounds: usize,
+        clients: usize,
+        seed: u64,
+    ) -> Result<Self> {
+        participation.supported()?;
         for (name, value) in [("rounds", rounds), ("clients", clients)] {
             if value == 0 {
                 return Err(Error::argument(name, value, "it must be at least 1"));
@@ -65,7 +74,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_part_twice() {
-        let assignment = Assignment::new(1000, 99, 10, 7).unwrap();
+        let assignment = Assignment::new(Participation::default(), 1000, 99, 10, 7).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for round in 0..99 {
             assert_eq!(assignment.cohort(round).len(), 10);
@@ -79,7 +88,8 @@ mod tests {
 
     #[test]
     fn another_seed_gives_another_assignment_and_the_same_seed_the_same() {
-        let first = |seed| Assignment::new(1000, 10, 10, seed).unwrap().cohort(0).to_vec();
+        let first =
+            |seed| Assignment::new(Participation::default(), 1000, 10, 10, seed).unwrap().cohort(0).to_vec();
         assert_eq!(first(1), first(1));
         assert_ne!(first(1), first(2));
     }
@@ -89,7 +99,7 @@ mod tests {
         // 20 users, 10 places, 4000 seeds: 2000 ± 32 each; 6 deviations, α = 4e-8 for all.
         let mut counts = [0_u32; 20];
         for seed in 0..4000 {
-            let assignment = Assignment::new(20, 2, 5, seed).unwrap();
+            let assignment = Assignment::new(Participation::default(), 20, 2, 5, seed).unwrap();
             (0..2).for_each(|round| assignment.cohort(round).iter().for_each(|u| counts[*u as usize] += 1));
         }
         assert!(counts.iter().all(|count| count.abs_diff(2000) < 190), "{counts:?}");
@@ -97,10 +107,13 @@ mod tests {
 
     #[test]
     fn too_few_users_are_refused() {
-        let error = Assignment::new(99, 10, 10, 0).unwrap_err();
+        let error = Assignment::new(Participation::default(), 99, 10, 10, 0).unwrap_err();
         assert_eq!(error.kind(), "too-few-users");
         assert!(error.to_string().contains("99") && error.to_string().contains("100"), "{error}");
-        assert!(Assignment::new(10, 0, 1, 0).is_err() && Assignment::new(10, 1, 0, 0).is_err());
-        assert!(Assignment::new(10, usize::MAX, 2, 0).is_err());
+        assert!(
+            Assignment::new(Participation::default(), 10, 0, 1, 0).is_err()
+                && Assignment::new(Participation::default(), 10, 1, 0, 0).is_err()
+        );
+        assert!(Assignment::new(Participation::default(), 10, usize::MAX, 2, 0).is_err());
     }
 }

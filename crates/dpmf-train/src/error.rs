@@ -67,6 +67,11 @@ impl Error {
         Self::InvalidArgument { name, value: value.to_string(), rule }
     }
 
+    /// A plan whose file is not known yet.
+    pub(crate) fn plan(message: String) -> Self {
+        Self::Run { path: "plan".into(), message }
+    }
+
     /// Short name of the kind of error, stable across versions.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -8,10 +8,12 @@ pub mod cohort;
 pub mod data;
 pub mod error;
 pub mod model;
+pub mod plan;
 pub mod recipe;
 pub mod run;
 pub mod server;
 pub mod stats;
+pub mod summary;
 pub mod training;
 
 pub use checkpoint::Checkpoints;
@@ -21,11 +23,13 @@ pub use cohort::Assignment;
 pub use data::Users;
 pub use error::{Error, Result};
 pub use model::{Model, Score};
+pub use plan::Plan;
 pub use recipe::{Choice, Privacy, Recipe, Steps};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
 pub use server::Server;
 pub use stats::Estimate;
-pub use training::{Noise, Settings, Training};
+pub use summary::{Ended, Summary};
+pub use training::{Noise, Training};
 
 /// What kind of example a data set holds and a model learns from.
 pub trait Domain {

@@ -1,32 +1,29 @@
-//! Everything that decides a run of training, as data.
+//! What a run of training is asked to do, as data.
 
 use crate::clients::Local;
 use crate::error::{Error, Result};
-use crate::training::Settings;
 use dpmf::accounting::PrivacyUnit;
-use dpmf::factorize::{Observer, Options, Solver, Target};
-use dpmf::mechanism::Conditions;
-use dpmf::{Catalog, Factorization, Mechanism, Method, Optimizer, Representation, Schedule, Workload};
+use dpmf::{Optimizer, Participation, Problem, Sampling, Schedule, Selector, Workload};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// A mechanism by name, or none at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Choice {
     /// No noise and no privacy: what the data could give.
     None,
     /// A private mechanism.
-    Private(Method),
+    Private(Selector),
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Choice::None => "none",
-            Choice::Private(method) => method.name(),
-        })
+        match self {
+            Choice::None => f.write_str("none"),
+            Choice::Private(selector) => selector.fmt(f),
+        }
     }
 }
 
@@ -88,10 +85,10 @@ pub enum Steps {
 pub struct Recipe {
     /// The mechanism.
     pub mechanism: Choice,
-    /// Optima as dense rows instead of streams of a few states.
-    pub dense: bool,
-    /// States of a stream; as many as stay within 1e-4 of the bound if not given.
-    pub buffers: Option<usize>,
+    /// How often a user takes part.
+    pub participation: Participation,
+    /// By what chance users come into rounds.
+    pub sampling: Sampling,
     /// Rounds of training.
     pub rounds: usize,
     /// Users in a round.
@@ -114,9 +111,6 @@ pub struct Recipe {
     pub seed: u64,
 }
 
-/// Rows of dense noise matrices that are computed together, see [`dpmf::noise::engines::engine_ahead`].
-pub const ROWS_AHEAD: usize = 16;
-
 impl Recipe {
     /// The workload: what the server's optimizer computes from the sums of a mean.
     ///
@@ -138,10 +132,11 @@ impl Recipe {
         Ok(Workload::sgd(rates, self.optimizer)?)
     }
 
-    /// The settings of the training loop.
-    pub fn settings(&self) -> Settings {
-        let Self { clients, clip, local, dropout, seed, .. } = *self;
-        Settings { clients, clip, local, dropout, seed }
+    /// What its mechanisms are made for: shared by all recipes with the same server and participation.
+    ///
+    /// Errors: those of [`Recipe::workload`]; a participation that is not there yet.
+    pub fn problem(&self) -> Result<Problem> {
+        Ok(Problem::new(self.workload()?, self.participation)?)
     }
 
     /// Whose data is protected as one piece.
@@ -151,107 +146,17 @@ impl Recipe {
             Local::Gradient => PrivacyUnit::Record,
         }
     }
-
-    /// The mechanism as deployed, calibrated; `None` without noise.
-    ///
-    /// Errors: those of the solver and of calibration.
-    pub fn mechanism(&self, observe: Observer<'_>) -> Result<Option<Mechanism>> {
-        let Choice::Private(method) = self.mechanism else { return Ok(None) };
-        let catalog = Catalog::new(self.workload()?, Solver::Auto, Options::default());
-        let factorization = self.factorization(&catalog, method, observe)?;
-        let mechanism = catalog.deploy(&factorization, observe)?;
-        let conditions = Conditions { unit: self.unit(), ..Default::default() };
-        Ok(Some(match self.privacy {
-            Privacy::Epsilon { epsilon, delta } => {
-                mechanism.calibrated(epsilon, delta, self.clip, conditions)?
-            }
-            Privacy::NoiseMultiplier { noise_multiplier, delta } => {
-                mechanism.with_noise(noise_multiplier, delta, self.clip, conditions)?
-            }
-        }))
-    }
-
-    fn factorization(
-        &self,
-        catalog: &Catalog,
-        method: Method,
-        observe: Observer<'_>,
-    ) -> dpmf::Result<Factorization> {
-        let target = self.buffers.map_or(Target::default(), Target::Buffers);
-        match method {
-            Method::StateSpace => catalog.state_space(target, observe),
-            Method::Optimal if !self.dense => catalog.state_space(target, observe),
-            Method::OptimalPrefix if !self.dense => {
-                let prefix = Workload::prefix_sum(self.rounds)?;
-                Catalog::new(prefix, Solver::Auto, Options::default()).state_space(target, observe)
-            }
-            _ => catalog.factorization(method, observe),
-        }
-    }
-}
-
-/// What a calibrated mechanism has spent after each of its steps: ε at its δ, for everything released so far.
-///
-/// After `i` steps a user can be told apart by the first `i` rows of `C G + Z` only, whose sensitivity is the largest
-/// norm of a column of the first `i` rows of `C`.
-///
-/// Guarantee: non-decreasing, and at the end the ε of the privacy statement. For trees, and where `C` would be a large
-/// matrix (more than 4096 steps), that ε is given for every step.
-///
-/// Cost: O(n²).
-pub fn spent(mechanism: &Mechanism) -> Vec<f64> {
-    const LIMIT: usize = 4096;
-    /// Points at which the accountant is asked; in between the next one holds.
-    const POINTS: usize = 64;
-    let Some(statement) = mechanism.privacy() else { return Vec::new() };
-    let (steps, calibration) = (mechanism.workload().steps(), statement.calibration());
-    let total = calibration.epsilon();
-    let factorization = mechanism.factorization();
-    // Rows of a tree's encoder are nodes, not steps.
-    if steps > LIMIT || factorization.noise_rows() != steps {
-        return vec![total; steps];
-    }
-    let encoder = factorization.encoder();
-    let mut norms_sq = vec![0.0_f64; encoder.ncols()];
-    let sensitivities: Vec<f64> = (0..encoder.nrows())
-        .map(|i| {
-            norms_sq.iter_mut().enumerate().for_each(|(j, norm)| *norm += encoder[(i, j)].powi(2));
-            norms_sq.iter().copied().fold(0.0, f64::max).sqrt()
-        })
-        .collect();
-    let terms = calibration.terms();
-    let epsilon = |sensitivity: f64| {
-        let share = (sensitivity / terms.sensitivity).min(1.0);
-        terms
-            .accountant
-            .epsilon(calibration.mu() * share, calibration.delta())
-            .map_or(total, |e| e.min(total))
-    };
-    let stride = steps.div_ceil(POINTS);
-    let ends = (0..steps).map(|i| ((i / stride + 1) * stride).min(steps) - 1);
-    let mut known = (usize::MAX, total);
-    ends.map(|end| {
-        if end + 1 == steps {
-            return total;
-        }
-        if known.0 != end {
-            known = (end, epsilon(sensitivities[end]));
-        }
-        known.1
-    })
-    .collect()
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use std::ops::ControlFlow;
 
-    fn recipe(mechanism: &str) -> Recipe {
+    pub(crate) fn recipe(mechanism: &str) -> Recipe {
         Recipe {
             mechanism: mechanism.parse().unwrap(),
-            dense: false,
-            buffers: None,
+            participation: Participation::default(),
+            sampling: Sampling::default(),
             rounds: 64,
             clients: 10,
             clip: 0.5,
@@ -265,50 +170,9 @@ mod tests {
         }
     }
 
-    fn mechanism(recipe: &Recipe) -> Mechanism {
-        recipe.mechanism(&mut |_| ControlFlow::Continue(())).unwrap().unwrap()
-    }
-
-    #[test]
-    fn every_mechanism_gives_the_epsilon_asked_for_and_none_is_below_the_bound() {
-        for method in Method::ALL {
-            let mechanism = mechanism(&recipe(method.name()));
-            let epsilon = mechanism.privacy().unwrap().calibration().epsilon();
-            assert!(epsilon <= 2.0 && epsilon > 1.99, "{}: {epsilon}", method.name());
-            assert!(mechanism.certificate().unwrap().ratio_to_bound() >= 1.0, "{}", method.name());
-        }
-        let none = recipe("none").mechanism(&mut |_| ControlFlow::Continue(())).unwrap();
-        assert!(none.is_none());
-    }
-
-    #[test]
-    fn streams_and_dense_rows_of_an_optimum_have_the_same_loss() {
-        for name in ["optimal", "optimal-prefix"] {
-            let stream = mechanism(&recipe(name));
-            let dense = mechanism(&Recipe { dense: true, ..recipe(name) });
-            assert!(matches!(stream.factorization(), Factorization::StateSpace(_)));
-            assert!(matches!(dense.factorization(), Factorization::Dense(_)));
-            let ratio = stream.loss().sqrt_total() / dense.loss().sqrt_total();
-            assert!((ratio - 1.0).abs() < 2e-3, "{name}: {ratio}");
-        }
-    }
-
-    #[test]
-    fn epsilon_is_spent_step_by_step() {
-        let mechanism = mechanism(&recipe("optimal"));
-        let spent = spent(&mechanism);
-        assert_eq!(spent.len(), 64);
-        assert!(spent.windows(2).all(|pair| pair[0] <= pair[1]));
-        assert!(spent[0] > 0.0 && spent[0] < 0.9 * spent[63], "{spent:?}");
-        assert_eq!(spent[63], mechanism.privacy().unwrap().calibration().epsilon());
-        // Independent noise: a user's round is over at once, so everything is spent at its round.
-        let independent = super::tests::mechanism(&recipe("independent"));
-        assert!(super::spent(&independent).iter().all(|e| *e > 1.99));
-    }
-
     #[test]
     fn recipes_survive_json() {
-        for name in ["none", "optimal", "honaker-full"] {
+        for name in ["none", "optimal", "optimal:buffers=3", "honaker-full"] {
             let recipe = recipe(name);
             let text = serde_json::to_string(&recipe).unwrap();
             assert_eq!(serde_json::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
@@ -323,5 +187,7 @@ mod tests {
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert_eq!(kind(Recipe { server_learning_rate: rate, ..recipe("none") }), "invalid-argument");
         }
+        let epochs = Recipe { participation: Participation::Epochs { times: 2 }, ..recipe("optimal") };
+        assert_eq!(epochs.problem().err().unwrap().kind(), "unsupported");
     }
 }

@@ -4,17 +4,16 @@ use crate::checkpoint::{Checkpoints, write_parameters};
 use crate::clients::evaluate;
 use crate::data::Split;
 use crate::error::{Error, Result};
-use crate::recipe::{ROWS_AHEAD, Recipe, spent};
+use crate::plan::Plan;
 use crate::training::{Noise, Training};
 use crate::{Domain, Model, Score, Users};
-use dpmf::accounting::PrivacyStatement;
-use dpmf::factorize::Observer;
-use dpmf::noise::engines::engine_ahead;
-use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId, disk};
-use dpmf::{Mechanism, format};
+use dpmf::Mechanism;
+use dpmf::accounting::KeyOrigin;
+use dpmf::disk::{self, Access};
+use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,29 +57,66 @@ impl KeySource {
     }
 
     /// A name of the run under the key: new, unless the key is a repeatable one. Then it is a function of the program's
-    /// version, the data, the recipe and the model's first parameters, so that other gradients never meet the same noise.
-    fn run_id<M: Model>(&self, recipe: &Recipe, data: &str, model: &M) -> Result<RunId> {
+    /// version and of what the run is bound to, so that other gradients never meet the same noise.
+    fn run_id(&self, binding: &Binding) -> Result<RunId> {
         match self {
             KeySource::Seed(_) => {
-                let recipe_text = serde_json::to_string(recipe).map_err(|error| Error::Run {
-                    path: PathBuf::new(),
-                    message: format!("cannot name the run: {error}"),
-                })?;
-                let mut hash = Sha256::new();
-                for part in [env!("CARGO_PKG_VERSION"), data, &recipe_text, std::any::type_name::<M>()] {
-                    hash.update((part.len() as u64).to_le_bytes());
-                    hash.update(part);
-                }
-                model.initial(recipe.seed).iter().for_each(|value| hash.update(value.to_le_bytes()));
-                Ok(RunId::from_label(&hex(hash)))
+                Ok(RunId::from_label(&format!("{} {}", env!("CARGO_PKG_VERSION"), hex_of(&binding.hash()))))
             }
             _ => Ok(RunId::generate()?),
         }
     }
 }
 
+/// Everything that decides what a run releases, but its key: what its journal opens for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Binding {
+    /// SHA-256 of the plan.
+    plan: String,
+    /// [`digest`] of the training data.
+    data: String,
+    /// SHA-256 over the kind of the model and its first parameters.
+    model: String,
+}
+
+impl Binding {
+    fn new<M: Model>(plan: &Plan, data: &str, model: &M) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(std::any::type_name::<M>());
+        model.initial(plan.recipe().seed).iter().for_each(|value| hash.update(value.to_le_bytes()));
+        Self { plan: hex_of(&plan.hash()), data: data.to_owned(), model: hex(hash) }
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for part in ["dpmf run 1", &self.plan, &self.data, &self.model] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.finalize().into()
+    }
+
+    /// Says in what a run that is resumed differs from the one that began.
+    fn check(&self, now: &Self) -> std::result::Result<(), String> {
+        let what = match now {
+            now if now.plan != self.plan => "plan",
+            now if now.data != self.data => "training data",
+            now if now.model != self.model => "model",
+            _ => return Ok(()),
+        };
+        Err(format!(
+            "the {what} is not what the run began with: noise that was released with the one must not be released with \
+             the other. Begin a new run"
+        ))
+    }
+}
+
 fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex_of(&hash.finalize())
+}
+
+fn hex_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A point of a learning curve, on users that never train.
@@ -126,12 +162,8 @@ pub struct Outcome {
     pub burned: usize,
     /// Time spent training, of all processes that took part.
     pub seconds: f64,
-    /// What the release guarantees; nothing without noise.
-    pub privacy: Option<PrivacyStatement>,
-    /// Loss of the mechanism over the lower bound.
-    pub ratio_to_bound: Option<f64>,
-    /// Model-sized buffers of the noise stream.
-    pub buffers: usize,
+    /// Where the key came from; nothing without noise.
+    pub key: Option<KeyOrigin>,
 }
 
 /// How often a run looks at itself.
@@ -151,20 +183,23 @@ impl Default for Pace {
     }
 }
 
-/// What is written down when a run begins.
+/// What is written down when a run begins, beside its plan.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Manifest {
     schema: u32,
-    recipe: Recipe,
-    pace: Pace,
+    binding: Binding,
     run: String,
     key_file: Option<PathBuf>,
-    data: String,
+    pace: Pace,
 }
+
+const SCHEMA: u32 = 2;
 
 const MANIFEST: &str = "run.json";
 const KEY: &str = "key";
-const MECHANISM: &str = "mechanism.safetensors";
+const PLAN: &str = "plan.safetensors";
+const LOCK: &str = "lock";
 const JOURNAL: &str = "journal";
 const CURVE: &str = "curve.json";
 const MODEL: &str = "model.safetensors";
@@ -174,16 +209,40 @@ const OUTCOME: &str = "outcome.json";
 pub struct Run<'a, M, D> {
     model: &'a M,
     data: &'a Split<D>,
-    recipe: Recipe,
+    plan: Plan,
     pace: Pace,
     training: Training<'a, M, D>,
-    mechanism: Option<Mechanism>,
     spent: Vec<f64>,
-    folder: Option<PathBuf>,
+    place: Option<Place>,
     curve: Vec<Point>,
     untrained: f64,
     earlier_seconds: f64,
     started: Instant,
+}
+
+/// The directory of a run, which no other process works in as long as it is held.
+struct Place {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Place {
+    fn hold(folder: &Path) -> Result<Self> {
+        let path = folder.join(LOCK);
+        let io = |source| Error::Io { path: path.clone(), source };
+        let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { folder: folder.into(), _lock: lock }),
+            Err(fs::TryLockError::WouldBlock) => Err(dpmf::Error::Locked { path }.into()),
+            Err(fs::TryLockError::Error(source)) => Err(io(source)),
+        }
+    }
+}
+
+/// The one field that every version of a manifest has.
+#[derive(Deserialize)]
+struct Schema {
+    schema: u32,
 }
 
 /// The learning curve so far, and what it cost.
@@ -201,75 +260,64 @@ where
 {
     /// A run that lives in memory alone.
     ///
-    /// Errors: those of the recipe, the key and the data.
+    /// Errors: those of the key and the data.
     pub fn in_memory(
         model: &'a M,
         data: &'a Split<D>,
         digest: &str,
-        recipe: &Recipe,
+        plan: &Plan,
         pace: Pace,
         key: &KeySource,
-        observe: Observer<'_>,
     ) -> Result<Self> {
-        let mechanism = prepared(recipe, key, observe)?;
-        let noise = match &mechanism {
+        let id = key.run_id(&Binding::new(plan, digest, model))?;
+        let noise = match plan.mechanism() {
             None => Noise::None,
-            Some(mechanism) => {
-                let id = key.run_id(recipe, digest, model)?;
-                Noise::Stream(stream(mechanism, &key.key()?, id, model.parameters())?)
-            }
+            Some(mechanism) => Noise::Stream(stream(mechanism, &key.key()?, id, model)?),
         };
-        Self::assemble(model, data, recipe.clone(), pace, mechanism, noise, None)
+        Self::assemble(model, data, plan.clone(), pace, noise, None)
     }
 
-    /// Begins a run in a new directory: recipe, mechanism, key, journal.
+    /// Begins a run in a new directory: plan, key, journal.
     ///
-    /// Errors: a directory that holds a run; those of the recipe, the key and the data; [`Error::Io`].
+    /// Errors: a directory that holds a run, or in which another process works; those of the key and the data;
+    /// [`Error::Io`].
     pub fn begin(
         folder: &Path,
         model: &'a M,
         data: &'a Split<D>,
-        recipe: &Recipe,
+        plan: &Plan,
         pace: Pace,
         key: &KeySource,
-        observe: Observer<'_>,
     ) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
+        let place = Place::hold(folder)?;
         if folder.join(MANIFEST).exists() {
             let message = "it holds a run already: resume it, or choose another directory".into();
             return Err(Error::Run { path: folder.into(), message });
         }
-        fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
         discard_unfinished(folder)?;
-        let mechanism = prepared(recipe, key, observe)?;
-        let data_digest = digest(&data.train);
-        let id = key.run_id(recipe, &data_digest, model)?;
-        let noise = match &mechanism {
+        let binding = Binding::new(plan, &digest(&data.train), model);
+        let id = key.run_id(&binding)?;
+        plan.save(&folder.join(PLAN))?;
+        let noise = match plan.mechanism() {
             None => Noise::None,
             Some(mechanism) => {
-                format::save(mechanism, &folder.join(MECHANISM))?;
                 let secret = key.key()?;
                 if !matches!(key, KeySource::File(_)) {
                     secret.create_file(folder.join(KEY))?;
                 }
-                let stream = stream(mechanism, &secret, id, model.parameters())?;
-                Noise::Durable(DurableStream::create(stream, folder.join(JOURNAL))?)
+                let stream = stream(mechanism, &secret, id, model)?;
+                Noise::Durable(DurableStream::create(stream, folder.join(JOURNAL), binding.hash())?)
             }
         };
         let key_file = match key {
             KeySource::File(path) => Some(fs::canonicalize(path).unwrap_or_else(|_| path.clone())),
             _ => None,
         };
-        let run = Self::assemble(model, data, recipe.clone(), pace, mechanism, noise, Some(folder.into()))?;
+        let run = Self::assemble(model, data, plan.clone(), pace, noise, Some(place))?;
         run.save_record()?;
         // The manifest last: a directory with one can be resumed.
-        let manifest = Manifest {
-            schema: 1,
-            recipe: recipe.clone(),
-            pace,
-            run: id.to_string(),
-            key_file,
-            data: data_digest,
-        };
+        let manifest = Manifest { schema: SCHEMA, binding, run: id.to_string(), key_file, pace };
         write_json(&folder.join(MANIFEST), &manifest)?;
         Ok(run)
     }
@@ -277,24 +325,30 @@ where
     /// Takes up a run where its newest checkpoint is. Rounds after it that the journal holds are computed again, and
     /// released only if they come out the same.
     ///
-    /// Errors: no run there; a lost key; other data than the run began with; damaged files.
+    /// Errors: no run there; a lost key; another plan, other data or another model than the run began with; damaged
+    /// files; a directory in which another process works.
     pub fn resume(folder: &Path, model: &'a M, data: &'a Split<D>) -> Result<Self> {
-        let manifest: Manifest = read_json(&folder.join(MANIFEST))?;
-        if manifest.schema != 1 {
-            let message = format!("its schema is {}, but this version knows only 1", manifest.schema);
-            return Err(Error::Run { path: folder.join(MANIFEST), message });
+        let place = Place::hold(folder)?;
+        let path = folder.join(MANIFEST);
+        let schema: Schema = read_json(&path)?;
+        if schema.schema != SCHEMA {
+            let message = format!(
+                "its schema is {}, but this version of dpmf resumes runs of schema {SCHEMA}: end it with the version \
+                 that began it",
+                schema.schema
+            );
+            return Err(Error::Run { path, message });
         }
-        if digest(&data.train) != manifest.data {
-            let message = "the training data is not what the run began with: noise that was released with the one must \
-                           not be released with the other. Begin a new run"
-                .into();
+        let manifest: Manifest = read_json(&path)?;
+        let plan = Plan::load(&folder.join(PLAN))?;
+        let binding = Binding::new(&plan, &digest(&data.train), model);
+        if let Err(message) = manifest.binding.check(&binding) {
             return Err(Error::Run { path: folder.into(), message });
         }
         let checkpoints = Checkpoints::new(folder);
-        let (mechanism, noise) = match manifest.recipe.mechanism {
-            crate::recipe::Choice::None => (None, Noise::None),
-            crate::recipe::Choice::Private(_) => {
-                let mechanism = format::load(&folder.join(MECHANISM))?;
+        let noise = match plan.mechanism() {
+            None => Noise::None,
+            Some(mechanism) => {
                 let path = manifest.key_file.clone().unwrap_or_else(|| folder.join(KEY));
                 if !path.exists() {
                     let message =
@@ -303,18 +357,14 @@ where
                             .into();
                     return Err(Error::Run { path, message });
                 }
-                let stream = stream(
-                    &mechanism,
-                    &NoiseKey::read_file(path)?,
-                    manifest.run.parse()?,
-                    model.parameters(),
-                )?;
+                let key = NoiseKey::read_file(path)?;
+                let stream = stream(mechanism, &key, manifest.run.parse()?, model)?;
                 let stream = checkpoints.restore_stream(stream)?;
-                (Some(mechanism), Noise::Durable(DurableStream::open(stream, folder.join(JOURNAL))?))
+                // The journal opens for the plan, the data and the model that it was begun with, whatever a manifest says.
+                Noise::Durable(DurableStream::open(stream, folder.join(JOURNAL), binding.hash())?)
             }
         };
-        let Manifest { recipe, pace, .. } = manifest;
-        let mut run = Self::assemble(model, data, recipe, pace, mechanism, noise, Some(folder.into()))?;
+        let mut run = Self::assemble(model, data, plan, manifest.pace, noise, Some(place))?;
         checkpoints.restore_server(&mut run.training)?;
         let record: Record = read_json(&folder.join(CURVE))?;
         run.curve = record.curve;
@@ -326,27 +376,25 @@ where
     fn assemble(
         model: &'a M,
         data: &'a Split<D>,
-        recipe: Recipe,
+        plan: Plan,
         pace: Pace,
-        mechanism: Option<Mechanism>,
         noise: Noise,
-        folder: Option<PathBuf>,
+        place: Option<Place>,
     ) -> Result<Self> {
         if data.validation.users() == 0 || data.test.users() == 0 {
             let rule = "there must be users for validation and for the test";
             return Err(Error::argument("data", "no held-out users", rule));
         }
-        let training = Training::new(model, &data.train, recipe.settings(), &recipe.workload()?, noise)?;
-        let spent = mechanism.as_ref().map_or_else(Vec::new, spent);
+        let training = Training::new(model, &data.train, &plan, noise)?;
+        let spent = plan.mechanism().map_or_else(Vec::new, |mechanism| mechanism.spent());
         let mut run = Self {
             model,
             data,
-            recipe,
+            plan,
             pace,
             training,
-            mechanism,
             spent,
-            folder,
+            place,
             curve: Vec::new(),
             untrained: f64::NAN,
             earlier_seconds: 0.0,
@@ -357,14 +405,9 @@ where
         Ok(run)
     }
 
-    /// The recipe.
-    pub fn recipe(&self) -> &Recipe {
-        &self.recipe
-    }
-
-    /// The mechanism, calibrated.
-    pub fn mechanism(&self) -> Option<&Mechanism> {
-        self.mechanism.as_ref()
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// Rounds in all.
@@ -379,7 +422,7 @@ where
 
     /// ε of everything released so far; 0 before the first release, `None` without noise.
     pub fn epsilon_spent(&self) -> Option<f64> {
-        self.mechanism.as_ref()?;
+        self.plan.mechanism()?;
         Some(self.training.done().checked_sub(1).and_then(|i| self.spent.get(i)).copied().unwrap_or(0.0))
     }
 
@@ -421,7 +464,7 @@ where
     ///
     /// Errors: [`Error::Io`].
     pub fn checkpoint(&self) -> Result<()> {
-        if let Some(folder) = &self.folder {
+        if let Some(Place { folder, .. }) = &self.place {
             self.save_record()?;
             Checkpoints::new(folder).save(&self.training)?;
         }
@@ -442,19 +485,14 @@ where
             _ => 0,
         };
         let diverged = !validation.loss.is_finite() || validation.loss > self.untrained;
-        use dpmf::Representation;
-        let outcome = Outcome {
-            test,
-            validation,
-            diverged,
-            burned,
-            seconds: self.seconds(),
-            privacy: self.mechanism.as_ref().and_then(|mechanism| mechanism.privacy().cloned()),
-            ratio_to_bound: self.mechanism.as_ref().and_then(|m| Some(m.certificate()?.ratio_to_bound())),
-            buffers: self.mechanism.as_ref().map_or(0, |m| m.factorization().cost().buffers),
-            curve: self.curve.clone(),
+        let key = match self.training.noise() {
+            Noise::None => None,
+            Noise::Stream(stream) => Some(stream.key().origin()),
+            Noise::Durable(durable) => Some(durable.stream().key().origin()),
         };
-        if let Some(folder) = &self.folder {
+        let (seconds, curve) = (self.seconds(), self.curve.clone());
+        let outcome = Outcome { test, validation, curve, diverged, burned, seconds, key };
+        if let Some(Place { folder, .. }) = &self.place {
             self.checkpoint()?;
             write_parameters(&folder.join(MODEL), self.released())?;
             write_json(&folder.join(OUTCOME), &outcome)?;
@@ -473,7 +511,7 @@ where
     }
 
     fn save_record(&self) -> Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
+        let Some(Place { folder, .. }) = &self.place else { return Ok(()) };
         let (curve, untrained, seconds) = (self.curve.clone(), self.untrained, self.seconds());
         write_json(&folder.join(CURVE), &Record { curve, untrained, seconds })
     }
@@ -492,27 +530,28 @@ pub fn exists(folder: &Path) -> bool {
     folder.join(MANIFEST).exists()
 }
 
-fn prepared(recipe: &Recipe, key: &KeySource, observe: Observer<'_>) -> Result<Option<Mechanism>> {
-    let Some(mechanism) = recipe.mechanism(observe)? else { return Ok(None) };
-    let origin = key.key()?.origin();
-    let statement = mechanism.privacy().cloned().map(|statement| statement.with_key(origin));
-    Ok(Some(match statement {
-        Some(statement) => mechanism.with_privacy(statement)?,
-        None => mechanism,
-    }))
+/// Puts the plan of a run that is to begin into its directory.
+///
+/// Errors: [`dpmf::Error::Io`].
+pub fn save_plan(folder: &Path, plan: &Plan) -> Result<()> {
+    plan.save(&folder.join(PLAN))
 }
 
-fn stream(mechanism: &Mechanism, key: &NoiseKey, id: RunId, dimension: usize) -> Result<NoiseStream> {
-    let scale = mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std());
-    let key = key.stream(format::hash(mechanism)?, id);
-    let engine = engine_ahead(mechanism.factorization(), ROWS_AHEAD)?;
-    Ok(NoiseStream::new(engine, key, 0..dimension as u64, scale, Output::Gradient)?)
+/// The plan of a run in a directory.
+///
+/// Errors: a plan that cannot be read.
+pub fn plan(folder: &Path) -> Result<Plan> {
+    Plan::load(&folder.join(PLAN))
+}
+
+fn stream<M: Model>(mechanism: &Mechanism, key: &NoiseKey, id: RunId, model: &M) -> Result<NoiseStream> {
+    Ok(mechanism.stream(key, id, 0..model.parameters() as u64, Output::Gradient)?)
 }
 
 /// Removes what a crash before the first round left: without a manifest nothing was released from it. A run writes its
-/// mechanism first, so files beside none are somebody else's and stay.
+/// plan first, so files beside none are somebody else's and stay.
 fn discard_unfinished(folder: &Path) -> Result<()> {
-    let began = folder.join(MECHANISM).exists();
+    let began = folder.join(PLAN).exists();
     if let Some(path) =
         [KEY, JOURNAL].map(|name| folder.join(name)).into_iter().find(|path| !began && path.exists())
     {
@@ -535,7 +574,7 @@ fn discard_unfinished(folder: &Path) -> Result<()> {
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec_pretty(value)
         .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })?;
-    Ok(disk::replace(path, |file| file.write_all(&text))?)
+    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(&text))?)
 }
 
 fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<T> {
@@ -555,7 +594,7 @@ mod tests {
         fs::write(&key, "of somebody else").unwrap();
         assert!(discard_unfinished(folder.path()).unwrap_err().to_string().contains("another directory"));
         assert!(key.exists());
-        fs::write(folder.path().join(MECHANISM), "").unwrap();
+        fs::write(folder.path().join(PLAN), "").unwrap();
         discard_unfinished(folder.path()).unwrap();
         assert!(!key.exists());
     }

@@ -1,31 +1,16 @@
 //! A run of private training: cohorts, clipped sums, noise, and the server's optimizer.
 
-use crate::clients::{Clients, Local};
+use crate::clients::Clients;
 use crate::clip::Clip;
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::recipe::Recipe;
 use crate::server::Server;
 use crate::{Model, Users};
 use chacha20::ChaCha20Rng;
-use dpmf::Workload;
 use dpmf::noise::{DurableStream, NoiseStream};
 use rand::{Rng, SeedableRng};
-use serde::{Deserialize, Serialize};
-
-/// What a run does, beside model, data, workload and noise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Users in a round: the cohort that is planned, and the denominator of the mean whoever turns up.
-    pub clients: usize,
-    /// Norm ζ that a user's contribution is clipped to.
-    pub clip: f64,
-    /// What a user computes.
-    pub local: Local,
-    /// Share of users that fail to turn up, chosen by chance alone.
-    pub dropout: f64,
-    /// Public seed of the first parameters, the assignment of users to rounds, and drop-outs.
-    pub seed: u64,
-}
 
 /// Where the noise of a run comes from.
 pub enum Noise {
@@ -71,8 +56,7 @@ impl Noise {
 ///
 /// Reference: Algorithm "DP Matrix Factorization SGD" of \[DMRST22\], with the federated averaging of its Section 5.
 pub struct Training<'a, M, D> {
-    settings: Settings,
-    rounds: usize,
+    recipe: Recipe,
     clients: Clients<'a, M, D>,
     assignment: Assignment,
     server: Server,
@@ -86,33 +70,29 @@ where
 {
     /// A run at its first round.
     ///
-    /// Errors: a single pass that needs more users than there are, examples that the model does not admit, settings
-    /// outside their ranges, a workload that is a matrix, a stream of another number of steps.
-    pub fn new(
-        model: &'a M,
-        data: &'a D,
-        settings: Settings,
-        workload: &Workload,
-        noise: Noise,
-    ) -> Result<Self> {
-        let rounds = workload.steps();
-        if let Some(actual) = noise.steps().filter(|steps| *steps != rounds) {
-            return Err(dpmf::Error::WrongLength { name: "noise stream", actual, expected: rounds }.into());
+    /// Errors: more users needed than there are, examples that the model does not admit, a recipe outside its ranges, a
+    /// stream of another number of steps.
+    pub fn new(model: &'a M, data: &'a D, plan: &Plan, noise: Noise) -> Result<Self> {
+        let recipe = plan.recipe().clone();
+        if let Some(actual) = noise.steps().filter(|steps| *steps != recipe.rounds) {
+            return Err(
+                dpmf::Error::WrongLength { name: "noise stream", actual, expected: recipe.rounds }.into()
+            );
         }
-        if !(0.0..1.0).contains(&settings.dropout) {
-            return Err(Error::argument("dropout", settings.dropout, "it must be at least 0 and below 1"));
+        if !(0.0..1.0).contains(&recipe.dropout) {
+            return Err(Error::argument("dropout", recipe.dropout, "it must be at least 0 and below 1"));
         }
         check_examples(model, data)?;
-        let clip = Clip::new(settings.clip, settings.clients)?;
-        let assignment = Assignment::new(data.users(), rounds, settings.clients, settings.seed)?;
-        let clients = Clients::new(model, data, settings.local, clip)?;
-        let server = Server::new(workload, model.initial(settings.seed))?;
-        Ok(Self { settings, rounds, clients, assignment, server, noise })
+        let clip = Clip::new(recipe.clip, recipe.clients)?;
+        let assignment = plan.sampler(data.users())?;
+        let clients = Clients::new(model, data, recipe.local, clip)?;
+        let server = Server::new(plan.workload(), model.initial(recipe.seed))?;
+        Ok(Self { recipe, clients, assignment, server, noise })
     }
 
     /// Rounds in all.
     pub fn rounds(&self) -> usize {
-        self.rounds
+        self.recipe.rounds
     }
 
     /// Rounds that are done.
@@ -149,13 +129,13 @@ where
         while self.server.step() < round {
             self.server.idle();
         }
-        if round >= self.rounds {
+        if round >= self.recipe.rounds {
             return Ok(false);
         }
         let present = self.present(round);
         let mut sum = self.clients.sum(self.server.parameters(), &present);
         self.noise.release(&mut sum)?;
-        self.server.apply(&sum, 1.0 / self.settings.clients as f32);
+        self.server.apply(&sum, 1.0 / self.recipe.clients as f32);
         Ok(true)
     }
 
@@ -172,12 +152,12 @@ where
     /// Who of the cohort turns up.
     fn present(&self, round: usize) -> Vec<u32> {
         let cohort = self.assignment.cohort(round);
-        if self.settings.dropout == 0.0 {
+        if self.recipe.dropout == 0.0 {
             return cohort.to_vec();
         }
-        let mut rng = ChaCha20Rng::seed_from_u64(self.settings.seed);
+        let mut rng = ChaCha20Rng::seed_from_u64(self.recipe.seed);
         rng.set_stream(round as u64 + 1);
-        let limit = (self.settings.dropout * 2_f64.powi(64)) as u64;
+        let limit = (self.recipe.dropout * 2_f64.powi(64)) as u64;
         cohort.iter().copied().filter(|_| rng.next_u64() >= limit).collect()
     }
 }

@@ -1,14 +1,13 @@
 //! The training loop on a problem small enough to check by hand: every user pulls the parameters to its point.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::noise::engines::{IterateStage, engine};
+use dpmf::factorize::quiet;
 use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Catalog, Mechanism, Method, Optimizer, Workload};
+use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::{
-    Checkpoints, Domain, Labelled, LabelledExample, Local, Model, Noise, Result, Score, Settings, Training,
-    Users,
+    Checkpoints, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy, Recipe, Result,
+    Score, Steps, Training, Users,
 };
-use std::ops::ControlFlow;
 
 const DIMENSION: usize = 70;
 
@@ -83,28 +82,37 @@ impl Users for Sample {
 const ROUNDS: usize = 12;
 const CLIENTS: usize = 5;
 
-fn workload() -> Workload {
-    let rates = (0..ROUNDS).map(|i| if i < 8 { 0.2 } else { 0.1 }).collect();
-    Workload::sgd(rates, Optimizer { momentum: 0.5, ..Default::default() }).unwrap()
+fn recipe(mechanism: &str, local: Local) -> Recipe {
+    Recipe {
+        mechanism: mechanism.parse().unwrap(),
+        participation: Participation::default(),
+        sampling: Sampling::default(),
+        rounds: ROUNDS,
+        clients: CLIENTS,
+        clip: 0.5,
+        optimizer: Optimizer { momentum: 0.5, ..Default::default() },
+        schedule: Steps::Values((0..ROUNDS).map(|i| if i < 8 { 1.0 } else { 0.5 }).collect()),
+        server_learning_rate: 0.2,
+        local,
+        dropout: 0.0,
+        privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
+        seed: 1,
+    }
 }
 
-fn settings(local: Local) -> Settings {
-    Settings { clients: CLIENTS, clip: 0.5, local, dropout: 0.0, seed: 1 }
+fn plan(recipe: Recipe) -> Plan {
+    Plan::make(recipe, &mut quiet).unwrap()
+}
+
+fn private() -> Plan {
+    plan(recipe("state-space", SGD))
 }
 
 const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
 
-fn mechanism() -> Mechanism {
-    let catalog = Catalog::new(workload(), Default::default(), Default::default());
-    let mechanism = catalog.mechanism(Method::StateSpace, &mut |_| ControlFlow::Continue(())).unwrap();
-    mechanism.calibrated(8.0, 1e-6, 0.5, Default::default()).unwrap()
-}
-
-fn stream(output: Output, scale: f64) -> NoiseStream {
-    let mechanism = mechanism();
-    let key = NoiseKey::from_seed(4).stream(dpmf::format::hash(&mechanism).unwrap(), RunId([0; 16]));
-    let engine = engine(mechanism.factorization()).unwrap();
-    NoiseStream::new(engine, key, 0..DIMENSION as u64, scale, output).unwrap()
+fn stream(output: Output) -> NoiseStream {
+    let (key, run) = (NoiseKey::from_seed(4), RunId([0; 16]));
+    private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output).unwrap()
 }
 
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
@@ -120,21 +128,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
     // Nobody has examples: noise alone is released.
     let empty = Sample { points: vec![Vec::new(); ROUNDS * CLIENTS] };
-    let scale = 3.0;
-    let noise = Noise::Stream(stream(Output::Gradient, scale));
-    let mut training = Training::new(&Points, &empty, settings(SGD), &workload(), noise).unwrap();
-    let stage = IterateStage::new(&workload()).unwrap();
-    let mut iterates = stream(Output::Iterate(stage), scale / CLIENTS as f64);
+    let mut training =
+        Training::new(&Points, &empty, &private(), Noise::Stream(stream(Output::Gradient))).unwrap();
+    let mut iterates = stream(Output::Iterate);
     let mut largest = 0.0_f32;
     while training.advance().unwrap() {
         let mut expected = vec![0.0; DIMENSION];
         iterates.add_next(&mut expected).unwrap();
         for (theta, noise) in training.released().iter().zip(&expected) {
+            let noise = noise / CLIENTS as f32;
             assert!((1.0 - theta - noise).abs() < 1e-5, "{theta} {noise}");
             largest = largest.max(noise.abs());
         }
     }
-    assert!(largest > 0.1, "noise was added");
+    assert!(largest > 0.01, "noise was added");
     assert_eq!(training.done(), ROUNDS);
 }
 
@@ -144,8 +151,8 @@ fn any_number_of_threads_gives_the_same_bits() {
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let noise = Noise::Stream(stream(Output::Gradient, 0.1));
-            let mut training = Training::new(&Points, &data, settings(SGD), &workload(), noise).unwrap();
+            let noise = Noise::Stream(stream(Output::Gradient));
+            let mut training = Training::new(&Points, &data, &private(), noise).unwrap();
             bits(&all_rounds(&mut training).unwrap())
         })
     };
@@ -158,9 +165,9 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn training_without_noise_is_clipped_sgd() {
     let data = Sample::new(100, 0.0);
-    let mut training =
-        Training::new(&Points, &data, settings(Local::Gradient), &workload(), Noise::None).unwrap();
-    let assignment = dpmf_train::Assignment::new(100, ROUNDS, CLIENTS, 1).unwrap();
+    let plan = plan(recipe("none", Local::Gradient));
+    let mut training = Training::new(&Points, &data, &plan, Noise::None).unwrap();
+    let assignment = plan.sampler(100).unwrap();
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
         let mut mean = vec![0.0_f64; DIMENSION];
@@ -195,8 +202,8 @@ fn the_denominator_stays_when_users_drop_out() {
     let data = Sample { points: vec![vec![vec![100.0; DIMENSION]]; 200] };
     let mut lengths = Vec::new();
     for seed in 0..40 {
-        let settings = Settings { dropout: 0.4, seed, ..settings(Local::Gradient) };
-        let mut training = Training::new(&Points, &data, settings, &workload(), Noise::None).unwrap();
+        let plan = plan(Recipe { dropout: 0.4, seed, ..recipe("none", Local::Gradient) });
+        let mut training = Training::new(&Points, &data, &plan, Noise::None).unwrap();
         training.advance().unwrap();
         let moved =
             training.released().iter().map(|x| f64::from(x - seed as f32).powi(2)).sum::<f64>().sqrt();
@@ -224,13 +231,13 @@ impl Folder {
 
     /// Begins the run, or takes it up where the newest checkpoint is.
     fn open<'a>(&self, data: &'a Sample) -> Result<Training<'a, Points, Sample>> {
-        let stream = stream(Output::Gradient, 0.1);
+        let (plan, stream) = (private(), stream(Output::Gradient));
         let journal = self.0.path().join("journal");
         let noise = match journal.exists() {
-            false => DurableStream::create(stream, &journal)?,
-            true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal)?,
+            false => DurableStream::create(stream, &journal, plan.hash())?,
+            true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal, plan.hash())?,
         };
-        let mut training = Training::new(&Points, data, settings(SGD), &workload(), Noise::Durable(noise))?;
+        let mut training = Training::new(&Points, data, &plan, Noise::Durable(noise))?;
         self.checkpoints().restore_server(&mut training)?;
         Ok(training)
     }
@@ -305,21 +312,22 @@ fn only_the_newest_checkpoint_stays() {
 #[test]
 fn what_does_not_fit_together_is_refused() {
     let data = Sample::new(100, 0.0);
-    let other = Workload::prefix_sum(ROUNDS + 1).unwrap();
-    let noise = Noise::Stream(stream(Output::Gradient, 1.0));
-    let error = Training::new(&Points, &data, settings(SGD), &other, noise).err().unwrap();
+    let schedule = Steps::Values(vec![1.0; ROUNDS + 1]);
+    let longer = plan(Recipe { rounds: ROUNDS + 1, schedule, ..recipe("none", SGD) });
+    let noise = Noise::Stream(stream(Output::Gradient));
+    let error = Training::new(&Points, &data, &longer, noise).err().unwrap();
     assert_eq!(error.kind(), "wrong-length");
-    let refused = |settings: Settings| {
-        Training::new(&Points, &data, settings, &workload(), Noise::None).err().unwrap().kind()
-    };
-    assert_eq!(refused(Settings { clients: 9, ..settings(SGD) }), "too-few-users");
-    assert_eq!(refused(Settings { dropout: 1.0, ..settings(SGD) }), "invalid-argument");
-    assert_eq!(refused(Settings { clip: 0.0, ..settings(SGD) }), "invalid-argument");
+    let refused =
+        |recipe: Recipe| Training::new(&Points, &data, &plan(recipe), Noise::None).err().unwrap().kind();
+    let base = || recipe("none", SGD);
+    assert_eq!(refused(Recipe { clients: 9, ..base() }), "too-few-users");
+    assert_eq!(refused(Recipe { dropout: 1.0, ..base() }), "invalid-argument");
+    assert_eq!(refused(Recipe { clip: 0.0, ..base() }), "invalid-argument");
     for local in [
         Local::Sgd { learning_rate: 0.0, passes: 1, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 0, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 1, batch: 0 },
     ] {
-        assert_eq!(refused(settings(local)), "invalid-argument");
+        assert_eq!(refused(recipe("none", local)), "invalid-argument");
     }
 }

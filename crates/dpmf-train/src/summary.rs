@@ -1,0 +1,225 @@
+//! What a training gave, as data: terminal, JSON and the report only render it.
+
+use crate::plan::Plan;
+use crate::recipe::Choice;
+use crate::run::Outcome;
+use crate::stats::Estimate;
+use dpmf::Representation;
+use dpmf::accounting::{PrivacyCurve, PrivacyStatement};
+use serde::{Serialize, Serializer};
+
+/// A run that has ended.
+pub struct Ended {
+    /// What was planned.
+    pub plan: Plan,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+impl Ended {
+    /// The statement of the run, for the key that it used; nothing without noise.
+    pub fn statement(&self) -> Option<PrivacyStatement> {
+        let statement = self.plan.mechanism()?.privacy()?.clone();
+        Some(statement.with_key(self.outcome.key.unwrap_or_default()))
+    }
+}
+
+/// Every run of a training, and what they mean together.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// Name of the data.
+    pub data: String,
+    /// Users to train on.
+    pub users: usize,
+    /// Rounds.
+    pub rounds: usize,
+    /// Users in a round.
+    pub clients: usize,
+    /// Parameters of the model.
+    pub parameters: usize,
+    /// ε of each private model alone; the largest where they differ.
+    pub epsilon: Option<f64>,
+    /// δ of each private model alone.
+    pub delta: Option<f64>,
+    /// The noise multiplier of the first private model.
+    pub noise_multiplier: Option<f64>,
+    /// Where the key came from: `none` without noise, `system`, or `seeded`.
+    pub key: &'static str,
+    /// What all private models say about a user together; nothing where there is one or none.
+    pub together: Option<Together>,
+    /// The runs.
+    pub runs: Vec<RunRow>,
+    /// The runs by mechanism.
+    pub summary: Vec<MechanismRow>,
+    /// The statement of the first private model.
+    pub statement: Option<PrivacyStatement>,
+}
+
+/// The guarantee of several models that were trained on the same users.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Together {
+    /// Number of private models.
+    pub models: usize,
+    /// ε of each of them alone; the largest where they differ.
+    pub epsilon_alone: f64,
+    /// ε of all of them together, rounded up.
+    pub epsilon: f64,
+    /// δ of both.
+    pub delta: f64,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunRow {
+    /// The mechanism.
+    pub mechanism: Choice,
+    /// Seed of first parameters and cohorts.
+    pub seed: u64,
+    /// Share of right predictions on test users.
+    pub test_accuracy: Option<f64>,
+    /// Loss on test users.
+    pub test_loss: Option<f64>,
+    /// Share of right predictions on validation users.
+    pub validation_accuracy: f64,
+    /// Loss on validation users.
+    pub validation_loss: f64,
+    /// The loss is above that of the untrained model.
+    pub diverged: bool,
+    /// Rounds given up after a crash.
+    pub burned: usize,
+    /// Buffers of the noise; nothing without noise or for dense rows.
+    pub buffers: Option<usize>,
+    /// Root loss of the mechanism over the lower bound.
+    pub ratio_to_bound: Option<f64>,
+    /// Time spent training.
+    pub seconds: f64,
+}
+
+/// All runs of one mechanism.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MechanismRow {
+    /// The mechanism.
+    pub mechanism: Choice,
+    /// Mean over the runs, with its confidence interval.
+    #[serde(flatten, serialize_with = "accuracy")]
+    pub test_accuracy: Estimate,
+    /// Mean loss on test users.
+    pub test_loss: f64,
+    /// Root loss of the mechanism over the lower bound.
+    pub ratio_to_bound: Option<f64>,
+    /// Buffers of the noise; nothing without noise or for dense rows.
+    pub buffers: Option<usize>,
+    /// Mean time of a run.
+    pub seconds: f64,
+}
+
+impl Summary {
+    /// Sums up the runs of one training on one data set, in order; at least one.
+    ///
+    /// Errors: none for runs that have ended.
+    pub fn new(data: &str, users: usize, parameters: usize, ended: &[Ended]) -> crate::Result<Self> {
+        let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
+        let statement = statements.first().cloned();
+        let recipe = ended.first().map(|run| run.plan.recipe());
+        let runs: Vec<RunRow> = ended.iter().map(RunRow::new).collect();
+        Ok(Self {
+            data: data.to_owned(),
+            users,
+            rounds: recipe.map_or(0, |recipe| recipe.rounds),
+            clients: recipe.map_or(0, |recipe| recipe.clients),
+            parameters,
+            epsilon: statements.iter().map(|s| s.calibration().epsilon()).reduce(f64::max),
+            delta: statement.as_ref().map(|s| s.calibration().delta()),
+            noise_multiplier: statement.as_ref().map(|s| s.calibration().noise_multiplier()),
+            key: statement.as_ref().map_or("none", |s| s.key().name()),
+            together: Together::new(&statements)?,
+            summary: MechanismRow::all(&runs),
+            runs,
+            statement,
+        })
+    }
+
+    /// The guarantee in one line: of each model alone, and of all together.
+    pub fn guarantee(&self) -> Option<String> {
+        let statement = self.statement.as_ref()?;
+        let shown = |epsilon: f64| dpmf::accounting::statement::epsilon_for_people(epsilon);
+        let alone = statement.calibration().epsilon();
+        Some(match &self.together {
+            Some(together) => format!(
+                "each model alone ε = {}; all {} together, which saw the same users, ε = {} (δ = {:e})",
+                shown(together.epsilon_alone),
+                together.models,
+                shown(together.epsilon),
+                together.delta
+            ),
+            None => format!("ε = {} (δ = {:e})", shown(alone), statement.calibration().delta()),
+        })
+    }
+}
+
+impl Together {
+    /// Composes the curves of several statements, at the δ of the first.
+    ///
+    /// Errors: none for statements of one accountant.
+    pub fn new(statements: &[PrivacyStatement]) -> dpmf::Result<Option<Self>> {
+        let [first, _, ..] = statements else { return Ok(None) };
+        let curves: Vec<PrivacyCurve> = statements.iter().map(|s| s.calibration().curve().clone()).collect();
+        let delta = first.calibration().delta();
+        let epsilon = PrivacyCurve::compose(&curves)?.epsilon(delta)?;
+        let alone = statements.iter().map(|s| s.calibration().epsilon()).fold(0.0, f64::max);
+        Ok(Some(Self { models: statements.len(), epsilon_alone: alone, epsilon, delta }))
+    }
+}
+
+impl RunRow {
+    fn new(run: &Ended) -> Self {
+        let (recipe, outcome, mechanism) = (run.plan.recipe(), &run.outcome, run.plan.mechanism());
+        Self {
+            mechanism: recipe.mechanism,
+            seed: recipe.seed,
+            test_accuracy: outcome.test.map(|test| test.accuracy),
+            test_loss: outcome.test.map(|test| test.loss),
+            validation_accuracy: outcome.validation.accuracy,
+            validation_loss: outcome.validation.loss,
+            diverged: outcome.diverged,
+            burned: outcome.burned,
+            buffers: mechanism.and_then(|mechanism| mechanism.form().cost().buffers),
+            ratio_to_bound: mechanism.and_then(|mechanism| Some(mechanism.certificate()?.ratio_to_bound())),
+            seconds: outcome.seconds,
+        }
+    }
+}
+
+impl MechanismRow {
+    fn all(runs: &[RunRow]) -> Vec<Self> {
+        let mut rows: Vec<Self> = Vec::new();
+        for run in runs {
+            if rows.iter().any(|row| row.mechanism == run.mechanism) {
+                continue;
+            }
+            let same: Vec<&RunRow> = runs.iter().filter(|other| other.mechanism == run.mechanism).collect();
+            let mean = |pick: fn(&RunRow) -> Option<f64>| {
+                let values: Vec<f64> = same.iter().filter_map(|run| pick(run)).collect();
+                Estimate::of(&values).unwrap_or(Estimate { mean: f64::NAN, half_width: None })
+            };
+            rows.push(Self {
+                mechanism: run.mechanism,
+                test_accuracy: mean(|run| run.test_accuracy),
+                test_loss: mean(|run| run.test_loss).mean,
+                ratio_to_bound: run.ratio_to_bound,
+                buffers: run.buffers,
+                seconds: mean(|run| Some(run.seconds)).mean,
+            });
+        }
+        rows
+    }
+}
+
+fn accuracy<S: Serializer>(estimate: &Estimate, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Fields {
+        test_accuracy_mean: f64,
+        test_accuracy_ci: Option<[f64; 2]>,
+    }
+    Fields { test_accuracy_mean: estimate.mean, test_accuracy_ci: estimate.interval() }.serialize(serializer)
+}
