@@ -6,7 +6,7 @@ use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::accounting::{Account, Accountant, Adjacency, PrivacyUnit, compose};
 use dpmf::mechanism::Conditions;
-use dpmf::{Catalog, Mechanism, Method, format};
+use dpmf::{Mechanism, Selector, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -75,8 +75,8 @@ pub struct CalibrateArgs {
     solver: SolverArgs,
 
     /// The mechanism to make
-    #[arg(long, value_name = "NAME", default_value = "state-space", conflicts_with = "file")]
-    mechanism: Method,
+    #[arg(long, value_name = "NAME", default_value = "optimal", conflicts_with = "file")]
+    mechanism: Selector,
 
     /// ε of the guarantee
     #[arg(
@@ -155,6 +155,6 @@ fn load_or_make(args: &CalibrateArgs) -> anyhow::Result<Mechanism> {
         return Ok(format::load(path)?);
     }
     let spinner = Spinner::new("calibrate");
-    let catalog = Catalog::new(args.workload.build()?, args.solver.solver.into(), args.solver.options());
-    Ok(catalog.mechanism(args.mechanism, &mut |progress| spinner.observe(progress))?)
+    let problem = args.workload.problem(&args.solver)?;
+    Ok(problem.mechanism(args.mechanism, &mut |progress| spinner.observe(progress))?)
 }

@@ -109,7 +109,7 @@ pub fn play(
         });
     };
     let calibration = statement.calibration();
-    let (n, m) = (mechanism.workload().steps(), mechanism.factorization().noise_rows());
+    let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
     let work = options.trials as f64 * n as f64 * m as f64 * dimension as f64;
     if work > MOST_WORK {
         bail!(Error::Unsupported {
@@ -117,18 +117,19 @@ pub fn play(
             hint: "they would take hours; lower --trials or audit a mechanism with fewer steps",
         });
     }
-    let mut promise = Promise::from(calibration);
+    let mut promise = Promise::try_from(calibration)?;
     if let Some(delta) = delta
         && delta != promise.delta
     {
-        let epsilon = accounting::gaussian::epsilon(calibration.mu(), delta)?;
+        let epsilon = accounting::gaussian::epsilon(promise.mu, delta)?;
         promise = Promise { epsilon, delta, ..promise };
     }
     let spinner = Spinner::new("audit");
     spinner.say(&format!("playing {} games", options.trials));
-    let subject = MatrixMechanism::of(mechanism.factorization(), calibration.noise_std(), dimension)?;
+    let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
     let model = subject.noise_model()?;
-    let neighbours = Neighbours::single(calibration.terms().adjacency, calibration.terms().clip)?;
+    let terms = calibration.terms();
+    let neighbours = Neighbours::new(mechanism.participation(), n, terms.adjacency, terms.clip)?;
     let player = Informed::of(adversary, &model, &neighbours);
     Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
 }

@@ -4,10 +4,10 @@ use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::{bail, ensure};
-use dpmf::factorize::{Options, Solver, Target};
-use dpmf::noise::engines::engine;
-use dpmf::noise::{Field, NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Catalog, Error, Mechanism, Method, Representation, Workload, format};
+use dpmf::factorize::quiet;
+use dpmf::family::{Budget, Knob, Selector};
+use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::{Error, Mechanism, Participation, Problem, Representation, Workload, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -88,8 +88,11 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
     let subjects =
         if args.files.is_empty() { prefix_sum_mechanisms(args, &spinner)? } else { read(&args.files)? };
 
-    let key = || NoiseKey::from_seed(0).stream([0; 32], RunId::from_label("bench"));
-    let field = Field::new(&key());
+    let (key, run) = (NoiseKey::from_seed(0), RunId::from_label("bench"));
+    let white = Problem::new(Workload::prefix_sum(1)?, Participation::default())?
+        .mechanism("independent".parse()?, &mut quiet)?
+        .unit_stream(&key, run, 0..1, Output::Gradient)?;
+    let field = Field::new(white.key());
     let mut row = vec![0.0_f32; d];
     let mut fills = Vec::new();
     for round in 0..=args.rounds as u64 {
@@ -107,7 +110,7 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
     let mut rows = Vec::new();
     for (name, mechanism) in &subjects {
         spinner.say(name);
-        rows.push(measure(name, mechanism, args, key(), &mut row)?);
+        rows.push(measure(name, mechanism, args, &key, &mut row)?);
     }
     let cells: Vec<Vec<String>> = rows
         .iter()
@@ -147,18 +150,18 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
 /// The mechanisms of the prefix sum that stream in a few buffers.
 fn prefix_sum_mechanisms(args: &NoiseArgs, spinner: &Spinner) -> anyhow::Result<Vec<(String, Mechanism)>> {
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
-    let catalog = Catalog::new(Workload::prefix_sum(args.steps)?, Solver::Auto, Options::default());
+    let problem = Problem::new(Workload::prefix_sum(args.steps)?, Participation::default())?;
     let mut subjects = Vec::new();
     for name in args.mechanism.iter().filter(|name| *name != "none") {
         spinner.say(name);
-        match name.parse()? {
-            Method::StateSpace => {
-                for &buffers in &args.buffers {
-                    let stream = catalog.state_space(Target::Buffers(buffers), &mut observe)?;
-                    subjects.push((name.clone(), catalog.deploy(&stream, &mut observe)?));
-                }
-            }
-            method => subjects.push((name.clone(), catalog.mechanism(method, &mut observe)?)),
+        let selector: Selector = name.parse()?;
+        let mut selectors = vec![selector];
+        if selector.takes(Knob::Buffers) && selector.budget() == Budget::default() {
+            let of = |&buffers| selector.with(Budget { buffers: Some(buffers), ..Budget::default() });
+            selectors = args.buffers.iter().map(of).collect::<dpmf::Result<_>>()?;
+        }
+        for selector in selectors {
+            subjects.push((name.clone(), problem.mechanism(selector, &mut observe)?));
         }
     }
     Ok(subjects)
@@ -185,18 +188,18 @@ fn measure(
     name: &str,
     mechanism: &Mechanism,
     args: &NoiseArgs,
-    key: dpmf::noise::StreamKey,
+    key: &NoiseKey,
     row: &mut [f32],
 ) -> anyhow::Result<Value> {
     use rayon::prelude::*;
     let d = args.dimension;
-    let factorization = mechanism.factorization();
-    let buffers = factorization.cost().buffers;
-    let mut stream = NoiseStream::new(engine(factorization)?, key, 0..d as u64, 1.0, Output::Gradient)?;
-    let mut moved = vec![vec![0.0_f32; d]; buffers];
+    let form = mechanism.form();
+    let run = RunId::from_label("bench");
+    let mut stream = mechanism.unit_stream(key, run, 0..d as u64, Output::Gradient)?;
+    let mut moved = vec![vec![0.0_f32; d]; form.cost().buffers.unwrap_or(0)];
     let (mut steps, mut copies) = (Vec::new(), Vec::new());
     row.fill(0.0);
-    let last = args.rounds.min(factorization.steps() - 1);
+    let last = args.rounds.min(form.steps() - 1);
     for round in 0..=last {
         let clock = Instant::now();
         stream.add_next(row)?;
@@ -214,13 +217,13 @@ fn measure(
         }
     }
     // The row holds the sum of all rows so far, which is what the prefix sum releases.
-    let released = factorization.decoder_row_norms_sq(&Workload::prefix_sum(factorization.steps())?)[last];
+    let released = form.decoder_row_norms_sq(&Workload::prefix_sum(form.steps())?)[last];
     let variance_ratio = check_variance(row, released)?;
     let (seconds, copy_seconds) = (median(&mut steps), median(&mut copies));
     Ok(json!({
         "mechanism": name,
-        "steps": factorization.steps(),
-        "buffers": buffers,
+        "steps": form.steps(),
+        "buffers": form.cost().buffers,
         "ratio_to_bound": mechanism.bound().map(|bound| (mechanism.loss().total() / bound.lower_bound).sqrt()),
         "seconds": seconds,
         "copy_seconds": copy_seconds,

@@ -3,9 +3,9 @@
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number};
 use crate::workload::{SolverArgs, WorkloadArgs, count};
-use dpmf::factorize::{Optimum, Target};
-use dpmf::mechanism::Bound;
-use dpmf::{Factorization, Mechanism, Participation, Representation, Workload, format};
+use dpmf::comparison::Row;
+use dpmf::family::{Budget, Selector};
+use dpmf::format;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -45,18 +45,17 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let workload = args.workload.build()?;
+    let problem = args.workload.problem(&args.solver)?;
     let spinner = Spinner::new("factorize");
     let clock = Instant::now();
-    let optimum =
-        dpmf::optimal(&workload, args.solver.solver.into(), &args.solver.options(), &mut |progress| {
-            spinner.observe(progress)
-        })?;
+    let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
+    let optimum = problem.optimum(&mut observe)?;
     let seconds = clock.elapsed().as_secs_f64();
     let certificate = optimum.certificate;
     let iteration = dpmf::factorize::Iteration::from(args.solver.iteration);
     let mut json = json!({
-        "steps": workload.steps(),
+        "steps": problem.steps(),
+        "participation": problem.participation().pattern(problem.steps())?,
         "solver": optimum.solver,
         "iteration": iteration,
         "sqrt_loss": certificate.loss.sqrt(),
@@ -70,40 +69,40 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mut text = format!(
         "{}, {} steps\n  √loss        {}\n  lower bound  {}   gap {:.1e}, certified\n  found in     {} iterations, {}\n",
         args.workload.describe(),
-        workload.steps(),
+        problem.steps(),
         number(certificate.loss.sqrt()),
         number(certificate.lower_bound.sqrt()),
         certificate.gap,
         certificate.iterations,
         duration(seconds),
     );
+    let optimal: Selector = "optimal".parse()?;
     let mechanism = if args.streaming {
         spinner.say("streaming the optimum");
         let clock = Instant::now();
-        let target = args.buffers.map_or(Target::Tolerance(args.tolerance), Target::Buffers);
-        let stream = Factorization::StateSpace(optimum.to_state_space(&workload, target)?);
-        let mechanism = deploy(workload, &stream, &optimum)?;
-        let cost = mechanism.factorization().cost();
-        let ratio = (mechanism.loss().total() / certificate.lower_bound).sqrt();
+        problem.recurrence()?;
+        let tolerance = args.buffers.is_none().then_some(args.tolerance);
+        let budget = Budget { buffers: args.buffers, tolerance, ..Budget::default() };
+        let mechanism = problem.mechanism(optimal.with(budget)?, &mut observe)?;
+        let row = Row::new(optimal.name(), &mechanism, certificate.lower_bound);
         json["streaming"] = json!({
-            "buffers": cost.buffers,
-            "work": cost.work,
-            "deployed_sqrt_loss": mechanism.loss().sqrt_total(),
-            "deployed_ratio": ratio,
+            "buffers": row.buffers,
+            "work": row.work,
+            "deployed_sqrt_loss": row.sqrt_loss,
+            "deployed_ratio": row.ratio_to_bound,
             "deployed_sensitivity": mechanism.sensitivity(),
             "seconds": clock.elapsed().as_secs_f64(),
         });
         text += &format!(
             "  streamed in  {} buffers, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
-            cost.buffers,
-            number(cost.work),
-            ratio,
+            row.buffers.unwrap_or(0),
+            number(row.work),
+            row.ratio_to_bound,
             duration(clock.elapsed().as_secs_f64()),
         );
         Some(mechanism)
     } else if args.out.is_some() {
-        let (dense, _) = optimum.to_dense(&workload)?;
-        Some(deploy(workload, &Factorization::Dense(dense), &optimum)?)
+        Some(problem.mechanism(optimal.with(Budget { dense: true, ..Budget::default() })?, &mut observe)?)
     } else {
         None
     };
@@ -114,8 +113,4 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         text += &format!("  written to   {}\n", path.display());
     }
     Ok(Report::new(json, text))
-}
-
-fn deploy(workload: Workload, factorization: &Factorization, optimum: &Optimum) -> dpmf::Result<Mechanism> {
-    Mechanism::new(workload, factorization, Participation::Single)?.with_bound(Bound::from(optimum))
 }

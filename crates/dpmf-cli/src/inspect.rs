@@ -5,8 +5,9 @@ use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::RegretBound;
 use dpmf::accounting::utility::RegretSetting;
-use dpmf::{Error, Factorization, Mechanism, Representation, format};
-use serde_json::{Value, json};
+use dpmf::inspection::{Inspection, describe};
+use dpmf::{Error, Mechanism, format};
+use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -40,10 +41,20 @@ pub struct VerifyArgs {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let mechanism = format::load(&args.file)?;
-    let (mut json, mut text) = describe(&mechanism)?;
+    let file = format::open(&args.file)?;
+    let Some(mechanism) = &file.mechanism else {
+        let json = json!({ "format": format::FORMAT, "mechanism": null, "recipe": file.recipe });
+        return Ok(Report::new(json, "the plan of a run without noise".into()));
+    };
+    let inspection = Inspection::of(mechanism)?;
+    let hash: String = file.sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut json = serde_json::to_value(&inspection)?;
+    json["format"] = format::FORMAT.into();
+    json["hash"] = hash.clone().into();
+    json["recipe"] = json!(file.recipe);
+    let mut text = words(mechanism, &inspection, &hash)?;
     if let (Some(lipschitz), Some(distance)) = (args.lipschitz, args.distance) {
-        let bound = regret(&mechanism, lipschitz, distance, args.dimension)?;
+        let bound = regret(mechanism, lipschitz, distance, args.dimension)?;
         json["regret"] = json!(bound);
         write!(
             text,
@@ -84,63 +95,21 @@ fn regret(
     Ok(setting.best()?)
 }
 
-fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
-    let (loss, cost) = (mechanism.loss(), mechanism.factorization().cost());
-    let certificate = mechanism.certificate();
-    let hash: String = format::hash(mechanism)?.iter().map(|b| format!("{b:02x}")).collect();
-    let json = json!({
-        "steps": mechanism.workload().steps(),
-        "format": format::FORMAT,
-        "hash": hash,
-        "workload": workload_json(mechanism),
-        "factorization": kind(mechanism.factorization()),
-        "participation": mechanism.participation(),
-        "sensitivity": mechanism.sensitivity(),
-        "sqrt_loss": loss.sqrt_total(),
-        "max_sqrt_loss": loss.max_sqrt(),
-        "final_sqrt_loss": loss.final_sqrt(),
-        "certificate": certificate,
-        "ratio_to_bound": certificate.map(|c| c.ratio_to_bound()),
-        "buffers": cost.buffers,
-        "work": cost.work,
-        "privacy": mechanism.privacy(),
-    });
+fn words(mechanism: &Mechanism, seen: &Inspection<'_>, hash: &str) -> anyhow::Result<String> {
     let mut text = String::new();
-    writeln!(
-        text,
-        "mechanism     {} for {} steps",
-        kind(mechanism.factorization()),
-        mechanism.workload().steps()
-    )?;
-    writeln!(text, "hash          {hash}")?;
-    match mechanism.workload().optimizer() {
-        Some((optimizer, rates)) => {
-            let (low, high) = rates.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), &r| (l.min(r), h.max(r)));
-            writeln!(
-                text,
-                "workload      momentum {}{}, weight decay {}{}, step sizes {low} to {high}, average {:?}",
-                optimizer.momentum,
-                if optimizer.nesterov { " (Nesterov)" } else { "" },
-                optimizer.weight_decay,
-                if optimizer.coupled { " (coupled)" } else { "" },
-                optimizer.average,
-            )?;
-        }
-        None => writeln!(text, "workload      a matrix")?,
-    }
-    writeln!(
-        text,
-        "sensitivity   {} (single participation, after rounding to f32)",
-        mechanism.sensitivity()
-    )?;
+    let name = seen.mechanism.as_ref().map_or(String::new(), |name| format!("{name}, as "));
+    writeln!(text, "mechanism     {name}{} for {} steps", seen.form, seen.steps)?;
+    writeln!(text, "workload      {}", describe(mechanism.workload()))?;
+    writeln!(text, "takes part    {}", mechanism.participation().words(seen.steps))?;
+    writeln!(text, "sensitivity   {} (after rounding to f32)", seen.sensitivity)?;
     writeln!(
         text,
         "√loss         {}   worst step {}, last step {}",
-        number(loss.sqrt_total()),
-        number(loss.max_sqrt()),
-        number(loss.final_sqrt())
+        number(seen.sqrt_loss),
+        number(seen.max_sqrt_loss),
+        number(seen.final_sqrt_loss)
     )?;
-    match certificate {
+    match &seen.certificate {
         Some(c) => writeln!(
             text,
             "certificate   {:.7} times the lower bound {}",
@@ -149,35 +118,18 @@ fn describe(mechanism: &Mechanism) -> anyhow::Result<(Value, String)> {
         )?,
         None => writeln!(text, "certificate   none")?,
     }
-    writeln!(
-        text,
-        "streaming     {} buffers, {} multiply-adds a coordinate and step",
-        cost.buffers,
-        number(cost.work)
-    )?;
-    match mechanism.privacy() {
+    let kept = match seen.buffers {
+        Some(buffers) => format!("{buffers} buffers"),
+        None => "dense rows, no buffers".into(),
+    };
+    writeln!(text, "streaming     {kept}, {} multiply-adds a coordinate and step", number(seen.work))?;
+    writeln!(text, "identity      {}   of the noise", seen.identity)?;
+    writeln!(text, "hash          {hash}   of the file")?;
+    match seen.privacy {
         Some(statement) => write!(text, "\n{statement}")?,
         None => writeln!(text, "privacy       not calibrated")?,
     }
-    Ok((json, text))
-}
-
-fn workload_json(mechanism: &Mechanism) -> Value {
-    match mechanism.workload().optimizer() {
-        Some((optimizer, rates)) => json!({ "optimizer": optimizer, "learning_rates": rates }),
-        None => json!("matrix"),
-    }
-}
-
-fn kind(factorization: &Factorization) -> &'static str {
-    match factorization {
-        Factorization::Independent(_) => "independent",
-        Factorization::Dense(_) => "dense",
-        Factorization::StateSpace(_) => "state-space",
-        Factorization::Structured(_) => "structured",
-        Factorization::Toeplitz(_) => "toeplitz",
-        Factorization::Tree(_) => "tree",
-    }
+    Ok(text)
 }
 
 pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {

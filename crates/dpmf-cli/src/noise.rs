@@ -4,9 +4,9 @@ use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::count;
 use anyhow::{Context, bail};
-use dpmf::noise::engines::{IterateStage, engine};
-use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Error, Mechanism, format};
+use dpmf::accounting::KeyOrigin;
+use dpmf::noise::{NoiseKey, Output, RunId};
+use dpmf::{Error, format};
 use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -45,7 +45,8 @@ pub fn key(args: &KeyArgs) -> anyhow::Result<Report> {
 ///
 /// Unit noise for an uncalibrated mechanism, σ times sensitivity times clip for a calibrated one. A row is a
 /// function of key, mechanism, run and coordinate: any range of rows and coordinates gives the same bits as the
-/// whole. The file is as secret as the key, because whoever has the noise can subtract it; a new one is owner-only.
+/// whole. Every call has a run of its own, and so noise of its own, unless --run names one that was printed before. The
+/// file is as secret as the key, because whoever has the noise can subtract it; a new one is owner-only.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  dpmf key new run.key\n  dpmf noise m8.safetensors --dimension 1e6 --key-file run.key \
@@ -72,22 +73,17 @@ pub struct Args {
     coordinates: Option<Range<usize>>,
 
     /// Noise to add to gradients, or what it leaves in the iterates
-    #[arg(long, value_enum, default_value_t = OutputName::Gradient)]
-    output: OutputName,
+    #[arg(long, value_name = "gradient|iterate", default_value = "gradient")]
+    output: Output,
 
-    /// Name of the run; another run gives independent noise
-    #[arg(long, default_value = "noise")]
-    run: String,
+    /// Go on with the run that an earlier call printed, for other rows or coordinates of the same noise; with a seeded
+    /// key, any words
+    #[arg(long, value_name = "RUN")]
+    run: Option<String>,
 
     /// The file, .npy, f32, one row a step
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum OutputName {
-    Gradient,
-    Iterate,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
@@ -96,14 +92,14 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let steps = mechanism.workload().steps();
     let rows = within("rows", args.rows.clone(), steps)?;
     let coordinates = within("coordinates", args.coordinates.clone(), args.dimension)?;
-    let output = match args.output {
-        OutputName::Gradient => Output::Gradient,
-        OutputName::Iterate => Output::Iterate(IterateStage::new(mechanism.workload())?),
-    };
-    let scale = noise_std(&mechanism);
-    let key = key.stream(format::hash(&mechanism)?, RunId::from_label(&args.run));
+    let run = run_id(args.run.as_deref(), &key)?;
     let range = coordinates.start as u64..coordinates.end as u64;
-    let mut stream = NoiseStream::new(engine(mechanism.factorization())?, key, range, scale, output)?;
+    let mut stream = if mechanism.privacy().is_some() {
+        mechanism.stream(&key, run, range, args.output)?
+    } else {
+        eprintln!("the mechanism is not calibrated: this is unit noise, before σ, sensitivity and clip");
+        mechanism.unit_stream(&key, run, range, args.output)?
+    };
 
     let spinner = Spinner::new("noise");
     let writable = || format!("cannot write {}", args.out.display());
@@ -125,10 +121,11 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         "out": args.out,
         "rows": [rows.start, rows.end],
         "coordinates": [coordinates.start, coordinates.end],
-        "noise_std": scale,
+        "noise_std": mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std()),
+        "run": run.to_string(),
         "calibrated": mechanism.privacy().is_some(),
     });
-    let text = format!("{} × {} written to {}", rows.len(), coordinates.len(), args.out.display());
+    let text = format!("{} × {} written to {}, run {run}", rows.len(), coordinates.len(), args.out.display());
     Ok(Report::new(json, text))
 }
 
@@ -141,9 +138,17 @@ fn create_owner_only(path: &Path) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// `σγζ`, or 1 before calibration.
-fn noise_std(mechanism: &Mechanism) -> f64 {
-    mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std())
+/// A new run, or one that was named before. Words would name the same run at every call, and two sets of data would
+/// meet the same noise: they are for seeded keys, whose noise is no secret.
+fn run_id(name: Option<&str>, key: &NoiseKey) -> anyhow::Result<RunId> {
+    match name {
+        None => Ok(RunId::generate()?),
+        Some(text) => match text.parse() {
+            Ok(run) => Ok(run),
+            Err(_) if key.origin() == KeyOrigin::Seeded => Ok(RunId::from_label(text)),
+            Err(error) => Err(error.into()),
+        },
+    }
 }
 
 fn within(name: &'static str, range: Option<Range<usize>>, length: usize) -> anyhow::Result<Range<usize>> {

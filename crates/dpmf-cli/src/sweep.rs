@@ -1,12 +1,14 @@
 //! `dpmf sweep`.
 
 use crate::report::{Report, table};
-use crate::train::interrupted;
 use crate::train::task::{Task, TaskArgs, with_task};
+use crate::train::{budgeted, interrupted};
 use crate::workload::count;
 use anyhow::{Context, bail};
+use dpmf::factorize::quiet;
+use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
-use dpmf_train::{Choice, Estimate, KeySource, Local, Outcome, Pace, Privacy, Purpose, Recipe, Steps};
+use dpmf_train::{Choice, Estimate, KeySource, Local, Outcome, Pace, Plan, Privacy, Purpose, Recipe, Steps};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -14,7 +16,6 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -239,6 +240,9 @@ struct Line {
     id: String,
     purpose: Purpose,
     recipe: Recipe,
+    /// σ and ε of the plan; nothing without noise.
+    noise_multiplier: Option<f64>,
+    epsilon: Option<f64>,
     outcome: Outcome,
 }
 
@@ -334,6 +338,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         let rounds = args.fixed.rounds.unwrap_or((users / clients.max(1)).min(defaults.rounds));
         for schedule in &schedules {
             for &mechanism in &mechanisms {
+                let mechanism = budgeted(mechanism, args.fixed.dense, args.fixed.buffers)?;
                 // Without noise there is nothing to vary in it.
                 let noises = if mechanism == Choice::None { &noises[..1] } else { &noises[..] };
                 for &privacy in noises {
@@ -346,8 +351,8 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                                 {
                                     candidates.push(Recipe {
                                         mechanism,
-                                        dense: args.fixed.dense,
-                                        buffers: args.fixed.buffers,
+                                        participation: Participation::default(),
+                                        sampling: Sampling::default(),
                                         rounds,
                                         clients,
                                         clip,
@@ -432,10 +437,10 @@ impl<'a> Sweep<'a> {
         let work = || -> anyhow::Result<()> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let outcome = pool.install(|| self.one(job))?;
-                bar.set_message(format!("{} {:.4}", job.recipe.mechanism, outcome.validation.accuracy));
+                let line = pool.install(|| self.one(job))?;
+                bar.set_message(format!("{} {:.4}", job.recipe.mechanism, line.outcome.validation.accuracy));
                 bar.inc(1);
-                self.record(job, outcome)?;
+                self.record(line)?;
             }
             Ok(())
         };
@@ -450,23 +455,29 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    fn one(&self, job: &Job) -> anyhow::Result<Outcome> {
+    fn one(&self, job: &Job) -> anyhow::Result<Line> {
         with_task!(self.task, |model, split| {
             let pace = Pace::default();
-            let mut observe = |_: &dpmf::factorize::Progress| ControlFlow::Continue(());
-            let mut run =
-                Run::in_memory(model, split, &self.digest, &job.recipe, pace, &self.key, &mut observe)?;
+            let plan = Plan::make(job.recipe.clone(), &mut quiet)?;
+            let mut run = Run::in_memory(model, split, &self.digest, &plan, pace, &self.key)?;
             while run.advance()? {
                 if interrupted() {
                     bail!("interrupted; started again with the same options, the sweep goes on");
                 }
             }
-            Ok(run.finish(job.purpose)?)
+            let statement = plan.mechanism().and_then(|mechanism| mechanism.privacy());
+            Ok(Line {
+                id: job.id.clone(),
+                purpose: job.purpose,
+                recipe: job.recipe.clone(),
+                noise_multiplier: statement.map(|statement| statement.calibration().noise_multiplier()),
+                epsilon: statement.map(|statement| statement.calibration().epsilon()),
+                outcome: run.finish(job.purpose)?,
+            })
         })
     }
 
-    fn record(&self, job: &Job, outcome: Outcome) -> anyhow::Result<()> {
-        let line = Line { id: job.id.clone(), purpose: job.purpose, recipe: job.recipe.clone(), outcome };
+    fn record(&self, line: Line) -> anyhow::Result<()> {
         let text = format!("{}\n", serde_json::to_string(&line)?);
         let mut lines =
             self.lines.lock().map_err(|_| anyhow::anyhow!("a run failed while writing its result"))?;
@@ -495,7 +506,6 @@ impl Row {
         let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
             Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
         };
-        let privacy = lines.iter().find_map(|line| line.outcome.privacy.as_ref());
         let curve = lines.first().map_or_else(Vec::new, |first| {
             first
                 .outcome
@@ -512,8 +522,8 @@ impl Row {
         Self {
             best: best.clone(),
             tuned_over,
-            epsilon: privacy.map(|statement| statement.calibration().epsilon()),
-            noise_multiplier: privacy.map(|statement| statement.calibration().noise_multiplier()),
+            epsilon: lines.iter().find_map(|line| line.epsilon),
+            noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
             accuracy: of(&|outcome| Some(outcome.test?.accuracy)),
             loss: of(&|outcome| Some(outcome.test?.loss)),
             validation: of(&|outcome| Some(outcome.validation.accuracy)),

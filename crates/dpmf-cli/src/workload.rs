@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use dpmf::factorize::{Iteration, Options, Solver};
 use dpmf::workload::{read_matrix, read_vector};
-use dpmf::{Average, Optimizer, Schedule, Workload};
+use dpmf::{Average, Optimizer, Participation, Problem, Schedule, Workload};
 use std::path::PathBuf;
 
 /// What an optimizer does beside momentum; the commands differ in the momentum and schedule they begin with.
@@ -67,6 +67,10 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all =
         ["steps", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file"])]
     pub matrix: Option<PathBuf>,
+
+    /// How often one user or record takes part: single, epochs:K or min-separation:B[:K]
+    #[arg(long, value_name = "PATTERN", default_value_t)]
+    pub participation: Participation,
 }
 
 impl WorkloadArgs {
@@ -94,6 +98,11 @@ impl WorkloadArgs {
             ),
         };
         Ok(Workload::sgd(learning_rates, self.optimizer.with_momentum(self.momentum))?)
+    }
+
+    /// The problem: the workload under its participation.
+    pub fn problem(&self, solver: &SolverArgs) -> anyhow::Result<Problem> {
+        Ok(Problem::with_solver(self.build()?, self.participation, solver.solver.into(), solver.options())?)
     }
 
     /// Whether any flag names a workload.

@@ -97,18 +97,23 @@ fn numpy_files_hold_the_rows_whatever_the_range() {
     assert!(whole.iter().all(|z| z.is_finite() && z.abs() < 13.0));
     assert_eq!(mode(&folder.path("whole.npy")), 0o600, "noise is as secret as its key");
 
-    let (_, (shape, part)) = noise("part.npy", &["--rows", "3..7", "--coordinates", "70..131"]);
+    let run = report["run"].as_str().unwrap();
+    let (_, (shape, part)) = noise("part.npy", &["--run", run, "--rows", "3..7", "--coordinates", "70..131"]);
     assert_eq!(shape, [4, 61]);
     for (i, row) in part.chunks_exact(61).enumerate() {
         assert_eq!(row, &whole[(3 + i) * 200 + 70..][..61], "row {i}");
     }
-    let (_, (_, again)) = noise("again.npy", &[]);
+    let (_, (_, again)) = noise("again.npy", &["--run", run]);
     assert_eq!(again, whole);
-    let (_, (_, run)) = noise("run.npy", &["--run", "second"]);
-    assert!(run.iter().zip(&whole).all(|(a, b)| a != b), "another run must have other noise");
+    let (_, (_, second)) = noise("second.npy", &[]);
+    assert!(second.iter().zip(&whole).all(|(a, b)| a != b), "a second call must have other noise");
+    let arguments =
+        ["noise", &mechanism, "--dimension", "8", "--key-file", &key, "-o", "z.npy", "--run", "words"];
+    let (_, message) = failure(&arguments);
+    assert!(message.contains("run id is words"), "{message}");
 
     // Prefix sum: the iterate's noise is the sum of the gradient's.
-    let (_, (_, iterate)) = noise("iterate.npy", &["--output", "iterate"]);
+    let (_, (_, iterate)) = noise("iterate.npy", &["--run", run, "--output", "iterate"]);
     let mut sum = vec![0.0_f64; 200];
     for (i, (gradient, iterate)) in whole.chunks_exact(200).zip(iterate.chunks_exact(200)).enumerate() {
         for ((sum, z), total) in sum.iter_mut().zip(gradient).zip(iterate) {

@@ -4,8 +4,7 @@ use super::figure::{self, COLORS, Mark, Panel, Series};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs, count};
-use dpmf::factorize::Target;
-use dpmf::{Catalog, Factorization, Mechanism, Method, Participation, Representation};
+use dpmf::family::{Budget, Selector};
 use std::path::PathBuf;
 
 /// Loss over the certified bound against model-sized buffers.
@@ -32,14 +31,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let catalog = Catalog::new(args.workload.build()?, args.solver.solver.into(), args.solver.options());
+    let problem = args.workload.problem(&args.solver)?;
     let spinner = Spinner::new("plot buffers");
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
-    let bound = catalog.optimum(&mut observe)?.certificate.lower_bound;
-    let point = |factorization: &Factorization| -> anyhow::Result<(f64, f64)> {
-        let mechanism = Mechanism::new(catalog.workload().clone(), factorization, Participation::Single)?;
-        let excess = (mechanism.loss().total() / bound).sqrt() - 1.0;
-        Ok((mechanism.factorization().cost().buffers as f64, excess))
+    // Number of buffers and excess of each, as deployed.
+    let mut points = |selectors: &[Selector]| -> anyhow::Result<Vec<(f64, f64)>> {
+        let rows = problem.compare(selectors, &mut observe)?.rows;
+        Ok(rows.iter().map(|row| (row.buffers.unwrap_or(1) as f64, row.ratio_to_bound - 1.0)).collect())
     };
     let mut series = Vec::new();
     let mut add = |label: &str, points, mark| {
@@ -47,33 +45,29 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     };
 
     spinner.say("state space");
-    let mut states = Vec::new();
-    for buffers in 1..=args.most {
-        let factorization = catalog.state_space(Target::Buffers(buffers), &mut observe)?;
-        states.push(point(&factorization)?);
-    }
-    // Beyond the order of the filter, more buffers are not used.
-    states.dedup_by_key(|p| p.0 as usize);
-    add("optimal, state space (ours)", states, Mark::LineAndPoints);
+    let states: Selector = "state-space".parse()?;
+    let of = |buffers| states.with(Budget { buffers: Some(buffers), ..Budget::default() });
+    let streams = (1..=args.most).map(of).collect::<dpmf::Result<Vec<_>>>()?;
+    add("optimal, state space (ours)", points(&streams)?, Mark::LineAndPoints);
 
-    let mut structured: Vec<(f64, f64)> = Vec::new();
-    for total in (2..=args.most).step_by(2) {
+    let structured: Selector = "structured".parse()?;
+    let mut fits = Vec::new();
+    for total in (2..=args.most.min(problem.steps())).step_by(2) {
         spinner.say(&format!("structured, h + r = {total}"));
-        let (h, r) = (total.div_ceil(2), total / 2);
-        if let Ok(factorization) = catalog.structured(h, r, &mut observe) {
-            structured.push(point(&factorization)?);
-        }
+        let (diagonals, rank) = (Some(total.div_ceil(2)), Some(total / 2));
+        // A fit may be singular; the others are shown.
+        let fit = structured.with(Budget { diagonals, rank, ..Budget::default() })?;
+        fits.extend(points(&[fit]).unwrap_or_default());
     }
-    add("structured (h, r) of the paper", structured, Mark::LineAndPoints);
+    add("structured (h, r) of the paper", fits, Mark::LineAndPoints);
 
-    for method in [Method::HonakerOnline, Method::Tree] {
-        add(method.name(), vec![point(&catalog.factorization(method, &mut observe)?)?], Mark::Points);
+    for name in ["honaker-online", "tree"] {
+        add(name, points(&[name.parse()?])?, Mark::Points);
     }
-    let (_, level) = point(&catalog.factorization(Method::SqrtToeplitz, &mut observe)?)?;
-    add("sqrt-toeplitz (O(n) work a step)", vec![(1.0, level)], Mark::Level);
+    add("sqrt-toeplitz (O(n) work a step)", points(&["sqrt-toeplitz".parse()?])?, Mark::Level);
 
     let panels = [Panel {
-        title: format!("{}, {} steps", args.workload.describe(), catalog.workload().steps()),
+        title: format!("{}, {} steps", args.workload.describe(), problem.steps()),
         x_label: "model-sized buffers".into(),
         y_label: "√loss over the certified bound − 1".into(),
         x_log: false,

@@ -4,7 +4,7 @@ use super::figure::{self, COLORS, Mark, Panel, Series};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs};
-use dpmf::{Catalog, Method, Workload};
+use dpmf::{Problem, Selector};
 use std::path::PathBuf;
 
 /// Squared error of every step, by mechanism.
@@ -27,7 +27,7 @@ pub struct Args {
         value_delimiter = ',',
         default_value = "honaker-online,honaker-full,optimal-prefix,optimal"
     )]
-    mechanism: Vec<Method>,
+    mechanism: Vec<Selector>,
 
     /// Logarithmic error axis
     #[arg(long)]
@@ -39,34 +39,32 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let workload = args.workload.build()?;
+    let problem = args.workload.problem(&args.solver)?;
     let mut panels = Vec::new();
-    if !workload.is_prefix_sum() {
-        let steps = workload.steps();
-        let title = format!("prefix sum, {steps} steps");
-        panels.push(panel(args, Workload::prefix_sum(steps)?, title)?);
+    if !problem.workload().is_prefix_sum() {
+        let title = format!("prefix sum, {} steps", problem.steps());
+        panels.push(panel(args, problem.prefix_sum()?, title)?);
     }
-    let title = format!("{}, {} steps", args.workload.describe(), workload.steps());
-    panels.push(panel(args, workload, title)?);
+    let title = format!("{}, {} steps", args.workload.describe(), problem.steps());
+    panels.push(panel(args, &problem, title)?);
     figure::draw(&panels, &args.out)?;
     Ok(super::report(&panels, &args.out))
 }
 
-fn panel(args: &Args, workload: Workload, title: String) -> anyhow::Result<Panel> {
+fn panel(args: &Args, problem: &Problem, title: String) -> anyhow::Result<Panel> {
     let spinner = Spinner::new("plot error");
-    let prefix_sum = workload.is_prefix_sum();
-    let catalog = Catalog::new(workload, args.solver.solver.into(), args.solver.options());
     let mut series = Vec::new();
-    for (&method, &color) in args.mechanism.iter().zip(COLORS.iter().cycle()) {
+    for (selector, &color) in args.mechanism.iter().zip(COLORS.iter().cycle()) {
         // For the prefix sum its own optimum is the optimum: one curve.
-        let twice = method == Method::OptimalPrefix && args.mechanism.contains(&Method::Optimal);
-        if prefix_sum && twice {
+        let twice =
+            selector.name() == "optimal-prefix" && args.mechanism.iter().any(|s| s.name() == "optimal");
+        if problem.workload().is_prefix_sum() && twice {
             continue;
         }
-        let mechanism = catalog.mechanism(method, &mut |progress| spinner.observe(progress))?;
+        let mechanism = problem.mechanism(*selector, &mut |progress| spinner.observe(progress))?;
         let losses = mechanism.loss().per_step().iter().enumerate();
         let points = losses.map(|(i, loss)| (i as f64 + 1.0, *loss)).collect();
-        series.push(Series { label: method.name().into(), points, mark: Mark::Line, color });
+        series.push(Series { label: selector.to_string(), points, mark: Mark::Line, color });
     }
     Ok(Panel {
         title,

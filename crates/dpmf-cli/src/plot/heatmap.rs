@@ -5,7 +5,7 @@ use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
-use dpmf::{Catalog, Method, Representation};
+use dpmf::{Representation, Selector};
 use plotters::prelude::RGBColor;
 use serde_json::json;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ pub struct Args {
     solver: SolverArgs,
 
     /// The mechanism to show
-    #[arg(long, value_name = "NAME", default_value = "optimal")]
-    mechanism: Method,
+    #[arg(long, value_name = "NAME", default_value = "optimal:dense")]
+    mechanism: Selector,
 
     /// The picture, .svg or .png
     #[arg(long, short, value_name = "FILE")]
@@ -40,8 +40,8 @@ const HISTOGRAM: i32 = 180;
 const BINS: usize = 60;
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let workload = args.workload.build()?;
-    let n = workload.steps();
+    let problem = args.workload.problem(&args.solver)?;
+    let n = problem.steps();
     if n > 4096 {
         bail!(dpmf::Error::Unsupported {
             what: format!("a heat map of {n} × {n} entries"),
@@ -49,26 +49,13 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         });
     }
     let spinner = Spinner::new("plot heatmap");
-    let catalog = Catalog::new(workload, args.solver.solver.into(), args.solver.options());
-    let factorization = catalog.factorization(args.mechanism, &mut |progress| spinner.observe(progress))?;
-
-    // B = A N, a column of N at a time would need N dense; rows do, and the recurrence runs over columns.
-    let m = factorization.noise_rows();
-    let mut columns = vec![vec![0.0; n]; m];
-    let mut rows = factorization.coloring_rows();
-    let mut row = vec![0.0; m];
-    for i in 0..n {
-        row.fill(0.0);
-        rows(&mut row);
-        for (column, value) in columns.iter_mut().zip(&row) {
-            column[i] = *value;
-        }
-    }
-    columns.iter_mut().for_each(|column| catalog.workload().apply(column));
-    let encoder = factorization.encoder();
-    let decoder = Factor::new("B", n, m, |i, j| columns[j][i]);
+    let mechanism = problem.mechanism(args.mechanism, &mut |progress| spinner.observe(progress))?;
+    let form = mechanism.form();
+    let m = form.noise_rows();
+    let (columns, encoder) = (problem.workload().times(form.coloring()), form.encoder());
+    let decoder = Factor::new("B", n, m, |i, j| columns[(i, j)]);
     let encoder = Factor::new("C", m, n, |i, j| encoder[(i, j)]);
-    let title = format!("{} for {}, {n} steps", args.mechanism.name(), args.workload.describe());
+    let title = format!("{} for {}, {n} steps", args.mechanism, args.workload.describe());
     // SVG draws every cell as an element: keep their number bounded.
     let cells = if args.out.extension().is_some_and(|e| e == "svg") { 96 } else { SIDE as usize };
     let picture = Picture { title, factors: [decoder, encoder], cells };

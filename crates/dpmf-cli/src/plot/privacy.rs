@@ -6,7 +6,7 @@ use crate::report::Report;
 use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::{Accountant, Adjacency, calibrate, gaussian};
-use dpmf::audit::{AdversaryKind, AuditOptions};
+use dpmf::audit::{AdversaryKind, AuditOptions, Promise};
 use dpmf::format;
 use std::path::PathBuf;
 
@@ -45,7 +45,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 });
             };
             let c = statement.calibration();
-            (c.mu(), format!("ε = {:.4}, δ = {:e}", c.epsilon(), c.delta()))
+            let promise = Promise::try_from(c)?;
+            (promise.mu, format!("ε = {:.4}, δ = {:e}", c.epsilon(), c.delta()))
         }
         (None, Some(sigma)) => {
             (calibrate::mu(sigma, Adjacency::ReplaceWithZero)?, format!("noise multiplier {sigma}"))

@@ -1,11 +1,11 @@
 //! The report of a training: one page that opens without a network.
 
 use super::task::Task;
+use crate::compare::buffers;
 use crate::plot::figure::{COLORS, Mark, Panel, Series, svg};
-use dpmf_train::recipe::spent;
-use dpmf_train::{Choice, Local, Outcome, Recipe, Steps};
+use crate::report::{duration, number};
+use dpmf_train::{Choice, Ended, Local, Recipe, Steps, Summary};
 use std::fmt::Write;
-use std::ops::ControlFlow;
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:62rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;margin-top:2.2rem}\
@@ -15,10 +15,32 @@ th:first-child,td:first-child{text-align:left}thead th{border-bottom:2px solid #
 figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}\
 pre{background:#f6f6f4;padding:1rem;white-space:pre-wrap;border-radius:4px;font-size:.88rem}";
 
-/// The page; `rows` are the cells of the table of results.
-pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> anyhow::Result<String> {
-    let recipe = &ended[0].0;
-    let statement = ended.iter().find_map(|(_, outcome)| outcome.privacy.as_ref());
+/// Columns of the table of results.
+pub const HEAD: [&str; 6] = ["mechanism", "test accuracy", "test loss", "error/bound", "buffers", "time"];
+
+/// The table of results.
+pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
+    let row = |row: &dpmf_train::summary::MechanismRow| {
+        let accuracy = match row.test_accuracy.half_width {
+            Some(half) => format!("{:.4} ± {half:.4}", row.test_accuracy.mean),
+            None => format!("{:.4}", row.test_accuracy.mean),
+        };
+        vec![
+            row.mechanism.to_string(),
+            accuracy,
+            number(row.test_loss),
+            row.ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
+            if row.mechanism == Choice::None { "–".into() } else { buffers(row.buffers) },
+            duration(row.seconds),
+        ]
+    };
+    summary.summary.iter().map(row).collect()
+}
+
+/// The page: what was planned and what came of it, as it was written down.
+pub fn page(task: &Task, summary: &Summary, ended: &[Ended]) -> anyhow::Result<String> {
+    let recipe = ended[0].plan.recipe();
+    let statement = summary.statement.as_ref();
     let title = match statement {
         Some(statement) => format!(
             "{}: private training at ε = {:.3}, δ = {:e}",
@@ -41,11 +63,10 @@ pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> a
         task.parameters(),
         title = escape(&title),
     )?;
-    let head = ["mechanism", "test accuracy", "test loss", "error / bound", "buffers", "time"];
     page += "<h2>Results</h2><table><thead><tr>";
-    head.iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
+    HEAD.iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
     page += "</tr></thead><tbody>";
-    for row in rows {
+    for row in cells(summary) {
         page += "<tr>";
         row.iter().for_each(|cell| page += &format!("<td>{}</td>", escape(cell)));
         page += "</tr>";
@@ -63,7 +84,7 @@ pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> a
         not covered by ε.",
     )?;
     let first = first_of_each(ended);
-    let errors = errors(&first)?;
+    let errors = errors(&first);
     if !errors.series.is_empty() {
         page += "<h2>Error of every round</h2>";
         figure(
@@ -74,9 +95,12 @@ pub fn page(task: &Task, ended: &[(Recipe, Outcome)], rows: &[Vec<String>]) -> a
     }
     if let Some(statement) = statement {
         page += "<h2>Privacy</h2>";
-        let spending = spending(&first)?;
+        let spending = spending(&first);
         if !spending.series.is_empty() {
             figure(&mut page, &[spending], "ε of everything released up to a round, at the same δ.")?;
+        }
+        if let (Some(_), Some(guarantee)) = (&summary.together, summary.guarantee()) {
+            let _ = write!(page, "<p><strong>{}.</strong></p>", escape(&capitalized(&guarantee)));
         }
         let _ = write!(page, "<pre>{}</pre>", escape(&statement.to_string()));
         if !task.notes().is_empty() {
@@ -127,29 +151,31 @@ fn color(index: usize) -> plotters::style::RGBColor {
 }
 
 /// One run of each mechanism.
-fn first_of_each(ended: &[(Recipe, Outcome)]) -> Vec<&(Recipe, Outcome)> {
-    let mut seen: Vec<Choice> = Vec::new();
-    ended
-        .iter()
-        .filter(|(recipe, _)| {
-            let new = !seen.contains(&recipe.mechanism);
-            seen.push(recipe.mechanism);
-            new
-        })
-        .collect()
+fn first_of_each(ended: &[Ended]) -> Vec<&Ended> {
+    let mut first: Vec<&Ended> = Vec::new();
+    for run in ended {
+        if !first.iter().any(|known| name(known) == name(run)) {
+            first.push(run);
+        }
+    }
+    first
+}
+
+fn name(run: &Ended) -> Choice {
+    run.plan.recipe().mechanism
 }
 
 /// Accuracy and loss, the mean over the repetitions.
-fn curves(ended: &[(Recipe, Outcome)]) -> [Panel; 2] {
+fn curves(ended: &[Ended]) -> [Panel; 2] {
     let first = first_of_each(ended);
     let panel = |title: &str, y_label: &str, pick: fn(&dpmf_train::Point) -> f64| {
-        let series = first.iter().enumerate().map(|(index, (recipe, outcome))| {
-            let same = || ended.iter().filter(|(other, _)| other.mechanism == recipe.mechanism);
-            let points = outcome.curve.iter().enumerate().map(|(k, point)| {
-                let values: Vec<f64> = same().filter_map(|(_, o)| o.curve.get(k)).map(pick).collect();
+        let series = first.iter().enumerate().map(|(index, run)| {
+            let same = || ended.iter().filter(|other| name(other) == name(run));
+            let points = run.outcome.curve.iter().enumerate().map(|(k, point)| {
+                let values: Vec<f64> = same().filter_map(|o| o.outcome.curve.get(k)).map(pick).collect();
                 (point.round as f64, values.iter().sum::<f64>() / values.len().max(1) as f64)
             });
-            let label = recipe.mechanism.to_string();
+            let label = name(run).to_string();
             Series { label, points: points.collect(), mark: Mark::Line, color: color(index) }
         });
         Panel {
@@ -167,51 +193,46 @@ fn curves(ended: &[(Recipe, Outcome)]) -> [Panel; 2] {
     ]
 }
 
-fn errors(first: &[&(Recipe, Outcome)]) -> anyhow::Result<Panel> {
-    let mut series = Vec::new();
-    for (index, (recipe, _)) in first.iter().enumerate() {
-        let Some(mechanism) = recipe.mechanism(&mut |_| ControlFlow::Continue(()))? else { continue };
-        let std = mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std());
-        let scale = (std / (mechanism.sensitivity() * recipe.clients as f64)).powi(2);
-        let losses = mechanism.loss().per_step().iter().enumerate();
-        let points = losses.map(|(i, loss)| (i as f64 + 1.0, scale * loss)).collect();
-        series.push(Series {
-            label: recipe.mechanism.to_string(),
-            points,
-            mark: Mark::Line,
-            color: color(index),
-        });
-    }
-    Ok(Panel {
-        title: "error of every round".into(),
+/// A curve for each private mechanism, from what its plan holds.
+fn of_plans(
+    first: &[&Ended],
+    title: &str,
+    y_label: &str,
+    y_log: bool,
+    of: fn(&Ended) -> Option<Vec<f64>>,
+) -> Panel {
+    let series = first.iter().enumerate().filter_map(|(index, run)| {
+        let values = of(run)?.into_iter().enumerate();
+        let points = values.map(|(i, y)| (i as f64 + 1.0, y)).collect();
+        Some(Series { label: name(run).to_string(), points, mark: Mark::Line, color: color(index) })
+    });
+    let series = series.collect();
+    Panel {
+        title: title.into(),
         x_label: "round".into(),
-        y_label: "expected squared error".into(),
+        y_label: y_label.into(),
         x_log: false,
-        y_log: true,
+        y_log,
         series,
+    }
+}
+
+fn errors(first: &[&Ended]) -> Panel {
+    of_plans(first, "error of every round", "expected squared error", true, |run| {
+        let mechanism = run.plan.mechanism()?;
+        let std = mechanism.privacy()?.calibration().noise_std();
+        let scale = (std / (mechanism.sensitivity() * run.plan.recipe().clients as f64)).powi(2);
+        Some(mechanism.loss().per_step().iter().map(|loss| scale * loss).collect())
     })
 }
 
-fn spending(first: &[&(Recipe, Outcome)]) -> anyhow::Result<Panel> {
-    let mut series = Vec::new();
-    for (index, (recipe, _)) in first.iter().enumerate() {
-        let Some(mechanism) = recipe.mechanism(&mut |_| ControlFlow::Continue(()))? else { continue };
-        let points = spent(&mechanism).into_iter().enumerate().map(|(i, e)| (i as f64 + 1.0, e)).collect();
-        series.push(Series {
-            label: recipe.mechanism.to_string(),
-            points,
-            mark: Mark::Line,
-            color: color(index),
-        });
-    }
-    Ok(Panel {
-        title: "privacy spent".into(),
-        x_label: "round".into(),
-        y_label: "ε".into(),
-        x_log: false,
-        y_log: false,
-        series,
-    })
+fn spending(first: &[&Ended]) -> Panel {
+    of_plans(first, "privacy spent", "ε", false, |run| Some(run.plan.mechanism()?.spent()))
+}
+
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn figure(page: &mut String, panels: &[Panel], caption: &str) -> anyhow::Result<()> {

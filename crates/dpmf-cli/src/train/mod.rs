@@ -4,19 +4,23 @@ mod html;
 pub mod task;
 
 use crate::progress::Spinner;
-use crate::report::{Report, duration, number, table};
+use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
-use dpmf::accounting::KeyOrigin;
+use dpmf::disk::{self, Access};
+use dpmf::family::{Budget, Knob};
 use dpmf::workload::read_vector;
+use dpmf::{Participation, Problem, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
-    Choice, Estimate, KeySource, Local, Model, Outcome, Pace, Privacy, Purpose, Recipe, Steps, Users,
+    Choice, Ended, KeySource, Local, Model, Outcome, Pace, Plan, Privacy, Purpose, Recipe, Steps, Summary,
+    Users,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +48,8 @@ pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
 
-    /// Mechanisms to train with, one after the other: a name of `dpmf compare`, or none for no noise
+    /// Mechanisms to train with, one after the other: a name of `dpmf compare`, also with a choice such as
+    /// optimal:dense or state-space:buffers=4, or none for no noise
     #[arg(
         long,
         value_name = "NAME,…",
@@ -148,6 +153,28 @@ pub struct RecipeArgs {
     /// Buffers of the optimal streams; by default as many as stay within 1e-4 of the bound
     #[arg(long, value_name = "R", value_parser = count)]
     pub buffers: Option<usize>,
+
+    /// How often a user takes part: single, epochs:K or min-separation:B[:K]
+    #[arg(long, value_name = "PATTERN", default_value_t)]
+    pub participation: Participation,
+
+    /// By what secret chance users come into rounds: none, cyclic-poisson:G:Q or balls-in-bins:B
+    #[arg(long, value_name = "SAMPLING", default_value_t)]
+    pub sampling: Sampling,
+}
+
+/// A mechanism with --dense or --buffers, where it leaves that choice and has not made it.
+pub fn budgeted(choice: Choice, dense: bool, buffers: Option<usize>) -> anyhow::Result<Choice> {
+    let Choice::Private(selector) = choice else { return Ok(choice) };
+    if selector.budget() != Budget::default() {
+        return Ok(choice);
+    }
+    let budget = match (dense && selector.takes(Knob::Dense), buffers) {
+        (true, _) => Budget { dense, ..Budget::default() },
+        (false, Some(_)) if selector.takes(Knob::Buffers) => Budget { buffers, ..Budget::default() },
+        _ => return Ok(choice),
+    };
+    Ok(Choice::Private(selector.with(budget)?))
 }
 
 impl RecipeArgs {
@@ -172,8 +199,8 @@ impl RecipeArgs {
         };
         Ok(Recipe {
             mechanism: Choice::None,
-            dense: self.dense,
-            buffers: self.buffers,
+            participation: self.participation,
+            sampling: self.sampling,
             rounds,
             clients: self.clients,
             clip: self.clip.unwrap_or(defaults.clip),
@@ -194,22 +221,19 @@ impl RecipeArgs {
     }
 }
 
-/// What is written down when an experiment begins.
+/// What is written down when an experiment begins, for its owner alone: a seed is a secret. Each run has a directory
+/// with its plan.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Experiment {
     schema: u32,
     task: TaskArgs,
     key_file: Option<PathBuf>,
     seed: Option<u64>,
-    runs: Vec<Planned>,
+    runs: Vec<String>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Planned {
-    folder: String,
-    recipe: Recipe,
-}
-
+const SCHEMA: u32 = 2;
 const EXPERIMENT: &str = "experiment.json";
 const RESULTS: &str = "results.json";
 const REPORT: &str = "report.html";
@@ -217,23 +241,14 @@ const REPORT: &str = "report.html";
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let (folder, experiment, task) = match &args.resume {
         Some(folder) => {
-            let path = folder.join(EXPERIMENT);
-            let text = fs::read(&path).with_context(|| format!("{} holds no run", folder.display()))?;
-            let experiment: Experiment =
-                serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
+            let experiment = Experiment::read(folder)?;
             let task = Task::open(&experiment.task)?;
             (folder.clone(), experiment, task)
         }
         None => {
             let task = Task::open(&args.task)?;
-            let experiment = plan(args, &task)?;
             let folder = args.out.clone().unwrap_or_else(default_folder);
-            if folder.join(EXPERIMENT).exists() {
-                let name = folder.display();
-                bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
-            }
-            fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-            write(&folder.join(EXPERIMENT), &serde_json::to_vec_pretty(&experiment)?)?;
+            let experiment = begin(args, &task, &folder)?;
             (folder, experiment, task)
         }
     };
@@ -244,21 +259,81 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         (None, None) => KeySource::System,
     };
     let mut ended = Vec::new();
-    for (index, planned) in experiment.runs.iter().enumerate() {
-        let place = folder.join(&planned.folder);
-        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), planned.recipe.mechanism);
+    for (index, name) in experiment.runs.iter().enumerate() {
+        let place = folder.join(name);
+        let plan = run::plan(&place)?;
+        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), plan.recipe().mechanism);
         let outcome = match run::outcome(&place)? {
             Some(outcome) => outcome,
             None => with_task!(&task, |model, split| {
-                train_one(&place, &folder, model, split, &planned.recipe, &key, &label, args.burn)?
+                train_one(&place, &folder, model, split, &plan, &key, &label, args.burn)?
             }),
         };
-        ended.push((planned.recipe.clone(), outcome));
+        ended.push(Ended { plan, outcome });
     }
-    finish(&folder, &task, &key, &ended)
+    finish(&folder, &task, &ended)
 }
 
-fn plan(args: &Args, task: &Task) -> anyhow::Result<Experiment> {
+/// Makes all plans, once, and writes them down with the experiment.
+fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<Experiment> {
+    if folder.join(EXPERIMENT).exists() {
+        let name = folder.display();
+        bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+    }
+    let recipes = recipes(args, task)?;
+    let spinner = Spinner::new("planning");
+    let problem: Problem = recipes[0].problem()?;
+    let mut plans = Vec::new();
+    for recipe in recipes {
+        spinner.say(&recipe.mechanism.to_string());
+        let name = format!("{}-{}", recipe.mechanism.to_string().replace([':', '='], "-"), recipe.seed);
+        plans.push((name, Plan::for_problem(recipe, &problem, &mut |p| spinner.observe(p))?));
+    }
+    for (name, plan) in &plans {
+        let place = folder.join(name);
+        fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+        run::save_plan(&place, plan)?;
+    }
+    let experiment = Experiment {
+        schema: SCHEMA,
+        task: args.task.clone(),
+        key_file: args.key_file.clone(),
+        seed: args.seed,
+        runs: plans.into_iter().map(|(name, _)| name).collect(),
+    };
+    let text = serde_json::to_vec_pretty(&experiment)?;
+    disk::replace(&folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
+    Ok(experiment)
+}
+
+impl Experiment {
+    fn read(folder: &Path) -> anyhow::Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let path = folder.join(EXPERIMENT);
+        let cannot = || format!("cannot read {}", path.display());
+        let text = fs::read(&path).with_context(|| format!("{} holds no run", folder.display()))?;
+        let Version { schema } = serde_json::from_slice(&text).with_context(cannot)?;
+        if schema != SCHEMA {
+            bail!(
+                "{} is of another version of dpmf: end the run with the version that began it",
+                path.display()
+            );
+        }
+        let experiment: Self = serde_json::from_slice(&text).with_context(cannot)?;
+        // A name with a path in it would lead out of the directory, key and all.
+        if let Some(name) =
+            experiment.runs.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref()))
+        {
+            bail!("{} names the run {name:?}, which is no directory in it", path.display());
+        }
+        Ok(experiment)
+    }
+}
+
+fn recipes(args: &Args, task: &Task) -> anyhow::Result<Vec<Recipe>> {
     if args.repeats == 0 || args.mechanism.is_empty() {
         bail!("at least one run is needed: --repeats and --mechanism must not be empty");
     }
@@ -268,24 +343,19 @@ fn plan(args: &Args, task: &Task) -> anyhow::Result<Experiment> {
         Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
     };
-    let mut runs = Vec::new();
-    for seed in 0..args.repeats as u64 {
-        for (position, &mechanism) in args.mechanism.iter().enumerate() {
-            if args.mechanism[..position].contains(&mechanism) {
-                bail!("--mechanism names {mechanism} twice");
-            }
-            let recipe = Recipe { mechanism, privacy, seed, ..base.clone() };
-            recipe.workload()?;
-            runs.push(Planned { folder: format!("{mechanism}-{seed}"), recipe });
+    let mut mechanisms: Vec<Choice> = Vec::new();
+    for &choice in &args.mechanism {
+        let mechanism = budgeted(choice, args.recipe.dense, args.recipe.buffers)?;
+        if mechanisms.contains(&mechanism) {
+            bail!("--mechanism names {mechanism} twice");
         }
+        mechanisms.push(mechanism);
     }
-    Ok(Experiment {
-        schema: 1,
-        task: args.task.clone(),
-        key_file: args.key_file.clone(),
-        seed: args.seed,
-        runs,
-    })
+    let all = (0..args.repeats as u64).flat_map(|seed| {
+        let base = &base;
+        mechanisms.iter().map(move |&mechanism| Recipe { mechanism, privacy, seed, ..base.clone() })
+    });
+    Ok(all.collect())
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -294,7 +364,7 @@ fn train_one<M, D>(
     folder: &Path,
     model: &M,
     split: &dpmf_train::data::Split<D>,
-    recipe: &Recipe,
+    plan: &Plan,
     key: &KeySource,
     label: &str,
     burn: bool,
@@ -306,8 +376,7 @@ where
     let mut run = if run::exists(place) {
         Run::resume(place, model, split)?
     } else {
-        let spinner = Spinner::new(label);
-        Run::begin(place, model, split, recipe, Pace::default(), key, &mut |p| spinner.observe(p))?
+        Run::begin(place, model, split, plan, Pace::default(), key)?
     };
     let bar = bar(run.rounds(), label);
     let mut burned = false;
@@ -383,88 +452,26 @@ pub fn interrupted() -> bool {
     flag.load(Ordering::SeqCst)
 }
 
-fn finish(
-    folder: &Path,
-    task: &Task,
-    key: &KeySource,
-    ended: &[(Recipe, Outcome)],
-) -> anyhow::Result<Report> {
-    let mut names: Vec<Choice> = Vec::new();
-    for (recipe, _) in ended {
-        if !names.contains(&recipe.mechanism) {
-            names.push(recipe.mechanism);
+fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report> {
+    let summary = Summary::new(task.name(), task.users().0, task.parameters(), ended)?;
+    let report = folder.join(REPORT);
+    let mut json = serde_json::to_value(&summary)?;
+    json["report"] = json!(report);
+    write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
+    write(&report, html::page(task, &summary, ended)?.as_bytes())?;
+    let mut text = String::new();
+    if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
+        text += &format!("{statement}\n");
+        if summary.together.is_some() {
+            text += &format!("The statement is for each model alone. {guarantee}.\n\n");
         }
     }
-    let of = |name: Choice| ended.iter().filter(move |(recipe, _)| recipe.mechanism == name);
-    let summary: Vec<(Choice, Estimate)> = names
+    text += &format!("{}\n\nreport: {}", table(&html::HEAD, &html::cells(&summary)), report.display());
+    let diverged: Vec<String> = summary
+        .runs
         .iter()
-        .filter_map(|&name| {
-            let accuracies: Vec<f64> =
-                of(name).filter_map(|(_, outcome)| Some(outcome.test?.accuracy)).collect();
-            Some((name, Estimate::of(&accuracies)?))
-        })
-        .collect();
-    let statement = ended.iter().find_map(|(_, outcome)| outcome.privacy.as_ref());
-    let recipe = &ended[0].0;
-    let report = folder.join(REPORT);
-    let json = json!({
-        "data": task.name(),
-        "users": task.users().0,
-        "rounds": recipe.rounds,
-        "clients": recipe.clients,
-        "parameters": task.parameters(),
-        "epsilon": statement.map(|s| s.calibration().epsilon()),
-        "delta": statement.map(|s| s.calibration().delta()),
-        "noise_multiplier": statement.map(|s| s.calibration().noise_multiplier()),
-        "key": match (statement.map(|s| s.key()), key) {
-            (None, _) => "none",
-            (Some(KeyOrigin::Seeded), _) => "seeded",
-            (Some(KeyOrigin::System), KeySource::File(_)) => "file",
-            (Some(KeyOrigin::System), _) => "system",
-        },
-        "runs": ended.iter().map(|(recipe, outcome)| run_json(recipe, outcome)).collect::<Vec<_>>(),
-        "summary": summary.iter().map(|(name, estimate)| json!({
-            "mechanism": name,
-            "test_accuracy_mean": estimate.mean,
-            "test_accuracy_ci": estimate.interval(),
-        })).collect::<Vec<_>>(),
-        "statement": statement,
-        "report": report,
-    });
-    write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
-    let rows: Vec<Vec<String>> = summary
-        .iter()
-        .map(|(name, estimate)| {
-            let runs: Vec<&Outcome> = of(*name).map(|(_, outcome)| outcome).collect();
-            let losses: Vec<f64> = runs.iter().filter_map(|outcome| Some(outcome.test?.loss)).collect();
-            let loss = Estimate::of(&losses).map_or(f64::NAN, |e| e.mean);
-            let accuracy = match estimate.half_width {
-                Some(half) => format!("{:.4} ± {half:.4}", estimate.mean),
-                None => format!("{:.4}", estimate.mean),
-            };
-            vec![
-                name.to_string(),
-                accuracy,
-                number(loss),
-                runs[0].ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
-                runs[0].buffers.to_string(),
-                duration(runs.iter().map(|outcome| outcome.seconds).sum::<f64>() / runs.len() as f64),
-            ]
-        })
-        .collect();
-    let results =
-        table(&["mechanism", "test accuracy", "test loss", "error/bound", "buffers", "time"], &rows);
-    fs::write(&report, html::page(task, ended, &rows)?)
-        .with_context(|| format!("cannot write {}", report.display()))?;
-    let mut text = String::new();
-    if let Some(statement) = statement {
-        text += &format!("{statement}\n");
-    }
-    text += &format!("{results}\n\nreport: {}", report.display());
-    let diverged: Vec<String> = ended
-        .iter()
-        .filter(|(_, outcome)| outcome.diverged)
-        .map(|(recipe, _)| format!("{} (seed {})", recipe.mechanism, recipe.seed))
+        .filter(|run| run.diverged)
+        .map(|run| format!("{} (seed {})", run.mechanism, run.seed))
         .collect();
     if !diverged.is_empty() {
         text += &format!(
@@ -476,24 +483,8 @@ fn finish(
     Ok(Report::new(json, text))
 }
 
-fn run_json(recipe: &Recipe, outcome: &Outcome) -> Value {
-    json!({
-        "mechanism": recipe.mechanism,
-        "seed": recipe.seed,
-        "test_accuracy": outcome.test.map(|test| test.accuracy),
-        "test_loss": outcome.test.map(|test| test.loss),
-        "validation_accuracy": outcome.validation.accuracy,
-        "validation_loss": outcome.validation.loss,
-        "diverged": outcome.diverged,
-        "burned": outcome.burned,
-        "buffers": outcome.buffers,
-        "ratio_to_bound": outcome.ratio_to_bound,
-        "seconds": outcome.seconds,
-    })
-}
-
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(bytes))?)
 }
 
 /// `runs/` and the time in UTC.
