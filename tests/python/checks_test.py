@@ -71,6 +71,7 @@ def test_more_steps_than_the_horizon():
 def test_samplers_that_break_single_participation(sampler, epochs, message):
     with pytest.raises(dpmf.MismatchError, match=message) as refusal:
         MOMENTUM.check_sampling(sampler, epochs=epochs)
+    assert "for data that takes part in at most one step: " in str(refusal.value)
     assert "disjoint batches" in str(refusal.value)
 
 

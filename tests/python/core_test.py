@@ -2,7 +2,9 @@
 
 import copy
 import doctest
+import hashlib
 import inspect
+import json
 import os
 import pickle
 import signal
@@ -82,7 +84,8 @@ def test_the_optimum_multiplies_to_its_workload_and_meets_its_certificate(name):
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "honaker-online", "honaker-full", "sqrt-toeplitz",
-                                       "optimal-prefix", "structured", "optimal", "optimal-dense", "state-space"])
+                                       "optimal-prefix", "structured", "optimal", "optimal:dense", "state-space",
+                                       "optimal-prefix:dense", "structured:diagonals=2:rank=3"])
 @pytest.mark.parametrize("name", ["prefix sum", "momentum", "matrix"])
 def test_every_mechanism_as_deployed(mechanism, name):
     workload = WORKLOADS[name]
@@ -98,16 +101,62 @@ def test_every_mechanism_as_deployed(mechanism, name):
     assert made.final_sqrt_loss == pytest.approx(np.sqrt(made.per_step_error()[-1]))
     assert made.certificate.loss == made.loss and made.certificate.ratio_to_bound > 1 - 1e-9
     assert made.verify().lower_bound == pytest.approx(made.certificate.lower_bound, rel=1e-6)
+    assert made.mechanism == mechanism and made.participation == "single"
 
 
 def test_the_optimum_of_an_optimizer_is_a_stream_and_that_of_a_matrix_is_not():
-    assert dpmf.make_mechanism(WORKLOADS["momentum"]).representation == "state-space"
-    assert dpmf.make_mechanism(WORKLOADS["matrix"]).representation == "dense"
-    assert dpmf.make_mechanism(WORKLOADS["momentum"], buffers=3).buffers == 3
-    assert dpmf.factorize(WORKLOADS["momentum"]).state_space(buffers=2).buffers == 2
-    assert dpmf.factorize(WORKLOADS["momentum"]).dense_mechanism().buffers == 0
-    with pytest.raises(ValueError, match="only optimal has"):
-        dpmf.make_mechanism(WORKLOADS["momentum"], "tree", buffers=3)
+    assert dpmf.make_mechanism(WORKLOADS["momentum"]).form == "state-space"
+    matrix = dpmf.make_mechanism(WORKLOADS["matrix"])
+    assert (matrix.form, matrix.buffers) == ("dense", None)
+    optimum = dpmf.factorize(WORKLOADS["momentum"])
+    assert optimum.state_space(buffers=2).buffers == 2
+    assert optimum.state_space() == dpmf.make_mechanism(WORKLOADS["momentum"])
+    assert optimum.dense_mechanism() == dpmf.make_mechanism(WORKLOADS["momentum"], "optimal:dense")
+    with pytest.raises(dpmf.UnsupportedError, match="streaming for a matrix"):
+        dpmf.factorize(WORKLOADS["matrix"]).state_space()
+
+
+@pytest.mark.parametrize("make", [
+    lambda *arguments, **choices: dpmf.make_mechanism(WORKLOADS["momentum"], *arguments, **choices),
+    lambda name="optimal", **choices: dpmf.plan(workload=WORKLOADS["momentum"], mechanism=name, epsilon=8, delta=1e-6,
+                                                **choices),
+], ids=["make_mechanism", "plan"])
+def test_what_a_mechanism_leaves_open_is_chosen_in_its_name_or_by_keywords(make):
+    three = make(buffers=3)
+    assert (three.mechanism, three.form, three.buffers) == ("optimal:buffers=3", "state-space", 3)
+    assert three == make("optimal:buffers=3") and make("state-space", buffers=3).identity == three.identity
+    dense = make(dense=True)
+    assert (dense.mechanism, dense.form, dense.buffers) == ("optimal:dense", "dense", None)
+    assert dense == make("optimal:dense") != make()
+    loose = make(tolerance=0.1)
+    assert loose.mechanism == "optimal:tolerance=0.1" and loose.buffers < make().buffers
+    assert make(tolerance=1e-4).identity == make().identity
+    # A keyword goes before the name, and beside what else the name says.
+    assert make("state-space:buffers=3", buffers=2).mechanism == "state-space:buffers=2"
+    for name, choice, message in [
+        ("tree", dict(buffers=3), "tree leaves no choice"),
+        ("tree", dict(tolerance=1e-3), "tree leaves no choice"),
+        ("independent", dict(dense=True), "independent leaves no choice"),
+        ("state-space", dict(dense=True), "state-space leaves buffers, tolerance"),
+        ("optimal", dict(dense=True, buffers=3), "dense rows keep no buffers"),
+        ("optimal", dict(tolerance=-1.0), "tolerance is -1"),
+        ("optimal-dense", {}, "mechanism is optimal-dense, but it must be one of independent, tree"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make(name, **choice)
+
+
+@pytest.mark.parametrize("call", [
+    dpmf.make_mechanism, dpmf.factorize, dpmf.compare,
+    lambda workload, **options: dpmf.plan(workload=workload, epsilon=8, delta=1e-6, **options),
+], ids=["make_mechanism", "factorize", "compare", "plan"])
+def test_a_participation_is_used(call):
+    call(WORKLOADS["momentum"], participation="single")
+    with pytest.raises(ValueError, match="participation is many, but it must be single, epochs:K"):
+        call(WORKLOADS["momentum"], participation="many")
+    for participation in ("epochs:4", "min-separation:3"):
+        with pytest.raises(dpmf.UnsupportedError, match=f"participation {participation}: .* use single"):
+            call(WORKLOADS["momentum"], participation=participation)
 
 
 def test_compare_has_the_rows_of_the_command_line():
@@ -119,9 +168,28 @@ def test_compare_has_the_rows_of_the_command_line():
     assert set(rows[0]) == {"mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers",
                             "work"}
     assert by_name["optimal"]["ratio_to_bound"] == pytest.approx(1, abs=1e-5)
+    assert [row["mechanism"] for row in rows if row["buffers"] is None] == [
+        "honaker-full", "sqrt-toeplitz", "optimal-prefix", "optimal"]
+    assert by_name["independent"]["buffers"] == 0
     assert by_name["independent"]["ratio_to_bound"] > by_name["honaker-online"]["ratio_to_bound"] > 1.1
-    only = dpmf.compare(WORKLOADS["momentum"], ["tree", "state-space"], buffers=[2])
-    assert [row["mechanism"] for row in only] == ["tree", "state-space"]
+    # The stream of the tolerance has its place among those with a number of buffers, each number once.
+    best = dpmf.make_mechanism(WORKLOADS["momentum"]).buffers
+    only = dpmf.compare(WORKLOADS["momentum"], ["tree", "state-space"], buffers=[best + 2, best - 1, best])
+    assert [row["mechanism"] for row in only] == ["tree"] + 3 * ["state-space"]
+    assert [row["buffers"] for row in only[1:]] == [best - 1, best, best + 2]
+    chosen = dpmf.compare(WORKLOADS["momentum"], ["optimal:tolerance=1e-4", "state-space:buffers=3", "optimal"])
+    assert [(row["mechanism"], row["buffers"]) for row in chosen] == [
+        ("optimal", best), ("state-space", 3), ("optimal", None)]
+    assert chosen[2] == by_name["optimal"]
+
+
+def test_compare_names_what_it_leaves_out():
+    long = dpmf.Workload.prefix_sum(20_000)
+    with pytest.warns(UserWarning, match="optimal:dense is left out: a dense matrix of 20000 × 20000 entries"):
+        rows = dpmf.compare(long, ["independent", "optimal:dense"])
+    assert [row["mechanism"] for row in rows] == ["independent"]
+    with pytest.raises(dpmf.UnsupportedError, match="a dense matrix"):
+        dpmf.compare(long, ["optimal:dense"])
 
 
 SIGMAS = [0.1, 0.341, 0.682, 1.0, 2.728, 8.0, 50.0]
@@ -181,6 +249,10 @@ def test_a_statement_says_what_it_covers():
     assert str(statement).startswith("(8, 1e-6)-differential privacy for every user, over 32 steps.")
     assert (statement.epsilon, statement.delta, statement.clip, statement.steps) == (8, 1e-6, 0.5, 32)
     assert statement.to_dict()["noise_multiplier"] == statement.noise_multiplier
+    assert statement.participation == "in at most one step"
+    assert statement.to_dict()["participation"] == {"kind": "single", "times": 1, "separation": None}
+    assert statement.mu == statement.to_dict()["mu"] == dpmf.account(statement.noise_multiplier, 1e-6)["mu"]
+    assert statement.rho == pytest.approx(statement.mu**2 / 2)
     assert statement.covers and statement.does_not_cover and statement.key == "system"
 
 
@@ -194,9 +266,56 @@ def test_a_statement_says_what_it_covers():
 def test_mechanisms_are_kept_whole(duplicate, tmp_path):
     mechanism = planned()
     again = duplicate(mechanism, tmp_path / "m.safetensors")
-    assert again == mechanism and hash(again) == hash(mechanism) and again.hash == mechanism.hash
+    assert again == mechanism and hash(again) == hash(mechanism) and again.identity == mechanism.identity
     assert again.privacy == mechanism.privacy and again.certificate == mechanism.certificate
+    assert again.mechanism == mechanism.mechanism == "optimal" and again.participation == mechanism.participation
     assert again != dpmf.plan(steps=32, momentum=0.9, epsilon=7, delta=1e-6) and again != "mechanism"
+
+
+def test_the_identity_is_that_of_the_noise_and_equality_that_of_the_file():
+    bare = dpmf.make_mechanism(WORKLOADS["momentum"])
+    user, record = (bare.calibrate(8, 1e-6, unit=unit) for unit in ("user", "record"))
+    assert len(user.identity) == 64 and int(user.identity, 16)
+    # The same noise with another promise, or by another name.
+    assert record.identity == user.identity and record != user and hash(record) == hash(user)
+    named = dpmf.make_mechanism(WORKLOADS["momentum"], "state-space")
+    assert named.identity == bare.identity and named != bare
+    # Other noise.
+    others = [bare, user, bare.calibrate(7, 1e-6), bare.calibrate(8, 1e-6, 0.5),
+              dpmf.make_mechanism(WORKLOADS["momentum"], buffers=2), dpmf.make_mechanism(WORKLOADS["nesterov"])]
+    assert len({mechanism.identity for mechanism in others}) == len(others)
+
+
+def repacked(data, **changes):
+    """A file with another header, sealed again."""
+    length = int.from_bytes(data[:8], "little")
+    container, content = json.loads(data[8:8 + length]), data[8 + length:]
+    header = {**json.loads(container.pop("__metadata__")["dpmf"])["header"], **changes}
+    if header["mechanism"] is None:
+        container, content = {}, b""
+    text, digest = json.dumps(header), hashlib.sha256()
+    fields = [text.encode()]
+    for name in sorted(container):
+        tensor = container[name]
+        begin, end = tensor["data_offsets"]
+        shape = b"".join(size.to_bytes(8, "little") for size in tensor["shape"])
+        fields += [name.encode(), tensor["dtype"].encode(), shape, content[begin:end]]
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "little") + field)
+    sealed = f'{{"sha256":"{digest.hexdigest()}","header":{text}}}'
+    head = json.dumps({"__metadata__": {"dpmf": sealed}, **container}).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head + content
+
+
+def test_a_plan_is_read_for_its_mechanism(tmp_path):
+    mechanism, path = planned(), tmp_path / "plan.safetensors"
+    path.write_bytes(repacked(mechanism.to_bytes(), recipe={"rounds": 32}))
+    assert path.read_bytes() != mechanism.to_bytes()
+    assert dpmf.Mechanism.load(path) == mechanism == dpmf.Mechanism.from_bytes(path.read_bytes())
+    path.write_bytes(repacked(mechanism.to_bytes(), mechanism=None, recipe={"rounds": 32}))
+    with pytest.raises(dpmf.FormatError, match="plan.safetensors: it is the plan of a run without noise"):
+        dpmf.Mechanism.load(path)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -222,8 +341,11 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_mechanisms_show_themselves():
     mechanism = planned()
     text = repr(mechanism)
-    for part in ("momentum 0.9, 32 steps", "state-space", "times the lower bound", "ε = 8.0000"):
+    for part in ("momentum 0.9, 32 steps", f"optimal (state-space), {mechanism.buffers} model-sized buffers",
+                 "times the lower bound", "ε = 8.0000, δ = 1e-6, each user in at most one step"):
         assert part in text
+    dense = repr(dpmf.make_mechanism(WORKLOADS["momentum"], dense=True))
+    assert "optimal:dense (dense), all earlier noise drawn again" in dense and "not calibrated" in dense
     html = mechanism._repr_html_()
     tree = xml.etree.ElementTree.fromstring(html)
     curve = tree.find(".//{http://www.w3.org/2000/svg}polyline").get("points").split()
@@ -242,6 +364,7 @@ def test_the_error_is_drawn():
     mechanism = planned()
     axes = mechanism.plot_error()
     assert np.array_equal(axes.lines[0].get_ydata(), mechanism.per_step_error())
+    assert axes.lines[0].get_label() == "optimal"
     _, other = plt.subplots()
     assert mechanism.plot_error(other, color="red", label="ours") is other
     assert other.lines[0].get_color() == "red"
@@ -315,8 +438,7 @@ def test_failure_to_converge_carries_what_was_reached():
     (lambda: dpmf.Workload.from_matrix(np.eye(3)[:2]), "it must be square"),
     (lambda: dpmf.factorize(WORKLOADS["matrix"], solver="fast"), 'solver is "fast", but it must be auto, linear'),
     (lambda: dpmf.factorize(WORKLOADS["matrix"], iteration="best"), 'iteration is "best"'),
-    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), "mechanism is best, but it must be independent"),
-    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], participation="many"), 'participation is "many"'),
+    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), "mechanism is best, but it must be one of independent"),
     (lambda: dpmf.plan(steps=3, epsilon=0, delta=1e-6), "epsilon is 0"),
     (lambda: dpmf.plan(steps=3, epsilon=1, delta=1), "delta is 1"),
     (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),

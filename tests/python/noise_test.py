@@ -33,11 +33,11 @@ def rows(source):
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "honaker-online", "honaker-full", "sqrt-toeplitz",
-                                       "structured", "optimal", "optimal-dense"])
+                                       "structured", "optimal", "optimal:dense"])
 def test_rows_are_the_coloring_of_white_noise(mechanism):
     made = plan(mechanism=mechanism)
     coloring = made.coloring()
-    white = np.stack([_core._white_noise(made, KEY, "test", i, DIMENSION) for i in range(coloring.shape[1])])
+    white = np.stack([_core._white_noise(stream(made), i) for i in range(coloring.shape[1])])
     expected = made.privacy.noise_std * (coloring @ white)
     found = rows(stream(made))
     assert found.dtype == np.float32
@@ -80,7 +80,7 @@ def test_mechanism_key_and_run_each_change_the_noise():
     first = stream().next_row()
     assert np.array_equal(first, stream().next_row())
     others = [stream(run="other"), stream(key=dpmf.NoiseKey.from_seed(8)), stream(plan(epsilon=4)), stream(run=None),
-              stream(run=None), stream(key=dpmf.NoiseKey.generate())]
+              stream(run=None), stream(key=dpmf.NoiseKey.generate(), run=None), stream(unit_noise=True)]
     noise = [first, *(other.next_row() for other in others)]
     assert len({row.tobytes() for row in noise}) == len(noise)
     # A run is named by words or by its own digits.
@@ -91,7 +91,8 @@ def test_mechanism_key_and_run_each_change_the_noise():
 def test_a_stream_says_what_it_is():
     source = stream()
     assert (source.steps, source.next_step, source.coordinates) == (STEPS, 0, range(DIMENSION))
-    assert source.memory == 4 * DIMENSION * MECHANISM.buffers
+    # Buffers are kept in packets, whole ones.
+    assert 4 * DIMENSION * MECHANISM.buffers <= source.memory <= 4 * (DIMENSION + 64) * MECHANISM.buffers
     assert source.scale == pytest.approx(MECHANISM.privacy.noise_std, rel=1e-6)
     assert source.scale >= MECHANISM.privacy.noise_std
     assert source.mechanism == MECHANISM
@@ -100,7 +101,29 @@ def test_a_stream_says_what_it_is():
 
 def test_a_seeded_key_is_told_in_the_statement():
     assert stream().privacy.key == "seeded" and "derived from a seed" in str(stream().privacy)
-    assert stream(key=dpmf.NoiseKey.generate()).privacy.key == "system"
+    assert stream(key=dpmf.NoiseKey.generate(), run=None).privacy.key == "system"
+
+
+def test_words_name_a_run_only_where_it_may_begin_again(tmp_path):
+    key = dpmf.NoiseKey.create(tmp_path / "key")
+    for secret in (dpmf.NoiseKey.generate(), key, dpmf.NoiseKey.read(tmp_path / "key")):
+        for options in (dict(), dict(unit_noise=True)):
+            with pytest.raises(ValueError, match=r'run is "test", .* begins again with the same noise at every start.*'
+                                                 r"leave run out.*\.run \(32 hexadecimal digits\).*DurableStream"):
+                stream(key=secret, **options)
+    first = stream(key=key, run=None)
+    row = first.next_row()
+    assert np.array_equal(row, stream(key=key, run=first.run).next_row())
+    assert not np.array_equal(row, stream(key=key, run=None).next_row())
+    assert stream(run="words").run == stream(run="words").run != first.run
+    # With a journal words are as good: it is opened where it was left.
+    values = np.zeros(DIMENSION, np.float32)
+    with dpmf.DurableStream.create(MECHANISM, key, tmp_path / "journal", run="words", dimension=DIMENSION) as source:
+        source.release(values)
+    with dpmf.DurableStream.open(MECHANISM, key, tmp_path / "journal", dimension=DIMENSION) as again:
+        assert again.recorded_steps == 1
+        with pytest.raises(dpmf.StepReusedError):
+            again.release(np.ones(DIMENSION, np.float32))
 
 
 def test_uncalibrated_noise_must_be_asked_for():
@@ -109,6 +132,8 @@ def test_uncalibrated_noise_must_be_asked_for():
         stream(bare)
     assert stream(bare, unit_noise=True).scale == 1
     assert stream(bare, unit_noise=True).privacy is None
+    # Unit noise promises nothing, whatever the mechanism does.
+    assert stream(unit_noise=True).scale == 1 and stream(unit_noise=True).privacy is None
 
 
 @pytest.mark.parametrize("array, error, message", [
@@ -154,7 +179,7 @@ def test_one_step_too_many():
     (dict(dimension=None, coordinates=range(0, 9, 2)), "must count up by one"),
     (dict(dimension=None, coordinates=range(-3, 9)), "must count up by one"),
     (dict(dimension=0), "coordinates"),
-    (dict(output="weights"), 'output is "weights", but it must be gradient or iterate'),
+    (dict(output="weights"), "output is weights, but it must be gradient or iterate"),
 ])
 def test_streams_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
@@ -314,7 +339,7 @@ def test_the_number_of_threads_changes_no_bit():
     program = (
         "import dpmf, hashlib; m = dpmf.plan(steps=20, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5);"
         "s = dpmf.NoiseStream(m, dpmf.NoiseKey.from_seed(7), run='test', dimension=100_000);"
-        "print(m.hash, hashlib.sha256(b''.join(s.next_row().tobytes() for _ in range(20))).hexdigest())"
+        "print(m.identity, hashlib.sha256(b''.join(s.next_row().tobytes() for _ in range(20))).hexdigest())"
     )
     outputs = {
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAYON_NUM_THREADS": threads},

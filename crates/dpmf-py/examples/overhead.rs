@@ -3,27 +3,23 @@
 //! Arguments: coordinates of the stream, steps of the factorization. Lines: `noise` or `factorize`. Answers: seconds,
 //! and a number that depends on the result.
 
-use dpmf::factorize::{Options, Progress, Solver, Target, optimal};
-use dpmf::noise::engines::engine;
-use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Catalog, Error, Optimizer, Workload};
+use dpmf::factorize::{Options, Solver, optimal, quiet};
+use dpmf::noise::{NoiseKey, Output, RunId};
+use dpmf::{Error, Optimizer, Participation, Problem, Workload};
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<usize> =
         std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
     let [dimension, steps] = arguments[..] else { return Err("give the dimension and the steps".into()) };
-    let mut observe = |_: &Progress| ControlFlow::Continue(());
 
     let optimizer = Optimizer { momentum: 0.9, ..Default::default() };
     let small = Workload::sgd(vec![1.0; 1024], optimizer)?;
-    let catalog = Catalog::new(small, Solver::Auto, Options::default());
-    let factorization = catalog.state_space(Target::Buffers(4), &mut observe)?.deployed()?;
-    let key = NoiseKey::from_seed(0).stream([0; 32], RunId::from_label("bench"));
-    let mut stream =
-        NoiseStream::new(engine(&factorization)?, key, 0..dimension as u64, 1.0, Output::Gradient)?;
+    let problem = Problem::new(small, Participation::default())?;
+    let mechanism = problem.mechanism("optimal:buffers=4".parse()?, &mut quiet)?;
+    let (key, run) = (NoiseKey::from_seed(0), RunId::from_label("bench"));
+    let mut stream = mechanism.unit_stream(&key, run, 0..dimension as u64, Output::Gradient)?;
     let mut values = vec![0.0_f32; dimension];
 
     for line in std::io::stdin().lines() {
@@ -36,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "factorize" => {
                 let workload = Workload::sgd(vec![1.0; steps], optimizer)?;
                 clock = Instant::now();
-                optimal(&workload, Solver::Auto, &Options::default(), &mut observe)?.certificate.loss
+                optimal(&workload, Solver::Auto, &Options::default(), &mut quiet)?.certificate.loss
             }
             other => {
                 return Err(

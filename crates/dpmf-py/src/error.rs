@@ -9,6 +9,7 @@ use pyo3::sync::PyOnceLock;
 pub(crate) fn to_python(error: Error) -> PyErr {
     match &error {
         Error::InvalidArgument { .. }
+        | Error::Selector { .. }
         | Error::InvalidEntry { .. }
         | Error::InvalidMatrixEntry { .. }
         | Error::WrongLength { .. } => PyValueError::new_err(error.to_string()),

@@ -4,6 +4,7 @@
 //! become Python's ([`error`]), arrays are NumPy's.
 
 mod arrays;
+mod data;
 mod error;
 mod mechanism;
 mod noise;

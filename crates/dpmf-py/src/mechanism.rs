@@ -4,14 +4,13 @@ use crate::arrays;
 use crate::error::{IntoPython, raise};
 use crate::parallel::run;
 use crate::picture;
-use crate::privacy::PrivacyStatement;
-use crate::solve::{Certificate, decoder};
-use crate::workload::{Workload, describe};
+use crate::privacy::{PrivacyStatement, unit_name};
+use crate::solve::Certificate;
+use crate::workload::Workload;
 use dpmf::accounting::{Accountant, Adjacency, PrivacyUnit};
-use dpmf::factorization::tree::Decoder;
+use dpmf::inspection::{Inspection, describe};
 use dpmf::mechanism::Conditions;
-use dpmf::{Average, Factorization, Optimizer, Participation, Representation, format};
-use faer::Mat;
+use dpmf::{Average, Identity, Optimizer, Representation, format};
 use numpy::{PyArray1, PyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -22,36 +21,35 @@ use std::sync::{Arc, OnceLock};
 /// not.
 const RATE_SLACK: f64 = 1e-4;
 
-/// A validated mechanism: workload, factorization as deployed, participation, and what is known of them.
+/// A validated mechanism: workload, form as deployed, participation, and what is known of them.
 ///
 /// Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and
-/// with_noise return a new one.
+/// with_noise return a new one. Two are equal if their files are: the same noise (identity), with the same name,
+/// certificate and privacy statement.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Mechanism {
     pub(crate) inner: Arc<dpmf::Mechanism>,
-    hash: OnceLock<[u8; 32]>,
+    /// A hash over all coefficients, computed when it is first asked for.
+    identity: OnceLock<Identity>,
 }
 
 impl From<dpmf::Mechanism> for Mechanism {
     fn from(mechanism: dpmf::Mechanism) -> Self {
-        Self { inner: Arc::new(mechanism), hash: OnceLock::new() }
+        Self { inner: Arc::new(mechanism), identity: OnceLock::new() }
     }
 }
 
 impl Mechanism {
-    /// SHA-256 over everything the mechanism file says.
-    pub(crate) fn digest(&self) -> PyResult<[u8; 32]> {
-        if let Some(hash) = self.hash.get() {
-            return Ok(*hash);
-        }
-        let hash = format::hash(&self.inner).or_raise()?;
-        Ok(*self.hash.get_or_init(|| hash))
+    /// What its noise is bound to.
+    pub(crate) fn bound_to(&self) -> Identity {
+        *self.identity.get_or_init(|| self.inner.identity())
     }
 }
 
 #[pymethods]
 impl Mechanism {
-    /// Reads a mechanism file, recomputes its sensitivity and refuses one that understates it.
+    /// Reads a mechanism file, or the mechanism of a plan, recomputes sensitivity and ε and refuses a file that
+    /// understates them.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         Ok(run(py, || format::load(&path))?.into())
@@ -74,10 +72,12 @@ impl Mechanism {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// SHA-256 of the mechanism, in hexadecimal. It is bound into every noise stream.
+    /// What its noise is bound to, 64 hexadecimal digits: SHA-256 over all that decides the noise, and nothing else.
+    ///
+    /// Streams of one key and run have the same noise if their mechanisms have the same identity.
     #[getter]
-    fn hash(&self) -> PyResult<String> {
-        Ok(hex(&self.digest()?))
+    fn identity(&self) -> String {
+        self.bound_to().to_string()
     }
 
     /// The workload it serves.
@@ -92,17 +92,22 @@ impl Mechanism {
         self.inner.workload().steps()
     }
 
-    /// How the noise is made: "independent", "dense", "state-space", "structured", "toeplitz", "tree" or
-    /// "honaker-online".
+    /// The name it was made by, with the choices made: "optimal", "state-space:buffers=4"; None if it has none.
     #[getter]
-    fn representation(&self) -> &'static str {
-        representation(self.inner.factorization())
+    fn mechanism(&self) -> Option<String> {
+        self.inner.family().map(|family| family.to_string())
     }
 
-    /// The participation that the sensitivity covers: "single".
+    /// How the noise is made: "dense", "state-space", "structured", "toeplitz" or "tree".
     #[getter]
-    fn participation(&self) -> &'static str {
-        participation_name(self.inner.participation())
+    fn form(&self) -> &'static str {
+        self.inner.form().kind()
+    }
+
+    /// The participation that the sensitivity covers, as plan and make_mechanism take it: "single".
+    #[getter]
+    fn participation(&self) -> String {
+        self.inner.participation().to_string()
     }
 
     /// Total squared loss over all steps, at unit clip and unit noise multiplier.
@@ -135,16 +140,17 @@ impl Mechanism {
         self.inner.sensitivity()
     }
 
-    /// Model-sized float32 arrays that a stream keeps from one step to the next.
+    /// Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which draw all
+    /// earlier noise again.
     #[getter]
-    fn buffers(&self) -> usize {
-        self.inner.factorization().cost().buffers
+    fn buffers(&self) -> Option<usize> {
+        self.inner.form().cost().buffers
     }
 
     /// Mean number of model-sized multiply-adds a step.
     #[getter]
     fn work(&self) -> f64 {
-        self.inner.factorization().cost().work
+        self.inner.form().cost().work
     }
 
     /// Loss as deployed against the lower bound for every factorization; None if none was proved.
@@ -171,15 +177,15 @@ impl Mechanism {
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>)> {
         let (b, c) = run(py, || {
-            let factorization = self.inner.factorization();
-            Ok((decoder(self.inner.workload(), coloring(factorization)), factorization.encoder()))
+            let form = self.inner.form();
+            Ok((self.inner.workload().times(form.coloring()), form.encoder()))
         })?;
         Ok((arrays::from_matrix(py, b.as_ref())?, arrays::from_matrix(py, c.as_ref())?))
     }
 
     /// N, the matrix that turns white noise into the noise of the gradients: N C = I and B = A N.
     fn coloring<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
-        let n = run(py, || Ok(coloring(self.inner.factorization())))?;
+        let n = run(py, || Ok(self.inner.form().coloring()))?;
         arrays::from_matrix(py, n.as_ref())
     }
 
@@ -330,7 +336,7 @@ impl Mechanism {
             "{offence}, but the guarantee of this mechanism is for data that takes part {}: shuffle once, cut the data \
              into disjoint batches and go through them once (with PyTorch: DataLoader(…, shuffle=True) for one epoch; \
              with Opacus: poisson_sampling=False)",
-            self.inner.participation().words()
+            self.inner.participation().words(self.steps())
         );
         Err(raise(py, "mismatch", message))
     }
@@ -345,26 +351,27 @@ impl Mechanism {
         slf.py().import("dpmf._plot")?.getattr("plot_error")?.call((slf, ax), line)
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self) -> PyResult<String> {
         let lines: Vec<String> =
-            summary(&self.inner).into_iter().map(|(name, value)| format!("  {name:<13} {value}")).collect();
-        format!("<dpmf.Mechanism\n{}>", lines.join("\n"))
+            summary(&self.inner)?.into_iter().map(|(name, value)| format!("  {name:<13} {value}")).collect();
+        Ok(format!("<dpmf.Mechanism\n{}>", lines.join("\n")))
     }
 
-    fn _repr_html_(&self) -> String {
+    fn _repr_html_(&self) -> PyResult<String> {
         picture::html(&self.inner)
     }
 
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<bool> {
-        match other.cast::<Self>() {
-            Ok(other) => Ok(self.digest()? == other.get().digest()?),
-            Err(_) => Ok(false),
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Ok(other) = other.cast::<Self>() else { return Ok(false) };
+        let other = other.get();
+        if self.bound_to() != other.bound_to() {
+            return Ok(false);
         }
+        py.detach(|| Ok(format::to_bytes(&self.inner)? == format::to_bytes(&other.inner)?)).or_raise()
     }
 
-    fn __hash__(&self) -> PyResult<u64> {
-        let digest = self.digest()?;
-        Ok(digest[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
+    fn __hash__(&self) -> u64 {
+        self.bound_to().0[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -380,18 +387,6 @@ pub(crate) fn load_mechanism(py: Python<'_>, data: &[u8]) -> PyResult<Mechanism>
     Mechanism::from_bytes(py, data)
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn coloring(factorization: &Factorization) -> Mat<f64> {
-    let (n, m) = (factorization.steps(), factorization.noise_rows());
-    let mut rows = factorization.coloring_rows();
-    let mut transposed = Mat::zeros(m, n);
-    (0..n).for_each(|i| rows(transposed.col_as_slice_mut(i)));
-    transposed.transpose().to_owned()
-}
-
 fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyResult<Conditions> {
     let unit: PrivacyUnit = unit.parse().or_raise()?;
     let adjacency: Adjacency = adjacency.parse().or_raise()?;
@@ -399,63 +394,35 @@ fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyResult<Conditi
     Ok(Conditions { unit, adjacency, accountant })
 }
 
-fn representation(factorization: &Factorization) -> &'static str {
-    match factorization {
-        Factorization::Independent(_) => "independent",
-        Factorization::Dense(_) => "dense",
-        Factorization::StateSpace(_) => "state-space",
-        Factorization::Structured(_) => "structured",
-        Factorization::Toeplitz(_) => "toeplitz",
-        Factorization::Tree(tree) => match tree.decoder() {
-            Decoder::HonakerOnline => "honaker-online",
-            _ => "tree",
-        },
-    }
-}
-
-fn participation_name(participation: Participation) -> &'static str {
-    match participation {
-        Participation::Single => "single",
-        _ => "other",
-    }
-}
-
 /// What is known of a mechanism, for people.
-pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> Vec<(&'static str, String)> {
-    let (workload, loss) = (mechanism.workload(), mechanism.loss());
-    let cost = mechanism.factorization().cost();
-    let ratio = mechanism.certificate().map_or_else(
-        || "no lower bound".into(),
-        |certificate| format!("{:.6} times the lower bound for any mechanism", certificate.ratio_to_bound()),
-    );
-    let noise = format!(
-        "{}, {} model-sized buffers, {:.1} multiply-adds a coordinate and step",
-        representation(mechanism.factorization()),
-        cost.buffers,
-        cost.work
-    );
-    let privacy = mechanism.privacy().map_or_else(
-        || "not calibrated".into(),
-        |statement| {
-            let calibration = statement.calibration();
-            format!(
-                "ε = {:.4}, δ = {:e}, each {} {}; noise multiplier {:.5}, clip {}",
-                calibration.epsilon(),
-                calibration.delta(),
-                if statement.unit() == PrivacyUnit::User { "user" } else { "record" },
-                statement.participation(),
-                calibration.noise_multiplier(),
-                calibration.terms().clip
-            )
-        },
-    );
-    vec![
-        ("workload", format!("{}, {} steps", describe(workload), workload.steps())),
-        ("noise", noise),
-        ("√loss", format!("{:.6}, {ratio}", loss.sqrt_total())),
-        ("sensitivity", format!("{:.7}", mechanism.sensitivity())),
+pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> PyResult<Vec<(&'static str, String)>> {
+    let known = Inspection::of(mechanism).or_raise()?;
+    let ratio = known.ratio_to_bound.map_or("no lower bound".into(), |ratio| {
+        format!("{ratio:.6} times the lower bound for any mechanism")
+    });
+    let form = known.mechanism.map_or(known.form.into(), |name| format!("{name} ({})", known.form));
+    let kept = known
+        .buffers
+        .map_or("all earlier noise drawn again".into(), |buffers| format!("{buffers} model-sized buffers"));
+    let privacy = known.privacy.map_or("not calibrated".into(), |statement| {
+        let calibration = statement.calibration();
+        format!(
+            "ε = {:.4}, δ = {:e}, each {} {}; noise multiplier {:.5}, clip {}",
+            calibration.epsilon(),
+            calibration.delta(),
+            unit_name(statement.unit()),
+            statement.participation().words(known.steps),
+            calibration.noise_multiplier(),
+            calibration.terms().clip
+        )
+    });
+    Ok(vec![
+        ("workload", format!("{}, {} steps", describe(mechanism.workload()), known.steps)),
+        ("noise", format!("{form}, {kept}, {:.1} multiply-adds a coordinate and step", known.work)),
+        ("√loss", format!("{:.6}, {ratio}", known.sqrt_loss)),
+        ("sensitivity", format!("{:.7}", known.sensitivity)),
         ("privacy", privacy),
-    ]
+    ])
 }
 
 fn differs(planned: f64, actual: f64) -> bool {

@@ -5,15 +5,14 @@ use crate::error::{IntoPython, raise, type_error, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::{pool, run};
 use crate::privacy::PrivacyStatement;
-use dpmf::noise::engines::{IterateStage, engine};
+use dpmf::Error;
+use dpmf::accounting::KeyOrigin;
 use dpmf::noise::{self, Field, Output, RunId};
-use dpmf::{Error, Representation};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyRange, PyRangeMethods};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// The secret from which all noise of a run is derived.
 ///
@@ -94,20 +93,18 @@ pub(crate) fn new_run() -> PyResult<String> {
     Ok(RunId::generate().or_raise()?.to_string())
 }
 
-/// Row `row` of the white noise Z under a key, without scale, for those who check a stream.
+/// Row `row` of the white noise Z behind a stream, without scale, for those who check it.
 #[pyfunction]
 #[pyo3(name = "_white_noise")]
 pub(crate) fn white_noise<'py>(
     py: Python<'py>,
-    mechanism: &Bound<'py, Mechanism>,
-    key: &Bound<'py, NoiseKey>,
-    run: &str,
+    stream: &NoiseStream,
     row: u64,
-    dimension: usize,
 ) -> PyResult<Bound<'py, PyArray1<f32>>> {
-    let key = key.get().0.stream(mechanism.get().digest()?, run_id(Some(run))?);
-    let mut values = vec![0.0; dimension];
-    py.detach(|| Field::new(&key).row(row).fill(0, &mut values));
+    let stream = stream.guarded.live(py)?;
+    let coordinates = stream.coordinates();
+    let mut values = vec![0.0; length(&coordinates)];
+    py.detach(|| Field::new(stream.key()).row(row).fill(coordinates.start, &mut values));
     Ok(PyArray1::from_vec(py, values))
 }
 
@@ -119,83 +116,55 @@ fn run_id(run: Option<&str>) -> PyResult<RunId> {
     }
 }
 
-/// Everything a stream is made of.
-struct Plan {
-    mechanism: Arc<dpmf::Mechanism>,
-    hash: [u8; 32],
-    coordinates: Range<u64>,
-    output: Output,
-    scale: f64,
+/// The run of a stream without a journal, which cannot know whether it was begun before.
+fn unjournalled_run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId> {
+    match run.filter(|text| text.parse::<RunId>().is_err()) {
+        Some(words) if key.origin() != KeyOrigin::Seeded => Err(value_error(format!(
+            "run is {words:?}, but a run named in words begins again with the same noise at every start, and with \
+             other data the second time the difference of the two releases is that of the data: leave run out for a \
+             new one, give another stream's .run (32 hexadecimal digits) for its shards or a restored checkpoint, or \
+             use a DurableStream, whose journal keeps count; for experiments, words go with NoiseKey.from_seed(…)"
+        ))),
+        _ => run_id(run),
+    }
 }
 
-impl Plan {
-    fn new(
-        mechanism: &Bound<'_, Mechanism>,
-        dimension: Option<u64>,
-        coordinates: Option<&Bound<'_, PyRange>>,
-        output: &str,
-        unit_noise: bool,
-    ) -> PyResult<Self> {
-        let hash = mechanism.get().digest()?;
-        let mechanism = mechanism.get().inner.clone();
-        let coordinates = match (dimension, coordinates) {
-            (Some(dimension), None) => 0..dimension,
-            (None, Some(range)) => {
-                let (start, stop, step) = (range.start()?, range.stop()?, range.step()?);
-                match (u64::try_from(start), u64::try_from(stop), step) {
-                    (Ok(start), Ok(stop), 1) => start..stop,
-                    _ => {
-                        return Err(value_error(format!(
-                            "coordinates is range({start}, {stop}, {step}), but it must count up by one from 0 or more"
-                        )));
-                    }
-                }
+/// The range that either of two keywords gives.
+fn range(dimension: Option<u64>, coordinates: Option<&Bound<'_, PyRange>>) -> PyResult<Range<u64>> {
+    match (dimension, coordinates) {
+        (Some(dimension), None) => Ok(0..dimension),
+        (None, Some(range)) => {
+            let (start, stop, step) = (range.start()?, range.stop()?, range.step()?);
+            match (u64::try_from(start), u64::try_from(stop), step) {
+                (Ok(start), Ok(stop), 1) => Ok(start..stop),
+                _ => Err(value_error(format!(
+                    "coordinates is range({start}, {stop}, {step}), but it must count up by one from 0 or more"
+                ))),
             }
-            _ => {
-                return Err(value_error(
-                    "give either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
-                ));
-            }
-        };
-        let output = match output {
-            "gradient" => Output::Gradient,
-            "iterate" => Output::Iterate(IterateStage::new(mechanism.workload()).or_raise()?),
-            other => {
-                return Err(value_error(format!("output is {other:?}, but it must be gradient or iterate")));
-            }
-        };
-        let scale = match (mechanism.privacy(), unit_noise) {
-            (_, true) => 1.0,
-            (Some(statement), false) => statement.calibration().noise_std(),
-            (None, false) => {
-                return Err(value_error(
-                    "the mechanism is not calibrated, so its noise has no scale: use \
-                     mechanism.calibrate(epsilon, delta, clip), or unit_noise=True for noise of unit multiplier \
-                     before sensitivity and clip",
-                ));
-            }
-        };
-        Ok(Self { mechanism, hash, coordinates, output, scale })
+        }
+        _ => Err(value_error(
+            "give either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
+        )),
     }
+}
 
-    fn memory(&self) -> PyResult<u128> {
-        let factorization = self.mechanism.factorization();
-        let buffers = factorization.cost().buffers as u128
-            + match &self.output {
-                Output::Gradient => 0,
-                Output::Iterate(stage) => stage.buffers() as u128,
-            };
-        Ok(buffers * 4 * u128::from(self.coordinates.end.saturating_sub(self.coordinates.start)))
+/// The noise of a calibrated mechanism.
+fn calibrated_stream(
+    py: Python<'_>,
+    mechanism: &dpmf::Mechanism,
+    key: &noise::NoiseKey,
+    run: RunId,
+    coordinates: Range<u64>,
+    output: &str,
+) -> PyResult<noise::NoiseStream> {
+    if mechanism.privacy().is_none() {
+        return Err(value_error(
+            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip), \
+             or a NoiseStream with unit_noise=True for noise of unit multiplier before sensitivity and clip",
+        ));
     }
-
-    fn stream(self, py: Python<'_>, key: &noise::NoiseKey, run: RunId) -> PyResult<noise::NoiseStream> {
-        let key = key.stream(self.hash, run);
-        let stream = py.detach(|| {
-            let engine = engine(self.mechanism.factorization())?;
-            noise::NoiseStream::new(engine, key, self.coordinates, self.scale, self.output)
-        });
-        stream.or_raise()
-    }
+    let output: Output = output.parse().or_raise()?;
+    py.detach(|| mechanism.stream(key, run, coordinates, output)).or_raise()
 }
 
 /// A stream of one process: a fork copies its state, and both copies would emit the same rows.
@@ -270,9 +239,10 @@ const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copi
 /// The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
 ///
 /// Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size draw what one process
-/// would draw. run is the name of the run: None for a new one, 32 hexadecimal digits (another stream's .run), or words.
-/// One key and run must never serve two sets of data. output is "gradient" for noise to add to clipped, summed
-/// gradients, or "iterate" for what that noise leaves in the iterates.
+/// would draw. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
+/// shards or a restored checkpoint. One key and run must never serve two sets of data: words, under which every start
+/// has the same noise, are for experiments with a key from a seed. output is "gradient" for noise to add to clipped,
+/// summed gradients, or "iterate" for what that noise leaves in the iterates. unit_noise leaves out the scale.
 ///
 /// A stream alone does not survive a crash safely; a DurableStream does.
 ///
@@ -286,7 +256,6 @@ const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copi
 pub(crate) struct NoiseStream {
     guarded: Guarded<noise::NoiseStream>,
     mechanism: Py<Mechanism>,
-    memory: u128,
 }
 
 #[pymethods]
@@ -305,10 +274,15 @@ impl NoiseStream {
         output: &str,
         unit_noise: bool,
     ) -> PyResult<Self> {
-        let plan = Plan::new(mechanism, dimension, coordinates, output, unit_noise)?;
-        let memory = plan.memory()?;
-        let stream = plan.stream(py, &key.get().0, run_id(run)?)?;
-        Ok(Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind(), memory })
+        let (inner, key) = (&mechanism.get().inner, &key.get().0);
+        let (run, coordinates) = (unjournalled_run_id(run, key)?, range(dimension, coordinates)?);
+        let stream = if unit_noise {
+            let output: Output = output.parse().or_raise()?;
+            py.detach(|| inner.unit_stream(key, run, coordinates, output)).or_raise()?
+        } else {
+            calibrated_stream(py, inner, key, run, coordinates, output)?
+        };
+        Ok(Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind() })
     }
 
     /// Adds the next row of noise in place and returns its number, zero-based.
@@ -362,8 +336,8 @@ impl NoiseStream {
 
     /// Bytes of state that it keeps from one step to the next.
     #[getter]
-    fn memory(&self) -> u128 {
-        self.memory
+    fn memory(&self, py: Python<'_>) -> PyResult<u128> {
+        Ok(self.guarded.live(py)?.memory())
     }
 
     /// The factor of every row: noise multiplier times sensitivity times clip, or 1.
@@ -384,10 +358,10 @@ impl NoiseStream {
         self.mechanism.clone_ref(py)
     }
 
-    /// The privacy statement, with the origin of the key in use; None for an uncalibrated mechanism.
+    /// The privacy statement, with the origin of the key in use; None for unit noise, which promises nothing.
     #[getter]
     fn privacy(&self, py: Python<'_>) -> PyResult<Option<PrivacyStatement>> {
-        statement(py, &self.mechanism, self.guarded.live(py)?)
+        Ok(statement(py, &self.mechanism, self.guarded.live(py)?))
     }
 
     /// Writes the state, encrypted under the key, to a file at once or not at all.
@@ -442,12 +416,11 @@ impl NoiseStream {
 pub(crate) struct DurableStream {
     guarded: Guarded<noise::DurableStream>,
     mechanism: Py<Mechanism>,
-    memory: u128,
 }
 
 #[pymethods]
 impl DurableStream {
-    /// Begins a journal at a path where none exists.
+    /// Begins a journal at a path where none exists. run may be words too: the journal keeps count.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, run=None, dimension=None, coordinates=None, output="gradient"))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
@@ -461,11 +434,11 @@ impl DurableStream {
         coordinates: Option<&Bound<'_, PyRange>>,
         output: &str,
     ) -> PyResult<Self> {
-        let plan = Plan::new(mechanism, dimension, coordinates, output, false)?;
-        let memory = plan.memory()?;
-        let stream = plan.stream(py, &key.get().0, run_id(run)?)?;
-        let durable = py.detach(|| noise::DurableStream::create(stream, &journal)).or_raise()?;
-        Ok(Self::guarded(durable, mechanism, memory))
+        let (inner, identity) = (&mechanism.get().inner, mechanism.get().bound_to());
+        let coordinates = range(dimension, coordinates)?;
+        let stream = calibrated_stream(py, inner, &key.get().0, run_id(run)?, coordinates, output)?;
+        let durable = py.detach(|| noise::DurableStream::create(stream, &journal, identity.0)).or_raise()?;
+        Ok(Self::guarded(durable, mechanism))
     }
 
     /// Goes on with a journal, from a checkpoint (a path or bytes) or from the first step.
@@ -486,18 +459,18 @@ impl DurableStream {
         coordinates: Option<&Bound<'_, PyRange>>,
         output: &str,
     ) -> PyResult<Self> {
-        let plan = Plan::new(mechanism, dimension, coordinates, output, false)?;
-        let memory = plan.memory()?;
-        let run_of_journal = noise::DurableStream::run_of(&journal).or_raise()?;
-        let stream = plan.stream(py, &key.get().0, run_of_journal)?;
+        let (inner, identity) = (&mechanism.get().inner, mechanism.get().bound_to());
+        let coordinates = range(dimension, coordinates)?;
+        let begun = noise::DurableStream::run_of(&journal).or_raise()?;
+        let stream = calibrated_stream(py, inner, &key.get().0, begun, coordinates, output)?;
         let durable = run(py, || {
             let stream = match &checkpoint {
                 Some(checkpoint) => checkpoint.restore(stream)?,
                 None => stream,
             };
-            noise::DurableStream::open(stream, &journal)
+            noise::DurableStream::open(stream, &journal, identity.0)
         })?;
-        Ok(Self::guarded(durable, mechanism, memory))
+        Ok(Self::guarded(durable, mechanism))
     }
 
     /// Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
@@ -550,8 +523,8 @@ impl DurableStream {
 
     /// Bytes of state that it keeps from one step to the next.
     #[getter]
-    fn memory(&self) -> u128 {
-        self.memory
+    fn memory(&self, py: Python<'_>) -> PyResult<u128> {
+        Ok(self.guarded.live(py)?.stream().memory())
     }
 
     /// The factor of every row: noise multiplier times sensitivity times clip.
@@ -575,7 +548,7 @@ impl DurableStream {
     /// The privacy statement, with the origin of the key in use.
     #[getter]
     fn privacy(&self, py: Python<'_>) -> PyResult<Option<PrivacyStatement>> {
-        statement(py, &self.mechanism, self.guarded.live(py)?.stream())
+        Ok(statement(py, &self.mechanism, self.guarded.live(py)?.stream()))
     }
 
     /// Writes the state, encrypted under the key, to a file at once or not at all.
@@ -619,8 +592,8 @@ impl DurableStream {
 }
 
 impl DurableStream {
-    fn guarded(stream: noise::DurableStream, mechanism: &Bound<'_, Mechanism>, memory: u128) -> Self {
-        Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind(), memory }
+    fn guarded(stream: noise::DurableStream, mechanism: &Bound<'_, Mechanism>) -> Self {
+        Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind() }
     }
 }
 
@@ -640,8 +613,9 @@ fn statement(
     py: Python<'_>,
     mechanism: &Py<Mechanism>,
     stream: &noise::NoiseStream,
-) -> PyResult<Option<PrivacyStatement>> {
-    let origin = stream.key().origin();
-    let statement = mechanism.bind(py).get().inner.privacy().cloned();
-    Ok(statement.map(|statement| PrivacyStatement(statement.with_key(origin))))
+) -> Option<PrivacyStatement> {
+    let (mechanism, key) = (mechanism.bind(py).get(), stream.key());
+    // Unit noise has an identity of its own.
+    let statement = mechanism.inner.privacy().filter(|_| key.mechanism() == mechanism.bound_to())?;
+    Some(PrivacyStatement(statement.clone().with_key(key.origin())))
 }

@@ -2,6 +2,7 @@
 
 use crate::mechanism::summary;
 use dpmf::Mechanism;
+use pyo3::PyResult;
 use std::fmt::Write;
 
 const WIDTH: f64 = 420.0;
@@ -12,9 +13,9 @@ const MARGIN: f64 = 28.0;
 const POINTS: usize = 400;
 
 /// A table of what is known, and the curve of the root error over the steps.
-pub(crate) fn html(mechanism: &Mechanism) -> String {
+pub(crate) fn html(mechanism: &Mechanism) -> PyResult<String> {
     let mut table = String::new();
-    for (name, value) in summary(mechanism) {
+    for (name, value) in summary(mechanism)? {
         let _ = write!(
             table,
             "<tr><th style=\"text-align:left\">{}</th><td style=\"text-align:left\">{}</td></tr>",
@@ -22,7 +23,7 @@ pub(crate) fn html(mechanism: &Mechanism) -> String {
             escape(&value)
         );
     }
-    format!("<div class=\"dpmf-mechanism\"><table>{table}</table>{}</div>", curve(mechanism))
+    Ok(format!("<div class=\"dpmf-mechanism\"><table>{table}</table>{}</div>", curve(mechanism)))
 }
 
 fn curve(mechanism: &Mechanism) -> String {

@@ -1,14 +1,14 @@
 //! Accounting, the privacy statement and the audit.
 
+use crate::data::objects;
 use crate::error::{IntoPython, raise, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::run;
 use dpmf::Representation;
-use dpmf::accounting::{self, Account, Accountant, Adjacency};
+use dpmf::accounting::{self, Account, Accountant, Adjacency, PrivacyUnit};
 use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use serde::Serialize;
 
 /// Multiplications that an audit may cost before it is refused.
 const MOST_WORK: f64 = 2e13;
@@ -32,15 +32,15 @@ impl PrivacyStatement {
         self.0.calibration().delta()
     }
 
-    /// μ of Gaussian differential privacy.
+    /// μ of Gaussian differential privacy; None where the mechanism is not Gaussian.
     #[getter]
-    fn mu(&self) -> f64 {
+    fn mu(&self) -> Option<f64> {
         self.0.calibration().mu()
     }
 
-    /// ρ of zero-concentrated differential privacy.
+    /// ρ of zero-concentrated differential privacy; None where the mechanism is not Gaussian.
     #[getter]
-    fn rho(&self) -> f64 {
+    fn rho(&self) -> Option<f64> {
         self.0.calibration().rho()
     }
 
@@ -83,16 +83,13 @@ impl PrivacyStatement {
     /// Whose data is protected as one piece: "user" or "record".
     #[getter]
     fn unit(&self) -> &'static str {
-        match self.0.unit() {
-            accounting::PrivacyUnit::Record => "record",
-            accounting::PrivacyUnit::User => "user",
-        }
+        unit_name(self.0.unit())
     }
 
-    /// How often one unit takes part, in words.
+    /// How often one unit takes part, in words; in numbers in to_dict().
     #[getter]
-    fn participation(&self) -> &str {
-        self.0.participation()
+    fn participation(&self) -> String {
+        self.0.participation().words(self.0.steps())
     }
 
     /// Number of steps.
@@ -119,7 +116,7 @@ impl PrivacyStatement {
         self.0.does_not_cover()
     }
 
-    /// Everything, as in the mechanism file.
+    /// Everything, as in the JSON of the command line.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         dictionary(py, &self.0)
     }
@@ -133,10 +130,17 @@ impl PrivacyStatement {
     }
 }
 
-/// A serialisable value as a dictionary.
-fn dictionary<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyDict>> {
-    let text = serde_json::to_string(value).map_err(|error| value_error(error.to_string()))?;
-    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
+/// The word for a unit of privacy.
+pub(crate) fn unit_name(unit: PrivacyUnit) -> &'static str {
+    match unit {
+        PrivacyUnit::Record => "record",
+        PrivacyUnit::User => "user",
+    }
+}
+
+/// What JSON calls an object.
+fn dictionary<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<Bound<'py, PyDict>> {
+    Ok(objects(py, value)?.cast_into::<PyDict>()?)
 }
 
 /// What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
@@ -198,23 +202,24 @@ pub(crate) fn audit<'py>(
         ));
     };
     let adversary: AdversaryKind = adversary.parse().or_raise()?;
-    let calibration = *statement.calibration();
-    let (n, m) = (mechanism.workload().steps(), mechanism.factorization().noise_rows());
+    let calibration = statement.calibration();
+    let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
     if trials as f64 * n as f64 * m as f64 * dimension as f64 > MOST_WORK {
         let message =
             format!("{trials} games of {n} steps would take hours: lower trials, or audit fewer steps");
         return Err(raise(py, "unsupported", message));
     }
-    let mut promise = Promise::from(&calibration);
+    let mut promise = Promise::try_from(calibration).or_raise()?;
     if let Some(delta) = delta {
-        let epsilon = accounting::gaussian::epsilon(calibration.mu(), delta).or_raise()?;
+        let epsilon = calibration.curve().epsilon(delta).or_raise()?;
         promise = Promise { epsilon, delta, ..promise };
     }
     let options = AuditOptions { trials, confidence, seed };
     let report = run(py, || {
-        let subject = MatrixMechanism::of(mechanism.factorization(), calibration.noise_std(), dimension)?;
+        let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
         let model = subject.noise_model()?;
-        let neighbours = Neighbours::single(calibration.terms().adjacency, calibration.terms().clip)?;
+        let terms = calibration.terms();
+        let neighbours = Neighbours::new(mechanism.participation(), n, terms.adjacency, terms.clip)?;
         let player = Informed::of(adversary, &model, &neighbours);
         dpmf::audit::audit(&subject, &player, &neighbours, promise, options)
     })?;

@@ -1,19 +1,22 @@
 //! `dpmf.factorize`, `dpmf.compare`, and what they return.
 
 use crate::arrays;
+use crate::data::objects;
 use crate::error::{IntoPython, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::{run, run_observed};
-use crate::workload::{Workload, describe};
-use dpmf::factorize::{self as solvers, Options, Solver, Target};
-use dpmf::mechanism::Bound as LowerBound;
-use dpmf::{Catalog, Error, Factorization, Method, Participation, Representation};
-use faer::Mat;
+use crate::workload::Workload;
+use dpmf::factorize::{self as solvers, Options, Solver, quiet};
+use dpmf::family::{self, Budget, Selector};
+use dpmf::inspection::describe;
+use dpmf::{Problem, Representation};
 use numpy::{PyArray1, PyArray2};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::sync::MutexExt;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
 
 /// Proof of near-optimality: no factorization of the workload has a loss below lower_bound.
 #[pyclass(frozen, eq, module = "dpmf")]
@@ -112,8 +115,12 @@ impl Progress {
 /// The factorization of least loss, in its dual form.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Optimum {
-    optimum: Arc<solvers::Optimum>,
+    /// Solved. Never locked by a thread of the pool, which would wait for itself.
+    problem: Mutex<Problem>,
     workload: Workload,
+    v: Vec<f64>,
+    certificate: dpmf::Certificate,
+    solver: Solver,
 }
 
 #[pymethods]
@@ -121,13 +128,13 @@ impl Optimum {
     /// The dual variable, which proves the lower bound.
     #[getter]
     fn v<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_slice(py, &self.optimum.v)
+        PyArray1::from_slice(py, &self.v)
     }
 
     /// Loss, lower bound and gap.
     #[getter]
     fn certificate(&self) -> Certificate {
-        Certificate(self.optimum.certificate)
+        Certificate(self.certificate)
     }
 
     /// The workload.
@@ -138,11 +145,8 @@ impl Optimum {
 
     /// The solver that found it: "linear", "dense", "newton" or "gradient".
     #[getter]
-    fn solver(&self) -> String {
-        serde_json::to_value(self.optimum.solver)
-            .ok()
-            .and_then(|v| Some(v.as_str()?.to_owned()))
-            .unwrap_or_default()
+    fn solver<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        objects(py, &self.solver)
     }
 
     /// The canonical factorization A = B C in double precision, lower triangular, C of sensitivity 1, as (B, C).
@@ -153,69 +157,78 @@ impl Optimum {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>)> {
-        let (b, c) = run(py, || {
-            let (dense, _) = self.optimum.to_dense(&self.workload.0)?;
-            Ok((decoder(&self.workload.0, dense.coloring().to_owned()), dense.encoder()))
+        let (b, c) = self.ask(py, |problem| {
+            let (dense, _) = problem.optimum(&mut quiet)?.to_dense(problem.workload())?;
+            Ok((problem.workload().times(dense.coloring().to_owned()), dense.encoder()))
         })?;
         Ok((arrays::from_matrix(py, b.as_ref())?, arrays::from_matrix(py, c.as_ref())?))
     }
 
     /// The optimum as a stream of a few model-sized buffers: as many as given, or as few as keep the root loss within
-    /// tolerance of the lower bound.
-    #[pyo3(signature = (*, buffers=None, tolerance=1e-4))]
-    fn state_space(&self, py: Python<'_>, buffers: Option<usize>, tolerance: f64) -> PyResult<Mechanism> {
-        let target = target(buffers, tolerance);
-        let mechanism = run(py, || {
-            let filter = self.optimum.to_state_space(&self.workload.0, target)?;
-            self.deploy(&Factorization::StateSpace(filter))
+    /// tolerance of the lower bound, 1e-4 by default.
+    #[pyo3(signature = (*, buffers=None, tolerance=None))]
+    fn state_space(
+        &self,
+        py: Python<'_>,
+        buffers: Option<usize>,
+        tolerance: Option<f64>,
+    ) -> PyResult<Mechanism> {
+        let selector = selector("optimal", buffers, tolerance, false)?;
+        let made = self.ask(py, |problem| {
+            problem.recurrence()?;
+            problem.mechanism(selector, &mut quiet)
         })?;
-        Ok(mechanism.into())
+        Ok(made.into())
     }
 
     /// The optimum with its matrix kept whole: no buffers, but every step costs as much as all steps before it.
     ///
     /// Cost: O(n^3) time; at most 16384 steps.
     fn dense_mechanism(&self, py: Python<'_>) -> PyResult<Mechanism> {
-        let mechanism = run(py, || {
-            let (dense, _) = self.optimum.to_dense(&self.workload.0)?;
-            self.deploy(&Factorization::Dense(dense))
-        })?;
-        Ok(mechanism.into())
+        let selector = selector("optimal", None, None, true)?;
+        Ok(self.ask(py, |problem| problem.mechanism(selector, &mut quiet))?.into())
     }
 
     fn __repr__(&self) -> String {
-        let certificate = &self.optimum.certificate;
         format!(
             "<dpmf.Optimum: {}, {} steps, √loss {:.6}, gap {:.1e}>",
             describe(&self.workload.0),
             self.workload.0.steps(),
-            certificate.loss.sqrt(),
-            certificate.gap
+            self.certificate.loss.sqrt(),
+            self.certificate.gap
         )
     }
 }
 
 impl Optimum {
-    fn deploy(&self, factorization: &Factorization) -> dpmf::Result<dpmf::Mechanism> {
-        let workload = dpmf::Workload::clone(&self.workload.0);
-        dpmf::Mechanism::new(workload, factorization, Participation::Single)?
-            .with_bound(LowerBound::from(&*self.optimum))
+    /// Runs work on the solved problem without the interpreter's lock, on all threads.
+    fn ask<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Problem) -> dpmf::Result<T> + Send,
+    ) -> PyResult<T> {
+        let mut problem = self.problem.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let problem = &mut *problem;
+        run(py, move || work(problem))
     }
 }
 
-/// B = A N.
-pub(crate) fn decoder(workload: &dpmf::Workload, mut coloring: Mat<f64>) -> Mat<f64> {
-    match workload.recurrence() {
-        Some(_) => {
-            (0..coloring.ncols()).for_each(|j| workload.apply(coloring.col_as_slice_mut(j)));
-            coloring
-        }
-        None => workload.to_dense() * coloring,
-    }
+/// A mechanism by name, with what the keywords choose of it.
+fn selector(name: &str, buffers: Option<usize>, tolerance: Option<f64>, dense: bool) -> PyResult<Selector> {
+    let selector: Selector = name.parse().or_raise()?;
+    let chosen = selector.budget();
+    let budget = Budget {
+        dense: dense || chosen.dense,
+        buffers: buffers.or(chosen.buffers),
+        tolerance: tolerance.or(chosen.tolerance),
+        ..chosen
+    };
+    selector.with(budget).or_raise()
 }
 
-fn target(buffers: Option<usize>, tolerance: f64) -> Target {
-    buffers.map_or(Target::Tolerance(tolerance), Target::Buffers)
+fn problem(workload: &Workload, participation: &str, solver: Solver, options: Options) -> PyResult<Problem> {
+    let participation = participation.parse().or_raise()?;
+    Problem::with_solver(dpmf::Workload::clone(&workload.0), participation, solver, options).or_raise()
 }
 
 /// A variant by its name in files and on the command line.
@@ -233,10 +246,6 @@ fn options(gap: f64, iteration: &str, max_iterations: usize) -> PyResult<Options
     Ok(Options { gap, iteration, max_iterations })
 }
 
-pub(crate) fn participation(name: &str) -> PyResult<Participation> {
-    named("participation", name, "single (each user takes part in at most one step)")
-}
-
 /// Finds the factorization of least loss, to a certified relative gap.
 ///
 /// progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
@@ -247,7 +256,9 @@ pub(crate) fn participation(name: &str) -> PyResult<Participation> {
 /// >>> optimum.certificate.gap <= 1e-6
 /// True
 #[pyfunction]
-#[pyo3(signature = (workload, *, gap=1e-6, solver="auto", iteration="anderson", max_iterations=20_000, progress=None))]
+#[pyo3(signature = (workload, *, gap=1e-6, solver="auto", iteration="anderson", max_iterations=20_000,
+                    participation="single", progress=None))]
+#[allow(clippy::too_many_arguments)] // keywords in Python
 pub(crate) fn factorize(
     py: Python<'_>,
     workload: &Bound<'_, Workload>,
@@ -255,118 +266,84 @@ pub(crate) fn factorize(
     solver: &str,
     iteration: &str,
     max_iterations: usize,
+    participation: &str,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Optimum> {
     let workload = workload.get().clone();
     let (solver, options) = (self::solver(solver)?, options(gap, iteration, max_iterations)?);
-    let optimum = run_observed(py, progress.as_ref(), |observe| {
-        solvers::optimal(&workload.0, solver, &options, observe)
+    let problem = problem(&workload, participation, solver, options)?;
+    let (problem, v, certificate, solver) = run_observed(py, progress.as_ref(), move |observe| {
+        let optimum = problem.optimum(observe)?;
+        let (v, certificate, solver) = (optimum.v.clone(), optimum.certificate, optimum.solver);
+        Ok((problem, v, certificate, solver))
     })?;
-    Ok(Optimum { optimum: Arc::new(optimum), workload })
+    Ok(Optimum { problem: Mutex::new(problem), workload, v, certificate, solver })
 }
 
 /// A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
 ///
-/// "optimal" is the optimum as a stream of few buffers ("state-space"); a workload that is a matrix has no stream of
-/// its own and gets its dense optimum. The names are those of `compare`, and "optimal-dense".
+/// mechanism is a name, or one with choices: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
+/// the optimum as a stream of few buffers, or dense rows where the workload is a matrix.
+///
+/// buffers, tolerance and dense choose too, where the mechanism leaves the choice: as many model-sized buffers as
+/// given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
+/// that draw all earlier noise again at every step.
+///
+/// participation says in which steps one user or record may take part: "single" for at most one.
 #[pyfunction]
-#[pyo3(signature = (workload, mechanism="optimal", *, buffers=None, tolerance=1e-4, gap=1e-6, participation="single",
-                    progress=None))]
+#[pyo3(signature = (workload, mechanism="optimal", *, buffers=None, tolerance=None, dense=false, gap=1e-6,
+                    participation="single", progress=None))]
 #[allow(clippy::too_many_arguments)] // keywords in Python
 pub(crate) fn make_mechanism(
     py: Python<'_>,
     workload: &Bound<'_, Workload>,
     mechanism: &str,
     buffers: Option<usize>,
-    tolerance: f64,
+    tolerance: Option<f64>,
+    dense: bool,
     gap: f64,
     participation: &str,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Mechanism> {
-    self::participation(participation)?;
-    let workload = workload.get().0.clone();
-    let method = match mechanism {
-        "optimal" if workload.recurrence().is_some() => Method::StateSpace,
-        "optimal-dense" => Method::Optimal,
-        name => name.parse().or_raise()?,
-    };
-    if buffers.is_some() && method != Method::StateSpace {
-        return Err(value_error(format!(
-            "buffers is given, but mechanism {mechanism:?} has no number of buffers to choose: only optimal has"
-        )));
-    }
+    let selector = selector(mechanism, buffers, tolerance, dense)?;
     let options = Options { gap, ..Options::default() };
-    let made = run_observed(py, progress.as_ref(), move |observe| {
-        let catalog = Catalog::new(dpmf::Workload::clone(&workload), Solver::Auto, options);
-        if method == Method::StateSpace {
-            let stream = catalog.state_space(target(buffers, tolerance), observe)?;
-            return catalog.deploy(&stream, observe);
-        }
-        catalog.mechanism(method, observe)
-    })?;
+    let problem = problem(workload.get(), participation, Solver::default(), options)?;
+    let made = run_observed(py, progress.as_ref(), move |observe| problem.mechanism(selector, observe))?;
     Ok(made.into())
 }
 
 /// Puts mechanisms for a workload side by side, each as it would be deployed: a list of dictionaries with
-/// "mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers" and "work".
+/// "mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers" (None for dense rows) and
+/// "work".
 ///
-/// mechanisms are names; all of them by default, save those too large for dense matrices. buffers are the streams
-/// shown beside the one that a tolerance of 1e-4 asks for.
+/// mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
+/// "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
+/// those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
+/// many steps, is left out with a warning where there are others.
 #[pyfunction]
-#[pyo3(signature = (workload, mechanisms=None, *, buffers=vec![2, 3, 4, 6, 8], gap=1e-6, progress=None),
-       text_signature = "(workload, mechanisms=None, *, buffers=[2, 3, 4, 6, 8], gap=1e-6, progress=None)")]
+#[pyo3(signature = (workload, mechanisms=None, *, buffers=vec![2, 3, 4, 6, 8], gap=1e-6, participation="single",
+                    progress=None),
+       text_signature = "(workload, mechanisms=None, *, buffers=[2, 3, 4, 6, 8], gap=1e-6, participation=\"single\", \
+                         progress=None)")]
 pub(crate) fn compare<'py>(
     py: Python<'py>,
     workload: &Bound<'_, Workload>,
     mechanisms: Option<Vec<String>>,
     buffers: Vec<usize>,
     gap: f64,
+    participation: &str,
     progress: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyList>> {
-    let all = mechanisms.is_none();
-    let methods = match mechanisms {
-        None => Method::ALL.to_vec(),
-        Some(names) => names.iter().map(|name| name.parse()).collect::<dpmf::Result<_>>().or_raise()?,
-    };
-    let workload = workload.get().0.clone();
+) -> PyResult<Bound<'py, PyAny>> {
+    let named: dpmf::Result<Vec<Selector>> =
+        mechanisms.unwrap_or_default().iter().map(|name| name.parse()).collect();
+    let selectors = family::table(&named.or_raise()?, &buffers);
     let options = Options { gap, ..Options::default() };
-    let (lower_bound, rows) = run_observed(py, progress.as_ref(), move |observe| {
-        let catalog = Catalog::new(dpmf::Workload::clone(&workload), Solver::Auto, options);
-        let lower_bound = catalog.optimum(observe)?.certificate.lower_bound;
-        let mut rows: Vec<(&'static str, dpmf::Mechanism)> = Vec::new();
-        for method in methods {
-            if method == Method::StateSpace {
-                // Beyond the order of the filter, more buffers are not used: each number once.
-                let mut streams = vec![catalog.mechanism(method, observe)?];
-                for &buffers in &buffers {
-                    let stream = catalog.state_space(Target::Buffers(buffers), observe)?;
-                    streams.push(catalog.deploy(&stream, observe)?);
-                }
-                streams.sort_by_key(|stream| stream.factorization().cost().buffers);
-                streams.dedup_by_key(|stream| stream.factorization().cost().buffers);
-                rows.extend(streams.into_iter().map(|stream| (method.name(), stream)));
-                continue;
-            }
-            match catalog.mechanism(method, observe) {
-                Ok(mechanism) => rows.push((method.name(), mechanism)),
-                Err(Error::Unsupported { .. }) if all => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok((lower_bound, rows))
-    })?;
-    let list = PyList::empty(py);
-    for (name, mechanism) in rows {
-        let (loss, cost) = (mechanism.loss(), mechanism.factorization().cost());
-        let row = PyDict::new(py);
-        row.set_item("mechanism", name)?;
-        row.set_item("sqrt_loss", loss.sqrt_total())?;
-        row.set_item("max_sqrt_loss", loss.max_sqrt())?;
-        row.set_item("final_sqrt_loss", loss.final_sqrt())?;
-        row.set_item("ratio_to_bound", (loss.total() / lower_bound).sqrt())?;
-        row.set_item("buffers", cost.buffers)?;
-        row.set_item("work", cost.work)?;
-        list.append(row)?;
+    let problem = problem(workload.get(), participation, Solver::default(), options)?;
+    let comparison =
+        run_observed(py, progress.as_ref(), move |observe| problem.compare(&selectors, observe))?;
+    for (name, reason) in &comparison.left_out {
+        let message = CString::new(format!("{name} is left out: {reason}"))?;
+        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;
     }
-    Ok(list)
+    objects(py, &comparison.rows)
 }

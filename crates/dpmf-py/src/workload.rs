@@ -2,6 +2,7 @@
 
 use crate::arrays;
 use crate::error::{IntoPython, type_error, value_error};
+use dpmf::inspection::describe;
 use dpmf::{Average, Optimizer, Schedule};
 use faer::Mat;
 use numpy::{AllowTypeChange, PyArray1, PyArray2, PyArrayLike2, PyUntypedArrayMethods};
@@ -104,7 +105,7 @@ impl Workload {
     /// "none", "uniform" or "ema:decay"; None for a matrix.
     #[getter]
     fn average(&self) -> Option<String> {
-        self.0.optimizer().map(|(optimizer, _)| average_name(optimizer.average))
+        self.0.optimizer().map(|(optimizer, _)| optimizer.average.to_string())
     }
 
     /// The step size of every step; None for a matrix.
@@ -195,44 +196,9 @@ fn step_sizes(steps: Option<usize>, schedule: Option<&Bound<'_, PyAny>>) -> PyRe
     Ok(schedule.values(steps))
 }
 
-fn average_name(average: Average) -> String {
-    match average {
-        Average::None => "none".into(),
-        Average::Uniform => "uniform".into(),
-        Average::Ema(decay) => format!("ema:{decay}"),
-    }
-}
-
 fn same(a: &dpmf::Workload, b: &dpmf::Workload) -> bool {
     match (a.optimizer(), b.optimizer()) {
         (None, None) => a.to_dense() == b.to_dense(),
         (a, b) => a == b,
-    }
-}
-
-/// A few words for titles.
-pub(crate) fn describe(workload: &dpmf::Workload) -> String {
-    let Some((optimizer, rates)) = workload.optimizer() else { return "a matrix".into() };
-    let mut words = Vec::new();
-    match (optimizer.momentum, optimizer.nesterov) {
-        (0.0, _) => {}
-        (beta, false) => words.push(format!("momentum {beta}")),
-        (beta, true) => words.push(format!("Nesterov momentum {beta}")),
-    }
-    if optimizer.weight_decay > 0.0 {
-        let form = if optimizer.coupled { "coupled " } else { "" };
-        words.push(format!("{form}weight decay {}", optimizer.weight_decay));
-    }
-    if rates.iter().any(|rate| *rate != rates[0]) {
-        words.push("a step-size schedule".into());
-    }
-    match optimizer.average {
-        Average::None => {}
-        average => words.push(format!("average {}", average_name(average))),
-    }
-    match words.is_empty() {
-        true if workload.is_prefix_sum() => "prefix sum".into(),
-        true => "SGD".into(),
-        false => words.join(", "),
     }
 }

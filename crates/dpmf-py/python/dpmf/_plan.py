@@ -27,7 +27,8 @@ def plan(
     workload: Workload | None = None,
     mechanism: str = "optimal",
     buffers: int | None = None,
-    tolerance: float = 1e-4,
+    tolerance: float | None = None,
+    dense: bool = False,
     participation: str = "single",
     unit: str = "user",
     adjacency: str = "replace-with-zero",
@@ -52,8 +53,9 @@ def plan(
     learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay. A workload takes the place of everything about the optimizer.
 
-    buffers fixes how many model-sized float32 arrays the noise stream may keep; without it, as few as keep the root
-    loss within tolerance of the lower bound for any mechanism.
+    mechanism is a name as for make_mechanism. buffers fixes how many model-sized float32 arrays the noise stream may
+    keep; without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any
+    mechanism. dense=True keeps none and draws all earlier noise again at every step.
     """
     if workload is None:
         workload = Workload.sgd(
@@ -85,6 +87,7 @@ def plan(
         mechanism,
         buffers=buffers,
         tolerance=tolerance,
+        dense=dense,
         gap=gap,
         participation=participation,
         progress=progress,

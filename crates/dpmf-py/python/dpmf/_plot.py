@@ -21,7 +21,7 @@ def plot_error(mechanism: Mechanism, ax: Axes | None = None, **line: Any) -> Axe
             raise ImportError("plot_error draws with matplotlib: pip install matplotlib") from missing
         _, ax = plt.subplots()
     errors = mechanism.per_step_error()
-    line.setdefault("label", mechanism.representation)
+    line.setdefault("label", mechanism.mechanism or mechanism.form)
     ax.plot(np.arange(1, len(errors) + 1), errors, **line)
     ax.set_xlabel("step")
     ax.set_ylabel("expected squared error")
