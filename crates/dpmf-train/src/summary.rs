@@ -53,6 +53,8 @@ pub struct Summary {
     pub summary: Vec<MechanismRow>,
     /// The statement of the first private model.
     pub statement: Option<PrivacyStatement>,
+    /// What the statement has to add about the data: who is taken for public, what a user is.
+    pub notes: Vec<String>,
 }
 
 /// The guarantee of several models that were trained on the same users.
@@ -117,7 +119,13 @@ impl Summary {
     /// Sums up the runs of one training on one data set, in order; at least one.
     ///
     /// Errors: none for runs that have ended.
-    pub fn new(data: &str, users: usize, parameters: usize, ended: &[Ended]) -> crate::Result<Self> {
+    pub fn new(
+        data: &str,
+        notes: &[String],
+        users: usize,
+        parameters: usize,
+        ended: &[Ended],
+    ) -> crate::Result<Self> {
         let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
         let statement = statements.first().cloned();
         let recipe = ended.first().map(|run| run.plan.recipe());
@@ -136,6 +144,7 @@ impl Summary {
             summary: MechanismRow::all(&runs),
             runs,
             statement,
+            notes: notes.to_vec(),
         })
     }
 

@@ -49,13 +49,9 @@ pub struct Args {
     recipe: RecipeArgs,
 
     /// Mechanisms to train with, one after the other: a name of `dpmf compare`, also with a choice such as
-    /// optimal:dense or state-space:buffers=4, or none for no noise
-    #[arg(
-        long,
-        value_name = "NAME,…",
-        value_delimiter = ',',
-        default_value = "optimal,honaker-online,independent"
-    )]
+    /// optimal:dense or state-space:buffers=4, or none for no noise. By default optimal; for the data sets that come with
+    /// dpmf, which are public, also honaker-online and independent
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     mechanism: Vec<Choice>,
 
     /// ε of the guarantee
@@ -334,9 +330,16 @@ impl Experiment {
 }
 
 fn recipes(args: &Args, task: &Task) -> anyhow::Result<Vec<Recipe>> {
-    if args.repeats == 0 || args.mechanism.is_empty() {
-        bail!("at least one run is needed: --repeats and --mechanism must not be empty");
+    if args.repeats == 0 {
+        bail!("--repeats is 0, but at least one run is needed");
     }
+    // Several models of the same users add up: on somebody's own data there is one unless more are asked for.
+    let names: &[&str] =
+        if args.task.is_own()? { &["optimal"] } else { &["optimal", "honaker-online", "independent"] };
+    let wanted = match args.mechanism.is_empty() {
+        true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<Choice>>>()?,
+        false => args.mechanism.clone(),
+    };
     let base = args.recipe.build(task)?;
     let delta = args.recipe.delta;
     let privacy = match args.noise_multiplier {
@@ -344,7 +347,7 @@ fn recipes(args: &Args, task: &Task) -> anyhow::Result<Vec<Recipe>> {
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
     };
     let mut mechanisms: Vec<Choice> = Vec::new();
-    for &choice in &args.mechanism {
+    for choice in wanted {
         let mechanism = budgeted(choice, args.recipe.dense, args.recipe.buffers)?;
         if mechanisms.contains(&mechanism) {
             bail!("--mechanism names {mechanism} twice");
@@ -453,7 +456,7 @@ pub fn interrupted() -> bool {
 }
 
 fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report> {
-    let summary = Summary::new(task.name(), task.users().0, task.parameters(), ended)?;
+    let summary = Summary::new(task.name(), task.notes(), task.users().0, task.parameters(), ended)?;
     let report = folder.join(REPORT);
     let mut json = serde_json::to_value(&summary)?;
     json["report"] = json!(report);
@@ -461,7 +464,12 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
     write(&report, html::page(task, &summary, ended)?.as_bytes())?;
     let mut text = String::new();
     if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
-        text += &format!("{statement}\n");
+        text += &statement.to_string();
+        if !summary.notes.is_empty() {
+            text += "About the data:\n";
+            summary.notes.iter().for_each(|note| text += &format!("  - {note}\n"));
+        }
+        text += "\n";
         if summary.together.is_some() {
             text += &format!("The statement is for each model alone. {guarantee}.\n\n");
         }

@@ -85,6 +85,11 @@ enum TokenName {
 }
 
 impl TaskArgs {
+    /// Whether the data is the user's own rather than one of the public sets that dpmf knows.
+    pub fn is_own(&self) -> anyhow::Result<bool> {
+        Ok(matches!(self.data.parse()?, Source::File(_)))
+    }
+
     fn options(&self) -> Options {
         let vocabulary = match &self.vocabulary {
             Some(path) => Some(VocabularyFrom::List(path.clone())),

@@ -34,14 +34,10 @@ impl Corpus {
 
     /// Closes the user under construction.
     ///
-    /// Returns whether there was one: a user without examples is no user.
-    pub fn finish_user(&mut self) -> bool {
-        let start = self.user_ends.last().copied().unwrap_or(0);
-        let kept = self.example_ends.len() > start;
-        if kept {
-            self.user_ends.push(self.example_ends.len());
-        }
-        kept
+    /// A user without examples is a user all the same: one whose data is taken away must leave the number of users, and
+    /// with it everybody's cohort, as it was.
+    pub fn finish_user(&mut self) {
+        self.user_ends.push(self.example_ends.len());
     }
 
     /// Number of users.
@@ -98,7 +94,7 @@ mod tests {
             for example in user {
                 assert!(corpus.push_example(|tokens| tokens.extend_from_slice(example)));
             }
-            assert!(corpus.finish_user());
+            corpus.finish_user();
         }
         corpus
     }
@@ -116,13 +112,15 @@ mod tests {
     }
 
     #[test]
-    fn examples_that_predict_nothing_and_users_without_examples_leave_no_trace() {
+    fn examples_that_predict_nothing_leave_no_trace_and_users_without_examples_stay() {
         let mut corpus = corpus();
         let before = corpus.clone();
         assert!(!corpus.push_example(|_| ()));
         assert!(!corpus.push_example(|tokens| tokens.push(0)));
-        assert!(!corpus.finish_user());
         assert_eq!(corpus, before);
+        corpus.finish_user();
+        assert_eq!((corpus.len(), corpus.example_count()), (before.len() + 1, before.example_count()));
+        assert_eq!(corpus.examples_of(before.len()).len(), 0);
         assert_eq!(Corpus::default().prediction_count(), 0);
     }
 
@@ -132,7 +130,8 @@ mod tests {
         short.truncate(2);
         assert_eq!((short.len(), short.example_count(), short.prediction_count()), (2, 3, 6));
         assert_eq!(short.examples_of(1).collect::<Vec<_>>(), [&[0, 7, 8, 9][..]]);
-        assert!(short.push_example(|tokens| tokens.extend([0, 2])) && short.finish_user());
+        assert!(short.push_example(|tokens| tokens.extend([0, 2])));
+        short.finish_user();
         assert_eq!(short.examples_of(2).collect::<Vec<_>>(), [&[0, 2][..]]);
         let mut whole = corpus();
         whole.truncate(3);

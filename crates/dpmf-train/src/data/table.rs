@@ -170,17 +170,18 @@ fn error_at(path: &Path, line: u64, message: impl std::fmt::Display) -> Error {
     Error::Data { path: PathBuf::from(path), message: format!("line {line}: {message}") }
 }
 
-/// Adds a row, unless the text is blank.
+/// Adds a row. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
 fn add(texts: &mut Texts, user: &str, text: &str) -> std::result::Result<(), &'static str> {
     let user = user.trim();
     if user.is_empty() {
         return Err("the user is empty");
     }
+    let texts = match texts.get_mut(user) {
+        Some(texts) => texts,
+        None => texts.entry(user.into()).or_default(),
+    };
     if !text.trim().is_empty() {
-        match texts.get_mut(user) {
-            Some(texts) => texts.push(text.into()),
-            None => drop(texts.insert(user.into(), vec![text.into()])),
-        }
+        texts.push(text.into());
     }
     Ok(())
 }
@@ -438,13 +439,27 @@ mod tests {
         assert!(error.contains("scripts/data/quotes"), "{error}");
     }
 
+    /// "One user's data replaced with none" is a neighbour: nobody else moves.
     #[test]
-    fn users_with_blank_texts_alone_are_no_users() {
-        let mut content = table(0..300);
-        content.push_str("  ,nobody\n,user1\n");
-        let (_a, path) = write("t.csv", content);
-        let (_b, plain) = write("t.csv", table(0..300));
-        let [with, without] = [path, plain].map(|path| file(&path, &Options::default()).unwrap());
-        assert_eq!(with.split, without.split);
+    fn a_user_whose_texts_are_blanked_stays_and_moves_nobody() {
+        let content = table(0..300);
+        let blanked: String = content
+            .lines()
+            .map(|line| if line.ends_with(",user7") { "  ,user7\n".into() } else { format!("{line}\n") })
+            .collect();
+        let (_a, path) = write("t.csv", &content);
+        let (_b, neighbour) = write("t.csv", blanked);
+        let [whole, without] = [path, neighbour].map(|path| file(&path, &Options::default()).unwrap());
+        let mut differences = 0;
+        for ((_, whole_part), (_, without_part)) in whole.split.parts().into_iter().zip(without.split.parts())
+        {
+            let (a, b) = (decoded(&whole, whole_part), decoded(&without, without_part));
+            assert_eq!(a.len(), b.len());
+            for (with, without) in a.iter().zip(&b).filter(|(a, b)| a != b) {
+                assert!(with[0].contains("user 7,") && without.is_empty(), "{with:?} {without:?}");
+                differences += 1;
+            }
+        }
+        assert_eq!(differences, 1);
     }
 }
