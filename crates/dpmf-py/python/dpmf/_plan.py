@@ -29,7 +29,7 @@ def plan(
     buffers: int | None = None,
     tolerance: float = 1e-4,
     participation: str = "single",
-    unit: str = "user",
+    unit: str = "record",
     adjacency: str = "replace-with-zero",
     accountant: str = "exact",
     gap: float = 1e-6,
@@ -51,6 +51,9 @@ def plan(
     schedule is text in the form of the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), or the
     learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay. A workload takes the place of everything about the optimizer.
+
+    unit is what the training code clips as one, and so what the statement protects: "record" where every example is
+    clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
 
     buffers fixes how many model-sized float32 arrays the noise stream may keep; without it, as few as keep the root
     loss within tolerance of the lower bound for any mechanism.
