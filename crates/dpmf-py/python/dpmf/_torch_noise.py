@@ -99,6 +99,8 @@ class FlatNoise:
         self._check_parameters()
         self.dimension = sum(p.numel() for p in self.parameters)
         self.bound = _sums.bound(cohort)
+        #: The norm that contributions are clipped to.
+        self.limit = _sums.limit(self.clip, self.bound)
         check_experiment(key, experiment)
         self.grouped = group is not None
         self.group = None if group is True else group
@@ -199,7 +201,7 @@ class FlatNoise:
         total = (self.count or 0) + count
         if total > self.bound:
             raise ValueError(
-                f"a step has {total} contributions, but the headroom for rounding is for {self.bound}: give the planned size "
+                f"a step has {total} contributions, but room was left for the rounding of {self.bound}: give the planned size "
                 f"of a cohort as denominator, at most {_sums.MOST}"
             )
         for number, tensor in sums:
@@ -244,10 +246,9 @@ class FlatNoise:
         norm_sq = exact.square().sum()
         if self.world_size > 1:
             distributed.all_reduce(norm_sq, group=self.group)
-        spacing = _sums.spacing(self.clip)
+        spacing, longest = _sums.spacing(self.limit), self.bound * self.limit
         norm = float(norm_sq.sqrt()) * spacing
-        longest = self.bound * self.clip
-        return (exact * (_sums.headroom(self.bound) * longest / max(norm, longest) * spacing)).float()
+        return (exact * (longest / max(norm, longest) * spacing)).float()
 
     def _exchange(self, flat: torch.Tensor, start: Callable[[torch.Tensor, int], Any]) -> None:
         pending = []

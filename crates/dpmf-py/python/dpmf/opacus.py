@@ -162,7 +162,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
-        sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension)
+        sums, _ = clipped_sum(list(rows.values()), noise.limit, noise.dimension)
         noise.add(zip(rows, sums), len(next(iter(rows.values()))))
         for row in rows.values():
             row._processed = True

@@ -257,7 +257,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         total_loss, total_clipped = 0.0, 0
         for first in range(0, batch.length, chunk):
             rows, losses = per_example(batch.chunk(first, chunk))
-            parts, longer = clipped_sum(rows, self.clip, noise.dimension)
+            parts, longer = clipped_sum(rows, noise.limit, noise.dimension)
             for own, part in zip(sums, parts):
                 own += part
             total_loss += float(losses.detach().double().sum())
@@ -274,7 +274,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         zero; add_sum({}, 0) is for a cohort without examples.
         """
         noise = self._noise
-        spacing = _sums.spacing(self.clip)
+        scale = noise.limit / self.clip / _sums.spacing(noise.limit)
         units = []
         for p, tensor in sums.items():
             if id(p) not in noise.numbers:
@@ -283,7 +283,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 raise TypeError("a sum is sparse, and its zeros would show which rows were used: give .to_dense()")
             if tensor.shape != p.shape or not bool(tensor.isfinite().all()):
                 raise ValueError(f"a sum for a parameter of shape {tuple(p.shape)} has another shape, or is not finite")
-            units.append((noise.numbers[id(p)], tensor.detach().double() / spacing))
+            units.append((noise.numbers[id(p)], tensor.detach().double() * scale))
         noise.add(units, examples)
 
     @torch.no_grad()
