@@ -376,4 +376,4 @@ def test_wrapped_modules():
     model, loss = linear(2)
     optimizer = private(model)
     with pytest.raises(ValueError, match=r"DataParallel.*module\.module.*group=True"):
-        optimizer.accumulate(torch.nn.DataParallel(model), loss, torch.zeros(2, 2))
+        optimizer.accumulate(torch.nn.Sequential(torch.nn.DataParallel(model)), loss, torch.zeros(2, 2))

@@ -18,11 +18,12 @@ from . import _sums
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
 
 @dataclass(frozen=True)
 class Seen:
-    """What accumulate saw. ε covers the number of examples only where that is public, and the other two not at all: they
-    are for your eyes, not for release."""
+    """What accumulate saw. ε does not cover it: it is for your eyes, not for release."""
 
     examples: int
     """Number of examples, or of users, in the call."""
@@ -34,13 +35,13 @@ class Seen:
 
 def check_module(module: torch.nn.Module) -> None:
     """Refuses modules in which an example has no gradient of its own, or whose gradient says more than its numbers."""
-    if type(module).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-        raise ValueError(
-            f"the module is wrapped in {type(module).__name__}, which averages gradients that are not clipped: give the "
-            "module inside (module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
-        )
     for part in module.modules():
         name = type(part).__name__
+        if WRAPPERS & {base.__name__ for base in type(part).__mro__}:
+            raise ValueError(
+                f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module inside "
+                "(module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
+            )
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
             raise ValueError(
                 f"{name} mixes the examples of a batch, so that no example has a gradient of its own: use "

@@ -163,7 +163,7 @@ class FlatNoise:
         for number, p in enumerate(self.parameters):
             check_dtype(p, str(number))
 
-    def check_unchanged(self) -> None:
+    def _check_unchanged(self) -> None:
         """Refuses parameters that were not there, or not so, when this was made: no noise covers them."""
         now = held(self.optimizer)
         if len(now) != len(self.parameters) or any(p is not q for p, q in zip(now, self.parameters)):
@@ -221,6 +221,7 @@ class FlatNoise:
         """
         stream = self.live()
         self.mechanism.check_steps(stream.next_step + 1)
+        self._check_unchanged()
         if not self.grouped:
             check_alone()  # torch.distributed may have been initialised since
         mine = slice(self.coordinates.start, self.coordinates.stop)

@@ -141,7 +141,6 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     def clip_and_accumulate(self) -> None:
         """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
         noise = self._noise
-        noise.check_unchanged()
         rows = {}
         for number, p in enumerate(noise.parameters):
             if not p.requires_grad:

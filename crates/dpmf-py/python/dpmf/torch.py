@@ -37,6 +37,10 @@ from ._torch_noise import FlatNoise, shard
 
 __all__ = ["Cohorts", "PrivateOptimizer", "Seen", "UncheckedDataWarning", "check_loader", "shard"]
 
+# As users know them, in messages too.
+for _public in (Cohorts, Seen, UncheckedDataWarning):
+    _public.__module__ = __name__
+
 
 def _check_optimizer(mechanism: Mechanism, group: Mapping[str, Any], first_rate: float | None = None) -> None:
     """One parameter group of torch.optim.SGD, and its first learning rate, which matters beside weight decay."""
@@ -298,7 +302,6 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 "mean and not clipped, and no noise makes them private; they are not used. A sum of contributions that "
                 f"are clipped to norm {self.clip} goes in by add_sum(…), and add_sum({{}}, 0) releases noise alone"
             )
-        noise.check_unchanged()
         if self._checks is not None:
             self._checks.step(noise.next_step, self.param_groups)
         noise.release()
