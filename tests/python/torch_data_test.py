@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler  # noqa: E402
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset  # noqa: E402
+from torch.utils.data import SubsetRandomSampler, TensorDataset, WeightedRandomSampler  # noqa: E402
 
 STEPS = 6
 
@@ -38,6 +39,26 @@ def test_samplers(mechanism):
         dpmf.torch.check_loader(mechanism, DataLoader(data, batch_size=8), epochs=2)
     with pytest.raises(dpmf.MismatchError, match="plan with steps=12"):
         dpmf.torch.check_loader(mechanism, DataLoader(data, batch_size=4))
+
+    twice = [*range(24)] * 2
+    for loader in (
+        DataLoader(Subset(data, twice), batch_size=8),
+        DataLoader(Subset(Subset(data, twice), range(48)), batch_size=8),
+        DataLoader(ConcatDataset([Subset(data, range(24)), data, data]), batch_size=16),
+    ):
+        with pytest.raises(dpmf.MismatchError, match="come several times in the"):
+            dpmf.torch.check_loader(mechanism, loader)
+    dpmf.torch.check_loader(mechanism, DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(range(24))))
+    with pytest.raises(dpmf.MismatchError, match="with replacement"):
+        dpmf.torch.check_loader(mechanism, DataLoader(data, batch_size=8, sampler=SubsetRandomSampler(twice)))
+
+    class Twice(BatchSampler):
+        def __iter__(self):
+            return iter([[*range(8)]] * 6)
+
+    with pytest.raises(dpmf.MismatchError, match="Twice.*Cohorts"):
+        sampler = Twice(torch.utils.data.SequentialSampler(data), 8, False)
+        dpmf.torch.check_loader(mechanism, DataLoader(data, batch_sampler=sampler))
 
     class Own(torch.utils.data.Sampler):
         def __init__(self):
@@ -80,6 +101,38 @@ def test_a_second_pass_is_refused(mechanism):
     sampled = DataLoader(data, batch_size=8, sampler=RandomSampler(data, replacement=True))
     with pytest.raises(dpmf.MismatchError, match="with replacement"):
         private(model, mechanism).batches(sampled)
+
+
+def test_a_batch_is_for_one_step(mechanism):
+    model = torch.nn.Linear(3, 1)
+    optimizer = private(model, mechanism)
+    batches = optimizer.batches(DataLoader(of_three_batches(), batch_size=8))
+    for inputs, targets in batches:
+        for part in (slice(4), slice(4, None)):  # in parts is another matter
+            optimizer.accumulate(model, mse_loss, inputs[part], targets[part])
+        optimizer.step()
+        break
+    optimizer.accumulate(model, mse_loss, inputs, targets)
+    with pytest.raises(dpmf.MismatchError, match="step 1 has no batch of its own"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.add_sum({}, 0)
+    optimizer.step()  # noise alone
+    assert optimizer.next_step == 2
+
+
+def test_batches_that_make_one_step_together(mechanism):
+    model = torch.nn.Linear(3, 1)
+    optimizer = private(model, mechanism)
+    for number, (inputs, targets) in enumerate(
+        optimizer.batches(DataLoader(of_three_batches(), batch_size=4), batches_per_step=2)
+    ):
+        optimizer.accumulate(model, mse_loss, inputs, targets)
+        if number % 2 == 1:
+            optimizer.step()
+    assert optimizer.next_step == 3
+    with pytest.raises(dpmf.MismatchError, match="plan with steps=8"):
+        private(model, mechanism).batches(DataLoader(of_three_batches(), batch_size=1), batches_per_step=3)
 
 
 def test_a_pass_that_was_interrupted_goes_on(tmp_path, mechanism):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Generator, arange, randperm
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler
 
 from ._core import Mechanism
 from ._errors import MismatchError
@@ -103,25 +103,47 @@ def check_loader(
             "the data set is an IterableDataset, so nothing shows that each example comes once: give a data set with a "
             "length and dpmf.torch.Cohorts as batch_sampler"
         )
+    _check_distinct(loader.dataset)
     batches = loader.batch_sampler
     if not isinstance(batches, Cohorts):
-        sampler = getattr(batches, "sampler", batches if batches is not None else loader.sampler)
+        # Subclasses may do anything.
+        sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
         name = type(sampler).__name__
         if name in ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"):
             mechanism.check_sampling("poisson")  # the names that Opacus gives to Poisson sampling
-        elif isinstance(sampler, WeightedRandomSampler):
+        elif type(sampler) is WeightedRandomSampler:
             if sampler.replacement:
                 mechanism.check_sampling("with-replacement")
-        elif isinstance(sampler, RandomSampler):
+        elif type(sampler) is RandomSampler:
             # More samples than there are examples come from several passes.
             if sampler.replacement or sampler.num_samples > len(loader.dataset):  # type: ignore[arg-type]
                 mechanism.check_sampling("with-replacement")
-        elif not isinstance(sampler, SequentialSampler):
+        elif type(sampler) is SubsetRandomSampler:
+            if _repeats(sampler.indices):
+                mechanism.check_sampling("with-replacement")
+        elif type(sampler) is not SequentialSampler:
             raise MismatchError(
                 f"the sampler is a {name}, of which it is not known that each example comes once: give "
                 "dpmf.torch.Cohorts as batch_sampler"
             )
     mechanism.check_steps(-(-len(loader) // batches_per_step))
+
+
+def _repeats(indices: Any) -> bool:
+    return len(set(map(int, indices))) != len(indices)
+
+
+def _check_distinct(dataset: Any) -> None:
+    """Refuses data sets in which examples of another come twice."""
+    parts = [dataset.dataset] if isinstance(dataset, Subset) else []
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
+    if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):
+        raise MismatchError(
+            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give each "
+            "of them once"
+        )
+    for part in parts:
+        _check_distinct(part)
 
 
 class Passes:
@@ -131,6 +153,24 @@ class Passes:
         #: What decided that; None while nobody said.
         self.order: dict[str, int] | str | None = None
         self.known = False
+        #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
+        self.drawn: int | None = None
+        self.batches_per_step = 1
+
+    def hand_out(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The batches, counted."""
+        for batch in loader:
+            assert self.drawn is not None
+            self.drawn += 1
+            yield batch
+
+    def check_step(self, step: int) -> None:
+        """Refuses a step whose batch was not handed out yet: it would be that of the step before."""
+        if self.drawn is not None and self.drawn <= step * self.batches_per_step:
+            raise MismatchError(
+                f"step {step} has no batch of its own, and that of the step before would take part twice: take one step for "
+                "each batch of optimizer.batches(loader)"
+            )
 
     def begin(self, mechanism: Mechanism, loader: DataLoader[Any], step: int, batches_per_step: int) -> None:
         """Refuses a loader whose examples may have taken part before step."""
@@ -143,7 +183,7 @@ class Passes:
                     "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
                     "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
                 )
-            self.order, self.known = "that of the loader", True
+            self._go_on("that of the loader", step, batches_per_step)
             return
         if self.order is not None and self.order != cohorts.order:
             raise MismatchError(
@@ -155,4 +195,8 @@ class Passes:
                 f"the cohorts start with number {cohorts.start}, but the run is at step {step}: each example takes part "
                 f"in one step, so give dpmf.torch.Cohorts(…, start={step * batches_per_step})"
             )
-        self.order, self.known = cohorts.order, True
+        self._go_on(cohorts.order, step, batches_per_step)
+
+    def _go_on(self, order: dict[str, int] | str, step: int, batches_per_step: int) -> None:
+        self.order, self.known = order, True
+        self.drawn, self.batches_per_step = step * batches_per_step, batches_per_step

@@ -204,6 +204,9 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     def batches(self, loader: DataLoader[Any], *, batches_per_step: int = 1) -> Iterator[Any]:
         """The batches of a DataLoader, once, after checking that each example takes part in one step.
 
+        batches_per_step batches make a cohort: each goes to accumulate(), and step() comes after the last of them. A step
+        without a batch of its own is refused.
+
         A second call is refused, but to go on with a pass that was interrupted: with Cohorts of the same order that start
         where the run is. What decides the order is kept in state_dict().
 
@@ -211,8 +214,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         """
         if self._noise.count is not None:
             raise ValueError("a cohort was begun by accumulate(): call step() or zero_grad() before new batches")
+        if batches_per_step < 1:
+            raise ValueError(f"batches_per_step is {batches_per_step}, but it must be at least 1")
         self._passes.begin(self.mechanism, loader, self.next_step, batches_per_step)
-        return iter(loader)
+        return self._passes.hand_out(loader)
 
     def accumulate(
         self,
@@ -304,6 +309,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             )
         if self._checks is not None:
             self._checks.step(noise.next_step, self.param_groups)
+        if noise.count > 0:
+            self._passes.check_step(noise.next_step)
         noise.release()
         noise.flat.div_(self.denominator)
         noise.hand_out()
