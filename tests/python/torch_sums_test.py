@@ -84,8 +84,8 @@ def test_one_example_moves_the_sum_by_at_most_the_clip(clip, dtype, vectorize):
     if dtype == torch.float16 and torch.__version__.startswith("1."):
         pytest.skip("PyTorch 1 has no float16 on the CPU")
     generator = torch.Generator().manual_seed(3)
-    for size in (1, 2, 9):
-        inputs = torch.randn(size, 300, generator=generator).to(dtype or torch.float32)
+    for size, mean in ((1, 0), (2, 0), (9, 0), (40, 3)):  # the last all pull the same way
+        inputs = (mean + torch.randn(size, 300, generator=generator)).to(dtype or torch.float32)
         with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
             whole = sum_of(inputs, clip, vectorize=vectorize)
             inputs[0] = 0

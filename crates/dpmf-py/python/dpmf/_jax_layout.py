@@ -62,8 +62,8 @@ class Layout:
         processes = {device.process_index for device in mesh or jax.local_devices()}
         if len(processes) != jax.process_count():
             raise UnsupportedError(
-                f"there are {jax.process_count()} processes, but the parameters lie in {len(processes)}: each process would "
-                "train a model of its own, under the same noise. Place the parameters on a mesh of all devices, "
+                f"there are {jax.process_count()} processes, but the parameters lie in {len(processes)}: each process "
+                "would train a model of its own, under the same noise. Place the parameters on a mesh of all devices, "
                 "jax.device_put(leaf, NamedSharding(mesh, spec))"
             )
 

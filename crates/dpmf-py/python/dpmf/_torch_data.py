@@ -139,8 +139,8 @@ def _check_distinct(dataset: Any) -> None:
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
     if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):
         raise MismatchError(
-            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give each "
-            "of them once"
+            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give "
+            "each of them once"
         )
     for part in parts:
         _check_distinct(part)
@@ -168,8 +168,8 @@ class Passes:
         """Refuses a step whose batch was not handed out yet: it would be that of the step before."""
         if self.drawn is not None and self.drawn <= step * self.batches_per_step:
             raise MismatchError(
-                f"step {step} has no batch of its own, and that of the step before would take part twice: take one step for "
-                "each batch of optimizer.batches(loader)"
+                f"step {step} has no batch of its own, and that of the step before would take part twice: take one step "
+                "for each batch of optimizer.batches(loader)"
             )
 
     def begin(self, mechanism: Mechanism, loader: DataLoader[Any], step: int, batches_per_step: int) -> None:

@@ -39,8 +39,8 @@ def check_module(module: torch.nn.Module) -> None:
         name = type(part).__name__
         if WRAPPERS & {base.__name__ for base in type(part).__mro__}:
             raise ValueError(
-                f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module inside "
-                "(module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
+                f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module "
+                "inside (module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
             )
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
             raise ValueError(
@@ -54,8 +54,8 @@ def check_module(module: torch.nn.Module) -> None:
             )
         if getattr(part, "sparse", False) is True:
             raise TypeError(
-                f"the gradients of {name} are sparse, and their zeros would show which rows were used: make the embedding "
-                "with sparse=False"
+                f"the gradients of {name} are sparse, and their zeros would show which rows were used: make the "
+                "embedding with sparse=False"
             )
 
 
@@ -140,8 +140,8 @@ class PerExample:
             )
         except RuntimeError as failed:
             raise ValueError(
-                f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give vectorize=False, "
-                "which is slower, or use dpmf.opacus"
+                f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
+                "vectorize=False, which is slower, or use dpmf.opacus"
             ) from failed
         return [gradients[name] for name in self.trained], losses
 

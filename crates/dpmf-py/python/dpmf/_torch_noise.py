@@ -56,8 +56,8 @@ def check_alone() -> None:
     """Refuses to serve one of several ranks as if it were the only one."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise MismatchError(
-            f"this is one of {distributed.get_world_size()} ranks, and each would draw noise of its own and train a model "
-            "of its own: use dpmf.torch.PrivateOptimizer(…, group=True) with one key for all ranks, without "
+            f"this is one of {distributed.get_world_size()} ranks, and each would draw noise of its own and train a "
+            "model of its own: use dpmf.torch.PrivateOptimizer(…, group=True) with one key for all ranks, without "
             "DistributedDataParallel. For runs that have nothing to do with each other, leave torch.distributed out, or "
             "give a group of this rank alone"
         )
@@ -177,7 +177,8 @@ class FlatNoise:
         for number, (p, view) in enumerate(zip(self.parameters, self.views)):
             if p.shape != view.shape:
                 raise ValueError(
-                    f"parameter {number} has shape {tuple(p.shape)}, and had {tuple(view.shape)} when its noise was laid out"
+                    f"parameter {number} has shape {tuple(p.shape)}, and had {tuple(view.shape)} when the noise was "
+                    "laid out"
                 )
 
     @property
@@ -201,8 +202,8 @@ class FlatNoise:
         total = (self.count or 0) + count
         if total > self.bound:
             raise ValueError(
-                f"a step has {total} contributions, but room was left for the rounding of {self.bound}: give the planned size "
-                f"of a cohort as denominator, at most {_sums.MOST}"
+                f"a step has {total} contributions, but room was left for the rounding of {self.bound}: give the "
+                f"planned size of a cohort as denominator, at most {_sums.MOST}"
             )
         for number, tensor in sums:
             self.exact_views[number] += tensor.to(self.exact.device)
@@ -227,8 +228,7 @@ class FlatNoise:
         mine = slice(self.coordinates.start, self.coordinates.stop)
         try:
             if self.world_size > 1:
-                reduce = lambda part, owner: distributed.reduce(part, owner, group=self.group, async_op=True)  # noqa: E731
-                self._exchange(self.exact, reduce)
+                self._exchange(self.exact, distributed.reduce)
             self.flat[mine] = self._rounded(self.exact[mine])
             noisy = self.flat[mine].numpy()
             step = stream.release(noisy) if isinstance(stream, DurableStream) else stream.add_to(noisy)
@@ -237,8 +237,7 @@ class FlatNoise:
                 self.clear()  # shards hold the sum over all ranks by now
             raise
         if self.world_size > 1:
-            broadcast = lambda part, owner: distributed.broadcast(part, owner, group=self.group, async_op=True)  # noqa: E731
-            self._exchange(self.flat, broadcast)
+            self._exchange(self.flat, distributed.broadcast)
         self.clear()
         return step
 
@@ -251,13 +250,14 @@ class FlatNoise:
         norm = float(norm_sq.sqrt()) * spacing
         return (exact * (longest / max(norm, longest) * spacing)).float()
 
-    def _exchange(self, flat: torch.Tensor, start: Callable[[torch.Tensor, int], Any]) -> None:
+    def _exchange(self, flat: torch.Tensor, start: Callable[..., Any]) -> None:
+        """Sums the shards at their owners, or hands them out."""
         pending = []
         for rank in range(self.world_size):
             part = shard(self.dimension, rank, self.world_size)
             if len(part):
                 owner = rank if self.group is None else distributed.get_global_rank(self.group, rank)
-                pending.append(start(flat[part.start : part.stop], owner))
+                pending.append(start(flat[part.start : part.stop], owner, group=self.group, async_op=True))
         for work in pending:
             work.wait()
 
@@ -295,8 +295,8 @@ class FlatNoise:
             raise BindingError(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
         if state["mechanism"] != self.mechanism.hash:
             raise BindingError(
-                f"the state belongs to mechanism {state['mechanism'][:16]}…, but this is {self.mechanism.hash[:16]}…: keep "
-                "the mechanism of a run with mechanism.save(path) and resume with Mechanism.load(path)"
+                f"the state belongs to mechanism {state['mechanism'][:16]}…, but this is {self.mechanism.hash[:16]}…: "
+                "keep the mechanism of a run with mechanism.save(path) and resume with Mechanism.load(path)"
             )
         if list(state["coordinates"]) != [self.coordinates.start, self.coordinates.stop]:
             first, last = state["coordinates"]
@@ -324,8 +324,8 @@ class FlatNoise:
             self.stream.close()
             self.stream = None
             raise BindingError(
-                f"the state is at step {state['step']} of run {state['run']}, but its noise is at step {found[1]} of run "
-                f"{found[0]}: the state was altered"
+                f"the state is at step {state['step']} of run {state['run']}, but its noise is at step {found[1]} of "
+                f"run {found[0]}: the state was altered"
             )
 
     def close(self) -> None:

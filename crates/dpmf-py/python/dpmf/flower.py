@@ -57,9 +57,9 @@ Vector = NDArray[np.float64]
 class PrivateFedAvg(Strategy):
     """Federated averaging with correlated noise, for clients that each take part in one round.
 
-    mechanism comes from dpmf.plan, with one step a round and unit="user"; directory holds the run (mechanism, key, journal, cohorts,
-    model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of every
-    mean, also when clients drop out. learning_rate multiplies the planned step sizes.
+    mechanism comes from dpmf.plan, with one step a round and unit="user"; directory holds the run (mechanism, key, journal,
+    cohorts, model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of
+    every mean, also when clients drop out. learning_rate multiplies the planned step sizes.
 
     Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
     client, provided that the names under which nodes enrol are those of different users. What clients report beside

@@ -195,7 +195,9 @@ class _Host:
         if jax.process_count() > 1:
             self.run = self._agree(self.run, begun is not None)
         if begun is not None and begun["run"] != self.run:
-            raise BindingError(f"the journal at {journal} is of run {begun['run']}, not of {self.run}: leave out experiment")
+            raise BindingError(
+                f"the journal at {journal} is of run {begun['run']}, not of {self.run}: leave out experiment"
+            )
 
     def _agree(self, run: str, begun: bool) -> str:
         """One run for all processes, that of the first, and an error unless they have one key and mechanism."""
@@ -240,8 +242,8 @@ class _Host:
             self.mechanism.check_steps(step + 1)
         if not_finite:
             raise ValueError(
-                f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any noise: "
-                "clip every example before, as clipped_sum does"
+                f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any "
+                "noise: clip every example before, as clipped_sum does"
             )
         shapes = self.layout.local_shapes
         flat = np.zeros(sum(map(prod, shapes)), np.float32)
@@ -292,7 +294,8 @@ class _Host:
             return False
         if journal.next_step < step:
             raise MismatchError(
-                f"the optimizer's state is at step {step}, but its journal at step {journal.next_step}: they are not of one run"
+                f"the optimizer's state is at step {step}, but its journal at step {journal.next_step}: they are not of "
+                "one run"
             )
         try:
             journal.release(mark)
@@ -352,8 +355,8 @@ class _Host:
         if not path.exists():
             if journal.exists():
                 raise FormatError(
-                    f"{path} is missing beside {journal.name}, which belongs to a run: restore it, or begin a new run in "
-                    "another directory"
+                    f"{path} is missing beside {journal.name}, which belongs to a run: restore it, or begin a new run "
+                    "in another directory"
                 )
             return None
         try:
@@ -367,8 +370,8 @@ class _Host:
             return None
         if not journal.exists():
             raise FormatError(
-                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a new run "
-                "in another directory"
+                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a new "
+                "run in another directory"
             )
         assert isinstance(run, str)
         return begun

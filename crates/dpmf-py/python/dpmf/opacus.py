@@ -148,15 +148,15 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             row = getattr(p, "grad_sample", None)
             if row is None:
                 raise ValueError(
-                    f"parameter {number} is trained, but has no per-sample gradient: it was frozen when the engine made the "
-                    "module private, or the loss does not depend on it. Freeze with requires_grad_(False) what is not "
-                    "trained; what is to be trained later must be trainable in make_private"
+                    f"parameter {number} is trained, but has no per-sample gradient: it was frozen when the engine made "
+                    "the module private, or the loss does not depend on it. Freeze with requires_grad_(False) what is "
+                    "not trained; what is to be trained later must be trainable in make_private"
                 )
             if isinstance(row, list):
                 raise ValueError(
-                    "there were several backward() since the last zero_grad(), and an example that came twice would count "
-                    "twice: call zero_grad() before the backward() of each batch, and split large batches with Opacus' "
-                    "BatchMemoryManager"
+                    "there were several backward() since the last zero_grad(), and an example that came twice would "
+                    "count twice: call zero_grad() before the backward() of each batch, and split large batches with "
+                    "Opacus' BatchMemoryManager"
                 )
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
@@ -178,8 +178,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             self._checks.step(noise.next_step, self.param_groups)
         if self._cohorts is not None and self._cohorts.drawn <= noise.next_step:
             raise MismatchError(
-                f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing shows "
-                "that its examples take part once: train on that loader"
+                f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing "
+                "shows that its examples take part once: train on that loader"
             )
         noise.release()
         if self.loss_reduction == "mean":
@@ -244,8 +244,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
 class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' engine with correlated noise, single participation and the mechanism's own accounting.
 
-    key, experiment and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can be
-    resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
+    key, experiment and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can
+    be resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
 
     secure_mode is accepted and changes nothing: the noise always comes from a cryptographic generator. accountant is
     refused, since a mechanism has its own.
@@ -263,8 +263,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> None:
         if accountant is not None:
             raise ValueError(
-                f"accountant is {accountant!r}, but ε is that of a mechanism for the whole run, which has its own accounting: "
-                "leave it out, or plan with dpmf.plan(…, accountant=…) and give the mechanism to make_private"
+                f"accountant is {accountant!r}, but ε is that of a mechanism for the whole run, which has its own "
+                "accounting: leave it out, or plan with dpmf.plan(…, accountant=…) and give the mechanism to make_private"
             )
         with warnings.catch_warnings():
             # Opacus warns of its own generator of noise, which is not used.
@@ -300,8 +300,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """
         if not isinstance(optimizer, torch.optim.SGD):
             raise MismatchError(
-                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, or "
-                "plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
+                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, "
+                "or plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
             )
         groups = optimizer.param_groups
         for name in ("lr", "momentum", "nesterov", "weight_decay", "dampening"):
@@ -413,8 +413,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
         if len(cohorts) != len(data_loader):
             raise MismatchError(
-                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the part "
-                "to train on as a torch.utils.data.Subset, without a sampler"
+                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the "
+                "part to train on as a torch.utils.data.Subset, without a sampler"
             )
         return DataLoader(
             data_loader.dataset,

@@ -69,8 +69,8 @@ class _Checks:
         if not isinstance(optimizer, torch.optim.SGD):
             name = type(optimizer).__name__
             raise MismatchError(
-                f"the optimizer is {name}, whose steps are not linear in the gradients, so that no mechanism is the best "
-                "for it. The guarantee holds with any optimizer: plan with the momentum closest to it and give "
+                f"the optimizer is {name}, whose steps are not linear in the gradients, so that no mechanism is the "
+                "best for it. The guarantee holds with any optimizer: plan with the momentum closest to it and give "
                 f"check=False to train with {name}"
             )
         for group in optimizer.param_groups:
@@ -353,8 +353,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise BindingError("the state has no entry dpmf: it is not that of a PrivateOptimizer")
         if ours["denominator"] != self.denominator:
             raise MismatchError(
-                f"the state has denominator {ours['denominator']}, but this optimizer has {self.denominator}: it is fixed "
-                "for a run"
+                f"the state has denominator {ours['denominator']}, but this optimizer has {self.denominator}: it is "
+                "fixed for a run"
             )
         self._noise.load_state_dict(ours)
         self.optimizer.load_state_dict(state)
