@@ -29,7 +29,7 @@ def loss(parameters, inputs, label):
 
 # 1. Plan for the optimizer.
 mechanism = dpmf.plan(
-    steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=3, delta=1e-6, clip=1.0, unit="record"
+    steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=3, delta=1e-6, clip=1.0
 )
 key = dpmf.NoiseKey.from_seed(int(sys.argv[1])) if len(sys.argv) > 1 else dpmf.NoiseKey.generate()
 # 2. Take the optimizer that was planned, with noise. The mean divides by the planned size of a batch.

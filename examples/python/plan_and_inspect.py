@@ -6,7 +6,7 @@
 import dpmf
 import numpy as np
 
-# What the optimizer does, and what is promised to every user.
+# What the optimizer does, and what is promised for every record.
 mechanism = dpmf.plan(
     steps=2048,
     momentum=0.95,

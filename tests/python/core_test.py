@@ -246,7 +246,7 @@ def planned():
 
 def test_a_statement_says_what_it_covers():
     statement = planned().privacy
-    assert str(statement).startswith("(8, 1e-6)-differential privacy for every user, over 32 steps.")
+    assert str(statement).startswith("(8, 1e-6)-differential privacy for every record, over 32 steps.")
     assert (statement.epsilon, statement.delta, statement.clip, statement.steps) == (8, 1e-6, 0.5, 32)
     assert statement.to_dict()["noise_multiplier"] == statement.noise_multiplier
     assert statement.participation == "in at most one step"

@@ -9,12 +9,18 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
+pytest.importorskip("opacus", reason="Opacus is not installed: scripts/setup-torch makes an environment with it")
+
 import dpmf  # noqa: E402
+import dpmf.opacus  # noqa: E402
 import dpmf.torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 STEPS, WORLD = 5, 2
+KEY = dpmf.NoiseKey.from_seed(8)
+
+pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning")
 
 
 def mechanism():
@@ -37,13 +43,13 @@ def private(model, directory=None, rank=None, **arguments):
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if directory is not None:
         arguments["journal"] = directory / f"journal-{rank}"
-    return dpmf.torch.PrivateOptimizer(sgd, mechanism(), denominator=8, run="shards", **arguments)
+    return dpmf.torch.PrivateOptimizer(sgd, mechanism(), denominator=8, experiment="shards", **arguments)
 
 
-def noise_alone(optimizer, model):
+def noise_alone(optimizer):
     """The row that a step adds to a gradient of zero, before division."""
-    optimizer._noise.gather([None] * len(list(model.parameters())))
-    optimizer._noise.add()
+    optimizer.add_sum({}, 0)
+    optimizer._noise.release()
     return optimizer._noise.flat.clone()
 
 
@@ -52,9 +58,9 @@ def of_rank(rank, port, directory):
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
     )
-    for task in (draw, train_and_resume, disagree):
+    for task in (draw, train_and_resume, disagree, forget_the_group):
         (directory / task.__name__).mkdir(exist_ok=True)
-        task(rank, dpmf.NoiseKey.read(directory / "key"), directory / task.__name__)
+        task(rank, KEY, directory / task.__name__)
         torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -63,7 +69,6 @@ def of_rank(rank, port, directory):
 def directory(tmp_path_factory):
     """What two ranks left behind; all that they do is done in one pair of processes, which are slow to start."""
     directory = tmp_path_factory.mktemp("ranks")
-    dpmf.NoiseKey.create(directory / "key")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,14 +83,14 @@ def draw(rank, key, directory):
     stream = optimizer._noise.stream
     assert optimizer.coordinates == dpmf.torch.shard(dimension) == stream.coordinates
     assert stream.memory == optimizer.mechanism.buffers * 4 * len(optimizer.coordinates)
-    rows = torch.stack([noise_alone(optimizer, model) for _ in range(STEPS)])
+    rows = torch.stack([noise_alone(optimizer) for _ in range(STEPS)])
     np.save(directory / f"rows-{rank}.npy", rows.numpy())
 
 
 def test_noise_equals_that_of_one_process_bit_for_bit(directory):
     model = model_of()
-    alone = private(model, key=dpmf.NoiseKey.read(directory / "key"))
-    expected = np.stack([noise_alone(alone, model).numpy() for _ in range(STEPS)])
+    alone = private(model, key=KEY)
+    expected = np.stack([noise_alone(alone).numpy() for _ in range(STEPS)])
     assert np.abs(expected).min() > 0.0
     for rank in range(WORLD):
         got = np.load(directory / "draw" / f"rows-{rank}.npy")
@@ -117,23 +122,24 @@ def train_and_resume(rank, key, directory):
 
 def test_training_on_two_ranks_is_training_on_one(directory):
     model = model_of()
-    alone = private(model, key=dpmf.NoiseKey.read(directory / "key"))
+    alone = private(model, key=KEY)
     for inputs, targets in cohorts():
         alone.accumulate(model, cross_entropy, inputs, targets)
         alone.step()
     models = [torch.load(directory / "train_and_resume" / f"model-{rank}.pt") for rank in range(WORLD)]
     for name, expected in model.state_dict().items():
         assert torch.equal(models[0][name], models[1][name]), "the ranks agree"
-        # The sums of gradients are taken in another order.
+        # vmap over other examples at once rounds gradients otherwise; their sums are exact.
         torch.testing.assert_close(models[0][name], expected, rtol=0, atol=1e-6)
 
 
 def disagree(rank, key, directory):
     model = model_of()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=r"NoiseKey\.create\(path\)"):
-        private(model, group=True)
+        dpmf.torch.PrivateOptimizer(sgd, mechanism(), denominator=8, group=True)
     with pytest.raises(dpmf.MismatchError, match="the ranks differ in their key: .* in rank 0, .* in rank 1"):
-        private(model, key=dpmf.NoiseKey.generate(), group=True)
+        private(model, key=dpmf.NoiseKey.from_seed(rank), group=True)
     smaller = torch.nn.Linear(2, 2 + rank)
     with pytest.raises(dpmf.MismatchError, match="number of parameters: 6 in rank 0, 9 in rank 1"):
         private(smaller, key=key, group=True)
@@ -142,3 +148,45 @@ def disagree(rank, key, directory):
 
 def test_ranks_that_differ_are_refused(directory):
     assert [(directory / "disagree" / f"refused-{rank}").exists() for rank in range(WORLD)] == [True] * WORLD
+
+
+def forget_the_group(rank, key, directory):
+    """Stock code of DistributedDataParallel: no rank trains a model of its own with noise of its own."""
+    model = model_of()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(dpmf.MismatchError, match="one of 2 ranks.*group=True"):
+        dpmf.torch.PrivateOptimizer(sgd, mechanism(), denominator=8)
+    inputs, targets = cohorts()[0]
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel.*module\.module"):
+        private(model, key=key, group=True).accumulate(wrapped, cross_entropy, inputs, targets)
+    data = torch.utils.data.TensorDataset(inputs, targets)
+    with pytest.raises(dpmf.MismatchError, match="one of 2 ranks"):
+        dpmf.opacus.PrivacyEngine().make_private_with_epsilon(
+            module=wrapped,
+            optimizer=sgd,
+            data_loader=torch.utils.data.DataLoader(data, batch_size=4),
+            target_epsilon=2,
+            target_delta=1e-5,
+            max_grad_norm=1.0,
+        )
+    # Each of them alone, where that is meant.
+    groups = [torch.distributed.new_group([one]) for one in range(WORLD)]
+    own = private(model_of(), key=dpmf.NoiseKey.from_seed(rank), group=groups[rank])
+    assert own.coordinates == range(sum(p.numel() for p in model.parameters()))
+    (directory / f"refused-{rank}").touch()
+
+
+def test_ranks_that_do_not_know_of_each_other_are_refused(directory):
+    assert [(directory / "forget_the_group" / f"refused-{rank}").exists() for rank in range(WORLD)] == [True] * WORLD
+
+
+def test_ranks_that_meet_after_the_optimizer_was_made(monkeypatch):
+    model = model_of()
+    optimizer = private(model, key=KEY)
+    optimizer.add_sum({}, 0)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(dpmf.MismatchError, match="one of 2 ranks"):
+        optimizer.step()
+    assert optimizer.next_step == 0

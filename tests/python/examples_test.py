@@ -16,7 +16,7 @@ def run(*arguments):
 
 def test_plan_and_inspect():
     printed = run("plan_and_inspect.py")
-    assert "(8, 1e-6)-differential privacy for every user" in printed
+    assert "(8, 1e-6)-differential privacy for every record" in printed
     assert float(re.search(r"lower bound for every mechanism: ([\d.]+)", printed)[1]) < 1.0002
     assert float(re.search(r"first two rows: ([+-][\d.]+)", printed)[1]) < -0.1
 

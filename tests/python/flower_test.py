@@ -1,5 +1,6 @@
 """dpmf.flower against the real library: strategy and client in one process, the simulation engine, and a deployment."""
 
+import json
 import os
 import pathlib
 import signal
@@ -29,7 +30,8 @@ TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 def plan(**options):
-    defaults = dict(steps=ROUNDS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=CLIP)
+    defaults = dict(steps=ROUNDS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=CLIP,
+                    unit="user")
     return dpmf.plan(**{**defaults, **options})
 
 
@@ -51,8 +53,9 @@ def gradient(partition):
 
 
 def clipped(partition):
+    """What is clipped is clipped 2^-11 lower, for the rounding of the sum."""
     update = gradient(partition)
-    return update * min(1, CLIP / np.linalg.norm(update))
+    return update * min(1, (1 - 2**-11) * CLIP / np.linalg.norm(update))
 
 
 def client(train=None, mods=(dpmf.flower.clipping_mod,)):
@@ -158,6 +161,20 @@ def test_clipping_holds_after_rounding(scale):
         norm = np.linalg.norm(dpmf.flower._clip(update, clip).astype(np.float64))
         assert norm <= clip
         assert norm >= (1 - 1e-6) * min(clip, np.linalg.norm(update))
+
+
+@pytest.mark.parametrize("count", [2, 9, 5000])
+def test_one_client_moves_the_sum_by_at_most_the_clip(count):
+    """Clients that all pull the same way: float32 would round the sum further than one of them moves it."""
+    updates = list(1 + np.random.default_rng(1).random((count, 5)))
+    whole = dpmf.flower._clipped_sum(updates, 1.0, count, 5).astype(np.float64)
+    moves = []
+    for index in range(0, count, max(count // 16, 1)):
+        without = [update for number, update in enumerate(updates) if number != index]
+        rest = dpmf.flower._clipped_sum(without, 1.0, count, 5)
+        moves.append(np.linalg.norm(whole - rest))
+        assert dpmf.flower._clipped_sum(without[::-1], 1.0, count, 5).tobytes() == rest.tobytes()
+    assert 0.99 < max(moves) <= 1.0
 
 
 def test_dropouts_leave_the_denominator_and_an_empty_cohort_releases_noise(tmp_path):
@@ -326,6 +343,52 @@ def test_a_directory_belongs_to_one_run(tmp_path):
     (tmp_path / "noise.key").unlink()
     with pytest.raises(dpmf.NoiseKeyError, match="cannot be resumed"):
         strategy(tmp_path).start(Nodes(client()), arrays(START))
+
+
+@pytest.mark.parametrize("done", [0, 2])
+@pytest.mark.parametrize("lost", ["journal", "state.npz", "cohorts.json"])
+def test_a_run_that_lost_a_file_does_not_begin_again(tmp_path, lost, done):
+    nodes = Nodes(client())
+    strategy(tmp_path).start(nodes, arrays(START), num_rounds=done)
+    (tmp_path / lost).unlink()
+    again = Nodes(client())
+    if (lost, done) == ("cohorts.json", 0):
+        strategy(tmp_path).start(again, arrays(START))  # nobody was asked: they may be drawn anew
+        return
+    with pytest.raises(dpmf.FormatError, match=f"{lost} is missing.*begin a new run in another directory"):
+        strategy(tmp_path).start(again, arrays(START))
+    assert not again.trained
+
+
+def test_cohorts_that_are_lost_with_the_state_are_missed(tmp_path):
+    strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=2)
+    (tmp_path / "cohorts.json").unlink()
+    (tmp_path / "state.npz").unlink()
+    with pytest.raises(dpmf.FormatError, match="cohorts.json is missing"):
+        strategy(tmp_path).start(Nodes(client()), arrays(START))
+
+
+def test_cohorts_that_are_damaged_or_of_another_size(tmp_path):
+    strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=2)
+    with pytest.raises(dpmf.MismatchError, match="cohort is 2, but the run in .* has cohorts of 3"):
+        strategy(tmp_path, cohort=2).start(Nodes(client()), arrays(START))
+    kept = (tmp_path / "cohorts.json").read_text()
+    cohorts = json.loads(kept)
+    for damaged in (kept[:20], json.dumps(cohorts[:2]), json.dumps([cohorts[0]] * ROUNDS), "3"):
+        (tmp_path / "cohorts.json").write_text(damaged)
+        with pytest.raises(dpmf.FormatError, match="cohorts.json is damaged"):
+            strategy(tmp_path).start(Nodes(client()), arrays(START))
+
+
+def test_a_client_is_a_user(tmp_path):
+    with pytest.raises(dpmf.MismatchError, match='what is clipped here is every user: plan with unit="user"'):
+        strategy(tmp_path, mechanism=plan(unit="record"))
+
+
+def test_without_flower_it_says_what_to_install():
+    code = "import sys; sys.modules['flwr'] = None; import dpmf.flower"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "dpmf.flower needs Flower: pip install 'dpmf[flower]'" in done.stderr
 
 
 def test_two_nodes_with_one_name_are_one_client(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def flat(values):
 
 
 def transformation(**options):
-    return dpmf.jax.add_correlated_noise(MECHANISM, KEY, **{**dict(run="test"), **options})
+    return dpmf.jax.add_correlated_noise(MECHANISM, KEY, **{**dict(experiment="test"), **options})
 
 
 def expected_rows(steps=STEPS):
@@ -108,7 +109,7 @@ def test_one_step_too_many_says_so():
 
 
 def test_a_state_of_another_run_or_a_later_step_is_refused():
-    noise, other = transformation(), transformation(run="other")
+    noise, other = transformation(), transformation(experiment="other")
     assert "another run" in failure(lambda: noise.update(tree(0), other.init(tree(0))))
     later = noise.init(tree(0))._replace(step=jnp.int32(3))
     assert "journal=directory" in failure(lambda: noise.update(tree(0), later))
@@ -168,11 +169,11 @@ def test_shards_draw_the_bits_of_an_unsharded_run(specs, journalled, tmp_path):
 def test_a_device_keeps_the_streams_of_its_own_shard_only():
     mesh = Mesh(np.array(jax.devices()), ("x",))
     shape = (10, 4)
-    layout = dpmf.jax._Layout.of(
+    layout = dpmf.jax.Layout.of(
         jnp.zeros(shape), NamedSharding(mesh, PartitionSpec("x"))
     )
     assert layout.devices == (((0, 0, 20),), ((0, 20, 40),))
-    layout = dpmf.jax._Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
+    layout = dpmf.jax.Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
     assert layout.devices[1] == tuple((2 * row, 4 * row + 2, 4 * row + 4) for row in range(10))
 
 
@@ -181,7 +182,7 @@ def test_a_large_model_passes_through_two_devices():
     size = 2_000_000
     mechanism = dpmf.plan(steps=4, epsilon=8, delta=1e-6)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
-    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, run="large")
+    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="large")
     update = jax.jit(noise.update)
     gradient = jax.device_put(jnp.zeros(size), sharding)
     state = noise.init(gradient)
@@ -201,7 +202,7 @@ def test_a_journal_lets_a_restart_repeat_and_go_on(tmp_path):
         _, state = before.update(tree(step), state)
     close(before)
     # The process died after step 3; the last saved state is that before step 2.
-    after = transformation(journal=tmp_path / "journal", run=None)
+    after = transformation(journal=tmp_path / "journal", experiment=None)
     after.init(tree(0))
     state = saved
     for step in range(2, STEPS):
@@ -251,13 +252,106 @@ def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     close(noise)
     with pytest.raises(dpmf.BindingError, match="another mechanism"):
         dpmf.jax.add_correlated_noise(MECHANISM.calibrate(1, 1e-6), KEY, journal=tmp_path)
-    with pytest.raises(dpmf.BindingError, match="leave out run"):
-        dpmf.jax.add_correlated_noise(MECHANISM, KEY, run="other", journal=tmp_path)
+    with pytest.raises(dpmf.BindingError, match="leave out experiment"):
+        dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="other", journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="the same sharding"):
-        transformation(journal=tmp_path, run=None).init(sharded(tree(0), SPECS["leading rows"]))
+        transformation(journal=tmp_path, experiment=None).init(sharded(tree(0), SPECS["leading rows"]))
     with pytest.raises(dpmf.FormatError, match="not the description of a run"):
         (tmp_path / "run.json").write_text("{")
         transformation(journal=tmp_path)
+
+
+def begin(directory, steps=2):
+    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=directory)
+    state = noise.init(tree(0))
+    for step in range(steps):
+        noisy, state = noise.update(tree(step), state)
+    close(noise)
+    return state
+
+
+@pytest.mark.parametrize("lost", ["process-0.journal", "run.json"])
+def test_a_run_that_lost_a_file_does_not_begin_again(tmp_path, lost):
+    begin(tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(dpmf.FormatError, match=f"{lost} is missing.*new run in another directory"):
+        dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
+
+
+def test_a_journal_that_is_lost_later_is_missed_too(tmp_path):
+    begin(tmp_path)
+    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
+    (tmp_path / "process-0.journal").unlink()
+    with pytest.raises(dpmf.FormatError, match="process-0.journal is missing"):
+        noise.init(tree(0))
+
+
+@pytest.mark.parametrize("at", ["description", "journal"])
+def test_a_start_that_was_interrupted_is_made_again(tmp_path, monkeypatch, at):
+    """Between the description of a run and its journal, when nothing can have been released."""
+    with monkeypatch.context() as patch:
+        written = []
+
+        def write(path, data):
+            written.append(data)
+            if len(written) == (1 if at == "description" else 2):
+                if at == "description":
+                    path.write_bytes(data)
+                raise KeyboardInterrupt
+            path.write_bytes(data)
+
+        patch.setattr(dpmf.jax, "write_durably", write)
+        noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            noise.init(tree(0))
+        if at == "journal":
+            close(noise)
+    assert int(begin(tmp_path).step) == 2
+
+
+def test_a_state_ahead_of_its_journal_is_refused(tmp_path):
+    noise = transformation(journal=tmp_path)
+    later = noise.init(tree(0))._replace(step=jnp.int32(3))
+    assert "its journal at step 0" in failure(lambda: noise.update(tree(0), later))
+
+
+def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path):
+    def first(key, **options):
+        noise = dpmf.jax.add_correlated_noise(MECHANISM, key, **options)
+        return flat(noise.update(tree(0), noise.init(tree(0)))[0]).tobytes()
+
+    key = dpmf.NoiseKey.generate()
+    assert first(key) != first(key)
+    assert first(KEY) != first(KEY)
+    assert first(KEY, experiment="a") == first(KEY, experiment="a")
+    for options in (dict(), dict(journal=tmp_path)):
+        with pytest.raises(ValueError, match="the same at every start.*from_seed"):
+            first(key, experiment="a", **options)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
+@pytest.mark.parametrize("place", [lambda values: values, lambda values: sharded(values, SPECS["leading rows"])],
+                         ids=["whole", "sharded"])
+def test_what_is_not_finite_is_refused_before_it_is_released(value, compile, place):
+    noise = transformation()
+    update = compile(noise.update)
+    state = noise.init(place(tree(0)))
+    bad = tree(0)
+    bad["kernel"] = bad["kernel"].at[5, 2].set(value)
+    assert "1 numbers of the gradient are not finite" in failure(lambda: update(place(bad), state))
+    # The step is still there, for a gradient that is.
+    noisy, _ = update(place(tree(0)), state)
+    assert flat(noisy).tobytes() == expected_rows()[0].tobytes()
+
+
+def test_parts_of_a_step_are_added_up_before_the_update():
+    optimizer = optax.MultiSteps(dpmf.jax.sgd(MECHANISM, KEY), every_k_schedule=2)
+    state = optimizer.init(tree(0))
+    _, state = optimizer.update(tree(0), state)
+    assert "optax.MultiSteps does not: add up the parts, and update once" in failure(
+        lambda: optimizer.update(tree(1), state)
+    )
 
 
 OPTIMIZERS = {
@@ -272,7 +366,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_sgd_computes_the_planned_workload(options):
     mechanism = dpmf.plan(steps=STEPS, epsilon=8, delta=1e-6, **options)
-    optimizer = dpmf.jax.sgd(mechanism, KEY, run="test", denominator=4.0)
+    optimizer = dpmf.jax.sgd(mechanism, KEY, experiment="test", denominator=4.0)
     parameters = jnp.zeros(DIMENSION)
     state = optimizer.init(parameters)
     stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
@@ -309,7 +403,51 @@ def test_clipped_contributions_stay_within_the_norm(scale):
             clipped = flat(jax.jit(dpmf.jax.clipped_sum, static_argnums=1)(one, clip)).astype(np.float64)
             norm, had = np.linalg.norm(clipped), np.linalg.norm(flat(one).astype(np.float64))
             assert norm <= min(clip, had) * (1 + 1e-7) and norm <= clip
-            assert norm >= 0.999 * min(clip, had)
+            # Half a grid point for every coordinate.
+            assert norm >= 0.999 * min(clip, had) - 2**-30 * np.sqrt(300_064) * clip
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("count, parts", [(9, 1), (4096, 1), (65_536, 1), (256, 16)])
+def test_one_example_moves_the_sum_by_at_most_the_clip(dtype, count, parts):
+    """Examples that all pull the same way: float32 would round every partial sum."""
+    random = np.random.default_rng(1)
+    gradients = jnp.asarray(1 + random.random((count, 5)), dtype)
+    others = jnp.asarray(1 + random.random((parts - 1, count, 5)), dtype)
+    clipped = jax.jit(lambda values: dpmf.jax.clipped_sum(values, 1.0, parts=parts))
+
+    def total(values):
+        summed = clipped(values)
+        assert summed.dtype == jnp.float32
+        for other in others:
+            summed = summed + clipped(other)
+        return np.asarray(summed, np.float64)
+
+    whole = total(gradients)
+    moves = [np.linalg.norm(whole - total(gradients.at[index].set(0))) for index in range(0, count, max(count // 16, 1))]
+    assert 0.98 < max(moves) <= 1.0
+
+
+@pytest.mark.parametrize("count", [300, 65_536])
+def test_sums_are_exact(count):
+    """The same bits in any order, and close to the sum in float64."""
+    random = np.random.default_rng(2)
+    gradients = ((0.5 + random.random((count, 7))) * 10.0 ** random.integers(-4, 4, (count, 1))).astype(np.float32)
+    sums = [np.asarray(dpmf.jax.clipped_sum(gradients[order], 1.0)) for order in (slice(None), slice(None, None, -1))]
+    assert sums[0].tobytes() == sums[1].tobytes()
+    norms = np.linalg.norm(gradients.astype(np.float64), axis=1, keepdims=True)
+    room = 1 - 2**-13 - count * 2**-22
+    expected = (gradients * np.minimum(1, room / norms)).sum(axis=0)
+    np.testing.assert_allclose(sums[0], expected, rtol=1e-4)
+
+
+def test_too_many_to_add_in_float32():
+    with pytest.raises(ValueError, match="100 parts of 4096 examples are too many"):
+        dpmf.jax.clipped_sum(jnp.zeros((4096, 2)), 1.0, parts=100)
+    with pytest.raises(ValueError, match="1e-30, but it must lie"):
+        dpmf.jax.clipped_sum(jnp.zeros((4, 2)), 1e-30)
+    with pytest.raises(ValueError, match="the same number"):
+        dpmf.jax.clipped_sum([jnp.zeros((4, 2)), jnp.zeros((3, 2))], 1.0)
 
 
 def test_contributions_that_are_not_finite_count_as_zero():
@@ -323,3 +461,70 @@ def test_the_example_runs():
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
+
+
+def test_without_jax_it_says_what_to_install():
+    for missing in ("jax", "optax"):
+        code = f"import sys; sys.modules[{missing!r}] = None; import dpmf.jax"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "dpmf.jax needs JAX and optax: pip install 'dpmf[jax]'" in done.stderr
+
+
+PROCESS = """
+import os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, jax.numpy as jnp, numpy as np
+rank, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+import dpmf, dpmf.jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
+whole = jnp.zeros(10)
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+placed = jax.make_array_from_callback((10,), sharding, lambda index: np.zeros(10, np.float32)[index])
+try:
+    dpmf.jax.add_correlated_noise(mechanism, dpmf.NoiseKey.generate())
+    print("two keys were taken")
+except AssertionError as refused:
+    print("refused:", "differ in their key" in str(refused))
+key = dpmf.NoiseKey.read(directory + "/key")
+noise = dpmf.jax.add_correlated_noise(mechanism, key, journal=directory + "/journal")
+try:
+    noise.init(whole)
+    print("two models were taken")
+except dpmf.UnsupportedError as refused:
+    print("refused:", "train a model of its own" in str(refused))
+noise = dpmf.jax.add_correlated_noise(mechanism, key, journal=directory + "/journal")
+state = noise.init(placed)
+update = jax.jit(noise.update)
+for _ in range(3):
+    noisy, state = update(placed, state)
+np.save(f"{directory}/{rank}.npy", np.asarray(noisy.addressable_shards[0].data))
+print("run", np.asarray(state.run.addressable_shards[0].data).tobytes().hex())
+"""
+
+
+def test_two_processes_are_one_run(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    key = dpmf.NoiseKey.create(tmp_path / "key")
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port), str(tmp_path)], env=environment,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    lines = [[line for line in out.splitlines() if line.startswith(("refused", "run"))] for out, _ in printed]
+    assert lines[0] == lines[1]
+    *refused, run = lines[0]
+    assert refused == ["refused: True"] * 2
+    mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
+    stream = dpmf.NoiseStream(mechanism, key, run=run.removeprefix("run "), dimension=10)
+    stream.skip_to(2)
+    both = np.concatenate([np.load(tmp_path / f"{rank}.npy") for rank in range(2)])
+    assert both.tobytes() == stream.next_row().tobytes()
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
+        "process-0.journal", "process-1.journal", "run-1.json", "run.json"]

@@ -193,7 +193,7 @@ impl Mechanism {
     ///
     /// unit is "user" or "record"; adjacency is "replace-with-zero", "add-or-remove" or "replace-one"; accountant is
     /// "exact", "zcdp", "rdp" or "paper".
-    #[pyo3(signature = (epsilon, delta, clip=1.0, *, unit="user", adjacency="replace-with-zero", accountant="exact"))]
+    #[pyo3(signature = (epsilon, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero", accountant="exact"))]
     fn calibrate(
         &self,
         epsilon: f64,
@@ -209,7 +209,7 @@ impl Mechanism {
     }
 
     /// The mechanism with a given noise multiplier, and the ε that it gives at δ.
-    #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="user", adjacency="replace-with-zero",
+    #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero",
                         accountant="exact"))]
     fn with_noise(
         &self,

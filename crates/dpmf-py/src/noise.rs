@@ -108,24 +108,18 @@ pub(crate) fn white_noise<'py>(
     Ok(PyArray1::from_vec(py, values))
 }
 
-/// A run by its 32 hexadecimal digits, by any other words, or a new one.
-fn run_id(run: Option<&str>) -> PyResult<RunId> {
-    match run {
-        None => RunId::generate().or_raise(),
-        Some(text) => Ok(text.parse().unwrap_or_else(|_| RunId::from_label(text))),
-    }
-}
-
-/// The run of a stream without a journal, which cannot know whether it was begun before.
-fn unjournalled_run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId> {
-    match run.filter(|text| text.parse::<RunId>().is_err()) {
-        Some(words) if key.origin() != KeyOrigin::Seeded => Err(value_error(format!(
-            "run is {words:?}, but a run named in words begins again with the same noise at every start, and with \
+/// A new run, one by its 32 hexadecimal digits, or, with a seeded key, one by any words.
+fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId> {
+    let Some(text) = run else { return RunId::generate().or_raise() };
+    match text.parse() {
+        Ok(run) => Ok(run),
+        Err(_) if key.origin() == KeyOrigin::Seeded => Ok(RunId::from_label(text)),
+        Err(_) => Err(value_error(format!(
+            "run is {text:?}, but a run named in words begins again with the same noise at every start, and with \
              other data the second time the difference of the two releases is that of the data: leave run out for a \
-             new one, give another stream's .run (32 hexadecimal digits) for its shards or a restored checkpoint, or \
-             use a DurableStream, whose journal keeps count; for experiments, words go with NoiseKey.from_seed(…)"
+             new one, or give another stream's .run (32 hexadecimal digits) for its shards, a restored checkpoint or \
+             its journal; for experiments, words go with NoiseKey.from_seed(…)"
         ))),
-        _ => run_id(run),
     }
 }
 
@@ -275,7 +269,7 @@ impl NoiseStream {
         unit_noise: bool,
     ) -> PyResult<Self> {
         let (inner, key) = (&mechanism.get().inner, &key.get().0);
-        let (run, coordinates) = (unjournalled_run_id(run, key)?, range(dimension, coordinates)?);
+        let (run, coordinates) = (run_id(run, key)?, range(dimension, coordinates)?);
         let stream = if unit_noise {
             let output: Output = output.parse().or_raise()?;
             py.detach(|| inner.unit_stream(key, run, coordinates, output)).or_raise()?
@@ -436,7 +430,8 @@ impl DurableStream {
     ) -> PyResult<Self> {
         let (inner, identity) = (&mechanism.get().inner, mechanism.get().bound_to());
         let coordinates = range(dimension, coordinates)?;
-        let stream = calibrated_stream(py, inner, &key.get().0, run_id(run)?, coordinates, output)?;
+        let stream =
+            calibrated_stream(py, inner, &key.get().0, run_id(run, &key.get().0)?, coordinates, output)?;
         let durable = py.detach(|| noise::DurableStream::create(stream, &journal, identity.0)).or_raise()?;
         Ok(Self::guarded(durable, mechanism))
     }

@@ -3,7 +3,7 @@
 >>> import dpmf
 >>> mechanism = dpmf.plan(steps=512, momentum=0.95, epsilon=8, delta=1e-6, clip=1.0)
 >>> print(mechanism.privacy)  # doctest: +ELLIPSIS
-(8, 1e-6)-differential privacy for every user, over 512 steps.
+(8, 1e-6)-differential privacy for every record, over 512 steps.
 ...
 
 `plan` finds the best mechanism for an optimizer, with a certificate that no mechanism is much better. `NoiseStream`

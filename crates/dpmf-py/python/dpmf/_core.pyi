@@ -203,7 +203,7 @@ class Mechanism:
         delta: float,
         clip: float = 1.0,
         *,
-        unit: str = "user",
+        unit: str = "record",
         adjacency: str = "replace-with-zero",
         accountant: str = "exact",
     ) -> Mechanism: ...
@@ -213,7 +213,7 @@ class Mechanism:
         delta: float,
         clip: float = 1.0,
         *,
-        unit: str = "user",
+        unit: str = "record",
         adjacency: str = "replace-with-zero",
         accountant: str = "exact",
     ) -> Mechanism: ...

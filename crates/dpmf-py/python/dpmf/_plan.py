@@ -30,7 +30,7 @@ def plan(
     tolerance: float | None = None,
     dense: bool = False,
     participation: str = "single",
-    unit: str = "user",
+    unit: str = "record",
     adjacency: str = "replace-with-zero",
     accountant: str = "exact",
     gap: float = 1e-6,
@@ -52,6 +52,9 @@ def plan(
     schedule is text in the form of the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), or the
     learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay. A workload takes the place of everything about the optimizer.
+
+    unit is what the training code clips as one, and so what the statement protects: "record" where every example is
+    clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
 
     mechanism is a name as for make_mechanism. buffers fixes how many model-sized float32 arrays the noise stream may
     keep; without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any

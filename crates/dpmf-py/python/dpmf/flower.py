@@ -1,6 +1,6 @@
 """Correlated noise for Flower: a strategy for federated training that is private for every client.
 
-    mechanism = dpmf.plan(steps=rounds, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5)
+    mechanism = dpmf.plan(steps=rounds, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5, unit="user")
     strategy = dpmf.flower.PrivateFedAvg(mechanism, "run", cohort=20)
     strategy.start(grid, initial_arrays)
 
@@ -24,12 +24,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+
+try:
+    import flwr  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ImportError("dpmf.flower needs Flower: pip install 'dpmf[flower]'") from missing
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
+from . import _sums
+from ._checks import check_unit, statement_of
 from ._core import DurableStream, Mechanism, NoiseKey
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, HaltedError, MismatchError, StepReusedError, UnsupportedError
@@ -50,9 +57,9 @@ Vector = NDArray[np.float64]
 class PrivateFedAvg(Strategy):
     """Federated averaging with correlated noise, for clients that each take part in one round.
 
-    mechanism comes from dpmf.plan, with one step a round; directory holds the run (mechanism, key, journal, cohorts,
-    model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of every
-    mean, also when clients drop out. learning_rate multiplies the planned step sizes.
+    mechanism comes from dpmf.plan, with one step a round and unit="user"; directory holds the run (mechanism, key, journal,
+    cohorts, model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of
+    every mean, also when clients drop out. learning_rate multiplies the planned step sizes.
 
     Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
     client, provided that the names under which nodes enrol are those of different users. What clients report beside
@@ -73,14 +80,11 @@ class PrivateFedAvg(Strategy):
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
     ) -> None:
-        statement = mechanism.privacy
-        if statement is None:
-            raise ValueError(
-                "the mechanism is not calibrated, so its noise has no scale: use "
-                "mechanism.calibrate(epsilon, delta, clip)"
-            )
-        if cohort < 1:
-            raise ValueError(f"cohort is {cohort}, but it must be at least 1")
+        statement = statement_of(mechanism)
+        check_unit(mechanism, "user")
+        _sums.check_clip(statement.clip)
+        if not 1 <= cohort <= _sums.MOST:
+            raise ValueError(f"cohort is {cohort}, but it must be at least 1 and at most {_sums.MOST}")
         mechanism.check_sampling("single-epoch")
         self.mechanism, self.directory, self.cohort = mechanism, Path(directory), cohort
         self.optimizer = _Optimizer(mechanism, learning_rate)
@@ -117,6 +121,11 @@ class PrivateFedAvg(Strategy):
         self._names.clear()
         with _Run(self.mechanism, self.directory, initial_arrays) as self._run:
             try:
+                if any(len(members) != self.cohort for members in self._run.cohorts):
+                    raise MismatchError(
+                        f"cohort is {self.cohort}, but the run in {self.directory} has cohorts of {len(self._run.cohorts[0])}: "
+                        "it is fixed for a run"
+                    )
                 self._run.catch_up(self.optimizer)
                 self._enrol(grid)
                 done = self._run.step
@@ -168,11 +177,7 @@ class PrivateFedAvg(Strategy):
         del server_round
         run = self._open_run
         updates = self._updates(replies)
-        total = np.zeros(run.dimension)
-        # In a fixed order, so that the same replies have the same sum.
-        for _, update in sorted(updates.items()):
-            total += update
-        noisy = total.astype(np.float32)
+        noisy = _clipped_sum(updates.values(), self.clip, self.cohort, run.dimension)
         released = True
         try:
             run.stream.release(noisy)
@@ -212,10 +217,10 @@ class PrivateFedAvg(Strategy):
             raise HaltedError("the run is not open: train with PrivateFedAvg.start(grid, initial_arrays)")
         return self._run
 
-    def _updates(self, replies: Iterable[Message]) -> dict[str, NDArray[np.float32]]:
-        """At most one clipped update from every client that was asked."""
+    def _updates(self, replies: Iterable[Message]) -> dict[str, Vector]:
+        """At most one update from every client that was asked."""
         run = self._open_run
-        updates: dict[str, NDArray[np.float32]] = {}
+        updates: dict[str, Vector] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             name = self._asked.get(node)
@@ -225,11 +230,9 @@ class PrivateFedAvg(Strategy):
                 _log.warning("aggregate_train: node %d was not asked, or has replied before; ignored", node)
             else:
                 try:
-                    update = _difference(reply, run.layout, run.model)
+                    updates[name] = _difference(reply, run.layout, run.model)
                 except ValueError as fault:
                     _log.warning("aggregate_train: the reply of node %d is ignored: %s", node, fault)
-                    continue
-                updates[name] = _clip(update, self.clip)
         return updates
 
     def _enrol(self, grid: Grid) -> None:
@@ -328,14 +331,44 @@ class _Run:
                 "or begin a new run in another directory"
             )
         mechanism.save(stored)
-        cohorts = directory / "cohorts.json"
-        self.cohorts: list[list[str]] = json.loads(cohorts.read_text()) if cohorts.exists() else []
+        self._check_files()
+        self.cohorts = self._read_cohorts()
         self.step, self.model = 0, _flatten(initial)
         self.velocity = np.zeros(self.dimension)
         checkpoint = self._load()
         self.stream = self._open_stream(checkpoint)
+        if not self.cohorts and (self.step > 0 or self.stream.recorded_steps > 0):
+            self.stream.close()
+            raise self._missing(directory / "cohorts.json", "clients that took part would be asked again")
         if checkpoint is None:
             self._save()
+
+    def _check_files(self) -> None:
+        """Refuses a run that lost a file. They are made in this order, so each shows that those before it were there."""
+        made = [("journal", "a noise row could be released twice"), ("state.npz", "the run would begin again")]
+        names = [name for name, _ in made] + ["cohorts.json"]
+        for number, (name, harm) in enumerate(made):
+            if not (self.directory / name).exists() and any((self.directory / later).exists() for later in names[number:]):
+                raise self._missing(self.directory / name, harm)
+
+    @staticmethod
+    def _missing(path: Path, harm: str) -> FormatError:
+        return FormatError(
+            f"{path} is missing, and without it {harm}: restore it, or begin a new run in another directory"
+        )
+
+    def _read_cohorts(self) -> list[list[str]]:
+        path = self.directory / "cohorts.json"
+        if not path.exists():
+            return []
+        try:
+            cohorts = json.loads(path.read_text())
+            names = [name for members in cohorts for name in members]
+        except (ValueError, TypeError) as damage:
+            raise FormatError(f"{path} is damaged: {damage}") from damage
+        if len(cohorts) != self.mechanism.steps or len(set(names)) != len(names):
+            raise FormatError(f"{path} is damaged: it must have {self.mechanism.steps} cohorts, and each client once")
+        return cast("list[list[str]]", cohorts)
 
     def __enter__(self) -> _Run:
         return self
@@ -373,11 +406,6 @@ class _Run:
         if journal.exists():
             return DurableStream.open(
                 self.mechanism, NoiseKey.read(key), journal, checkpoint=checkpoint, dimension=self.dimension
-            )
-        if checkpoint is not None:
-            raise FormatError(
-                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a "
-                "new run in another directory"
             )
         made = NoiseKey.read(key) if key.exists() else NoiseKey.create(key)
         return DurableStream.create(self.mechanism, made, journal, dimension=self.dimension)
@@ -517,3 +545,18 @@ def _clip(update: Vector, clip: float) -> NDArray[np.float32]:
     # Rounding adds at most 2^-24 of the norm, and the sum of squares is off by less than 2^-24 of itself.
     factor = min(1.0, clip * (1.0 - 2.0**-22) / norm) if norm > 0 else 1.0
     return (update * factor).astype(np.float32)
+
+
+def _clipped_sum(updates: Iterable[Vector], clip: float, cohort: int, dimension: int) -> NDArray[np.float32]:
+    """The sum of updates, each scaled to a norm if it is longer; those of at most a cohort.
+
+    Guarantee: that of the module _sums. The same updates have the same sum, in any order.
+    """
+    bound = _sums.bound(cohort)
+    limit = _sums.limit(clip, bound)
+    spacing, target = _sums.spacing(limit), _sums.target(limit, dimension)
+    exact = np.zeros(dimension)
+    for update in updates:
+        norm = float(np.sqrt(np.sum(np.square(update))))
+        exact += np.round(update * (min(1.0, target / norm if norm > 0 else 1.0) / spacing))
+    return (exact * spacing).astype(np.float32)

@@ -19,39 +19,30 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.experimental import io_callback
-from jax.sharding import NamedSharding, PartitionSpec
 
+try:
+    import jax
+    import optax
+except ModuleNotFoundError as missing:
+    raise ImportError("dpmf.jax needs JAX and optax: pip install 'dpmf[jax]'") from missing
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+from ._checks import check_experiment, statement_of
 from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, new_run
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, MismatchError, StepReusedError, UnsupportedError
+from ._jax_layout import MARKS, Layout
+from ._jax_sums import clipped_sum
 
 __all__ = ["CorrelatedNoiseState", "add_correlated_noise", "clipped_sum", "sgd"]
-
-#: Runs of consecutive coordinates that one device may hold; each has a stream of its own.
-MOST_RUNS = 1 << 16
-
-#: Numbers that stand for the gradient of a device in its journal.
-MARKS = 8
-
-#: Numbers that clipped_sum adds one after the other, so that the rounding error of a norm is bounded.
-BLOCK = 256
-
-#: Share of the clipping norm that covers this rounding error: BLOCK additions at each of at most five levels, and the
-#: roundings of squares, root, quotient and product, in units of 2^-24.
-CLIP_SLACK = 2.0**-13
 
 
 class CorrelatedNoiseState(NamedTuple):
@@ -66,7 +57,7 @@ def add_correlated_noise(
     key: NoiseKey,
     *,
     denominator: float = 1.0,
-    run: str | None = None,
+    experiment: str | None = None,
     journal: str | os.PathLike[str] | None = None,
     lost_input: str = "refuse",
     shardings: Any = None,
@@ -74,17 +65,23 @@ def add_correlated_noise(
     """Adds the next row of correlated noise to a sum of clipped gradients, and divides by a fixed denominator.
 
     The rest of the chain must be the optimizer that the mechanism was planned for; sgd() makes it. The gradients are
-    float32; their leaves, flattened in the order of jax.tree.leaves, are the coordinates of the noise.
+    float32; their leaves, flattened in the order of jax.tree.leaves, are the coordinates of the noise. They come from
+    clipped_sum or the like, which is for the caller to see to, as is that the data takes part in one step; gradients that
+    are not finite are refused.
 
     Every state is good for one update: an update from an old state fails and releases nothing. A failure inside jit
-    surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error.
+    surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. optax.MultiSteps updates at every part, so
+    it does not go around this: add up the parts (clipped_sum(…, parts=…)) and update once.
 
     journal is a directory that makes restarts safe: what was released is synced there first, and after a restart a
-    step that was released comes again for the same input only. Without one, a run ends with its process.
+    step that was released comes again for the same input only. Without one, a run ends with its process. experiment names a
+    run whose noise is the same at every start, for experiments that release nothing; the key must be
+    NoiseKey.from_seed(…).
     lost_input="burn" gives up such a step when its input differs (its update is zero) instead of refusing it.
 
     Where the parameters given to init are sharded over devices, each device draws the noise of its own shard alone, to
-    the bit the noise of an unsharded run; shardings, a tree of NamedSharding, says so where init is traced.
+    the bit the noise of an unsharded run; shardings, a tree of NamedSharding, says so where init is traced. With several
+    processes, all need the same key, and the parameters must be sharded over all of them.
 
     Cost: the noise travels from the host to the device. A shard of whole leading rows is one stream; others are one stream
     for every run of consecutive coordinates.
@@ -93,7 +90,7 @@ def add_correlated_noise(
         raise ValueError(f"denominator is {denominator}, but it must be above zero: it is the planned cohort")
     if lost_input not in ("refuse", "burn"):
         raise ValueError(f"lost_input is {lost_input!r}, but it must be refuse or burn")
-    host = _Host(mechanism, key, run, None if journal is None else Path(journal), lost_input == "burn")
+    host = _Host(mechanism, key, experiment, None if journal is None else Path(journal), lost_input == "burn")
 
     def init(params: optax.Params) -> CorrelatedNoiseState:
         host.lay_out(params, shardings)
@@ -105,7 +102,7 @@ def add_correlated_noise(
         del params
         layout = host.lay_out(updates, shardings)
         leaves, tree = jax.tree.flatten(updates)
-        step, *noisy = layout.call(host.release, state, leaves, marked=host.journal is not None)
+        step, *noisy = layout.call(host.release, state.step, state.run, leaves, marked=host.journal is not None)
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(step, state.run)
 
@@ -157,239 +154,6 @@ def sgd(
     return optax.chain(*parts)
 
 
-def clipped_sum(gradients: Any, clip: float) -> Any:
-    """The sum of per-example gradients, each clipped to a norm: what the mechanism takes.
-
-    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)).
-
-    Guarantee: every term has norm at most clip, rounding included; one that is not finite counts as zero.
-    """
-    if not clip > 0:
-        raise ValueError(f"clip is {clip}, but it must be above zero")
-    leaves = jax.tree.leaves(gradients)
-    # Scaled by its largest entry, a square neither overflows nor vanishes.
-    largest = jnp.max(jnp.stack([_largest(leaf) for leaf in leaves]), axis=0)
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    squares = [_sum_squares(leaf / _spread(unit, leaf)) for leaf in leaves]
-    norm = jnp.sqrt(_blocked_sum(jnp.stack(squares, axis=1))) * unit
-    factor = jnp.minimum(1.0, np.float32(clip * (1.0 - CLIP_SLACK)) / norm)
-    finite = jnp.isfinite(largest) & jnp.isfinite(norm)
-    factor = jnp.where(finite & (norm > 0), factor, 0.0)
-
-    def total(leaf: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(_spread(finite, leaf), leaf, 0.0) * _spread(factor, leaf), axis=0)
-
-    return jax.tree.map(total, gradients)
-
-
-def _largest(leaf: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(leaf.reshape(leaf.shape[0], -1)), axis=1, initial=0.0)
-
-
-def _spread(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
-
-
-def _sum_squares(leaf: jax.Array) -> jax.Array:
-    return _blocked_sum(jnp.square(leaf.reshape(leaf.shape[0], -1)))
-
-
-def _blocked_sum(values: jax.Array) -> jax.Array:
-    while values.shape[1] > 1:
-        width = -values.shape[1] % BLOCK
-        values = jnp.pad(values, ((0, 0), (0, width))).reshape(values.shape[0], -1, BLOCK).sum(axis=2)
-        # The compiler may merge sums of sums into one long one, whose error is not that of blocks.
-        values = jax.lax.optimization_barrier(values)
-    return values.reshape(-1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Which device holds which coordinates
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class _Run(NamedTuple):
-    """Consecutive coordinates start..stop of the model that lie at begin.. of a device's flat gradient."""
-
-    begin: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where the coordinates of a model live; one device without a mesh."""
-
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-    shardings: tuple[NamedSharding, ...] | None
-    devices: tuple[tuple[_Run, ...], ...]
-
-    @staticmethod
-    def of(tree: Any, shardings: Any) -> _Layout:
-        leaves, structure = jax.tree.flatten(tree)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if leaf.dtype != jnp.float32:
-                raise TypeError(
-                    f"leaf {jax.tree_util.keystr(path) or '(the whole)'} is {leaf.dtype}, but noise is added to "
-                    "float32: sum and clip in float32, add the noise, then cast"
-                )
-        shapes = tuple(tuple(leaf.shape) for leaf in leaves)
-        named = _named_shardings(leaves, structure, shardings)
-        if named is None:
-            return _Layout(structure, shapes, None, ((_Run(0, 0, sum(map(prod, shapes))),),))
-        devices = tuple(tuple(_runs(shapes, named, device)) for device in named[0].mesh.devices.flat)
-        return _Layout(structure, shapes, named, devices)
-
-    @property
-    def local_shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the leaves on one device."""
-        if self.shardings is None:
-            return list(self.shapes)
-        return [tuple(sharding.shard_shape(shape)) for sharding, shape in zip(self.shardings, self.shapes)]
-
-    @cached_property
-    def local(self) -> list[int]:
-        """The devices of this process; others make their own noise."""
-        if self.shardings is None:
-            return [0]
-        devices = self.shardings[0].mesh.devices.flat
-        return [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
-
-    def ranges(self, device: int) -> set[tuple[int, int]]:
-        """The runs of a device, without where they lie."""
-        return {(run.start, run.stop) for run in self.devices[device]}
-
-    def call(
-        self, release: Callable[..., Any], state: CorrelatedNoiseState, leaves: Sequence[jax.Array], marked: bool
-    ) -> Any:
-        """Noisy leaves behind the next step. Every device asks the host for the noise of its own coordinates.
-
-        Gradients stay where they are: a callback that is handed large arrays may wait for threads that wait for it.
-        """
-
-        def on_device(device: Any, step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
-            shapes = [jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)]
-            shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in local]
-            # Without a journal the host has no use for it, but what depends on every leaf makes the lanes of a vmap ask
-            # one after the other, where a call without it would serve them all with one row.
-            mark = _mark(local, run, device, axes) if marked else _touch(local)
-            following, kept, *noise = io_callback(release, shapes, device, step, run, mark)
-            return [following, *(jnp.where(kept, leaf + row, 0.0) for leaf, row in zip(local, noise))]
-
-        axes: tuple[str, ...] = ()
-        if self.shardings is None:
-            return on_device(jnp.int32(0), state.step, state.run, *leaves)
-        mesh = self.shardings[0].mesh
-        axes = tuple(mesh.axis_names)
-        specs = [sharding.spec for sharding in self.shardings]
-
-        def on_shard(step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
-            device: Any = jnp.int32(0)
-            for name in mesh.axis_names:
-                device = device * mesh.shape[name] + jax.lax.axis_index(name)
-            return on_device(device, step, run, *local)
-
-        # The replicas of a step agree by the way they are made, which the checker cannot know.
-        shard = jax.shard_map(
-            on_shard,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(), *specs),
-            out_specs=[PartitionSpec(), *specs],
-            check_vma=False,
-        )
-        return shard(state.step, state.run, *leaves)
-
-
-def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """128 bits that tell the gradients of two attempts at a step apart, as MARKS numbers below 2^16; of all devices
-    together, so that all come to one decision.
-
-    Salted with the name of the run, which is drawn after the data: nobody can choose data that collide.
-    """
-    salt = run ^ _mix(device.astype(jnp.uint32))
-    words = jnp.zeros(4, jnp.uint32)
-    begin = 0
-    for leaf in leaves:
-        bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), jnp.uint32)
-        places = jnp.arange(begin, begin + leaf.size, dtype=jnp.uint32)
-        words += jnp.stack([jnp.sum(_mix(bits ^ _mix(places ^ salt[lane])), dtype=jnp.uint32) for lane in range(4)])
-        begin += leaf.size
-    if axes:
-        words = jax.lax.psum(words, axes)
-    return jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
-
-
-def _touch(leaves: Sequence[jax.Array]) -> jax.Array:
-    """One number of every leaf."""
-    return jnp.concatenate([jnp.zeros(1), *(leaf.reshape(-1)[:1] for leaf in leaves)])
-
-
-def _mix(words: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which every input bit moves every output bit (the finalizer of MurmurHash3)."""
-    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
-    return words ^ (words >> 16)
-
-
-def _named_shardings(leaves: Sequence[Any], structure: Any, given: Any) -> tuple[NamedSharding, ...] | None:
-    if given is not None:
-        found = tuple(structure.flatten_up_to(given))
-    else:
-        concrete = all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        if not concrete or all(len(leaf.sharding.device_set) == 1 for leaf in leaves):
-            return None
-        found = tuple(leaf.sharding for leaf in leaves)
-    for sharding in found:
-        if not isinstance(sharding, NamedSharding) or sharding.mesh != found[0].mesh:
-            raise UnsupportedError(
-                f"a leaf has the sharding {sharding}, but all leaves must have a NamedSharding on one mesh: place the "
-                "parameters with jax.device_put(leaf, NamedSharding(mesh, spec))"
-            )
-    return found
-
-
-def _runs(shapes: Sequence[tuple[int, ...]], shardings: Sequence[NamedSharding], device: Any) -> Iterator[_Run]:
-    """The runs of one device. Two devices have the same run or none in common, since runs stay within a leaf unless
-    every leaf is whole everywhere."""
-    if all(sharding.is_fully_replicated for sharding in shardings):
-        yield _Run(0, 0, sum(map(prod, shapes)))
-        return
-    begin, offset, count = 0, 0, 0
-    for shape, sharding in zip(shapes, shardings):
-        index = sharding.devices_indices_map(shape)[device]
-        bounds = [piece.indices(length)[:2] for piece, length in zip(index, shape)]
-        # Trailing axes that are whole form one run with the axis before them.
-        whole = len(shape)
-        while whole > 0 and bounds[whole - 1] == (0, shape[whole - 1]):
-            whole -= 1
-        inner = prod(shape[whole:])
-        low, high = bounds[whole - 1] if whole > 0 else (0, 1)
-        outer = [range(*pair) for pair in bounds[: max(whole - 1, 0)]]
-        count += prod(map(len, outer))
-        if count > MOST_RUNS:
-            raise UnsupportedError(
-                f"a shard falls into more than {MOST_RUNS} runs of consecutive coordinates, each with a stream: shard "
-                "the leading axes of the parameters rather than the last"
-            )
-        for place in product(*outer):
-            row = 0
-            for position, length in zip(place, shape):
-                row = row * length + position
-            if whole > 0:
-                row *= shape[whole - 1]
-            start, stop = offset + (row + low) * inner, offset + (row + high) * inner
-            if stop > start:
-                yield _Run(begin, start, stop)
-            begin += stop - start
-        offset += prod(shape)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The host
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Shared:
     """What is made once a step for all devices that ask, each of which asks once."""
@@ -413,39 +177,50 @@ class _Host:
     """Everything that lives outside of jit."""
 
     def __init__(
-        self, mechanism: Mechanism, key: NoiseKey, run: str | None, journal: Path | None, burn: bool
+        self, mechanism: Mechanism, key: NoiseKey, experiment: str | None, journal: Path | None, burn: bool
     ) -> None:
-        if mechanism.privacy is None:
-            raise ValueError(
-                "the mechanism is not calibrated, so its noise has no scale: use "
-                "mechanism.calibrate(epsilon, delta, clip)"
-            )
+        statement_of(mechanism)
+        check_experiment(key, experiment)
         self.mechanism, self.key, self.journal, self.burn = mechanism, key, journal, burn
-        self.layout: _Layout | None = None
+        self.layout: Layout | None = None
         self.segments: dict[tuple[int, int], tuple[NoiseStream, _Shared]] = {}
         self.next_step: dict[int, int] = {}
         self.stream: DurableStream | None = None
         self.decisions = _Shared(1)
         self.lock = threading.Lock()
         begun = self._read_journal()
-        if run is None:
-            run = begun["run"] if begun else new_run()
         # Words become the name of a run as everywhere in dpmf; the digits then stand for them.
-        self.run = NoiseStream(mechanism, key, run=run, dimension=1).run
+        named = experiment and NoiseStream(mechanism, key, run=experiment, dimension=1).run
+        self.run: str = named or (begun["run"] if begun else new_run())
+        if jax.process_count() > 1:
+            self.run = self._agree(self.run, begun is not None)
         if begun is not None and begun["run"] != self.run:
-            raise BindingError(f"the journal at {journal} is of run {begun['run']}, not of {run}: leave out run")
+            raise BindingError(
+                f"the journal at {journal} is of run {begun['run']}, not of {self.run}: leave out experiment"
+            )
+
+    def _agree(self, run: str, begun: bool) -> str:
+        """One run for all processes, that of the first, and an error unless they have one key and mechanism."""
+        same = (("key", self.key.fingerprint), ("mechanism", self.mechanism.identity), ("journal", f"begun: {begun}"))
+        for what, value in same:
+            digits = np.frombuffer(value.encode().ljust(64), np.uint8).astype(np.int32)
+            multihost_utils.assert_equal(digits, f"the processes differ in their {what}: give all of them the same")
+        first = multihost_utils.broadcast_one_to_all(np.frombuffer(bytes.fromhex(run), np.uint8).astype(np.int32))
+        return np.asarray(first).astype(np.uint8).tobytes().hex()
 
     @property
     def run_words(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(bytes.fromhex(self.run), np.uint32)
 
-    def lay_out(self, tree: Any, shardings: Any) -> _Layout:
+    def lay_out(self, tree: Any, shardings: Any) -> Layout:
         if self.layout is None:
-            self.layout = _Layout.of(tree, shardings)
+            layout = Layout.of(tree, shardings)
+            layout.check_processes()
+            self.layout = layout
             self.decisions = _Shared(len(self.layout.local))
             self._begin_journal(self.layout)
             return self.layout
-        made = _Layout.of(tree, None)
+        made = Layout.of(tree, None)
         if (made.structure, made.shapes) != (self.layout.structure, self.layout.shapes):
             raise ValueError(
                 "the tree differs from that of the first call, but one transformation serves one model: its leaves "
@@ -453,7 +228,7 @@ class _Host:
             )
         return self.layout
 
-    def release(self, device: Any, step: Any, run: Any, mark: Any) -> tuple[Any, ...]:
+    def release(self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any) -> tuple[Any, ...]:
         """The next step, whether the gradient is kept, and the noise of the coordinates of a device; the callback."""
         assert self.layout is not None
         device, step = int(device), int(step)
@@ -465,6 +240,11 @@ class _Host:
             )
         if step >= self.mechanism.steps:
             self.mechanism.check_steps(step + 1)
+        if not_finite:
+            raise ValueError(
+                f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any "
+                "noise: clip every example before, as clipped_sum does"
+            )
         shapes = self.layout.local_shapes
         flat = np.zeros(sum(map(prod, shapes)), np.float32)
         self._take(device, step)
@@ -488,7 +268,8 @@ class _Host:
             if step < expected:
                 raise StepReusedError(
                     f"the optimizer's state is at step {step}, but the noise of that step was released already: a "
-                    "state is good for one update, and each update must take the state of the one before it"
+                    "state is good for one update, and each update must take the state of the one before it "
+                    "(optax.MultiSteps does not: add up the parts, and update once)"
                 )
             if step > expected:
                 raise MismatchError(
@@ -511,6 +292,11 @@ class _Host:
         if journal.next_step > step:
             # It was burned before a restart.
             return False
+        if journal.next_step < step:
+            raise MismatchError(
+                f"the optimizer's state is at step {step}, but its journal at step {journal.next_step}: they are not of "
+                "one run"
+            )
         try:
             journal.release(mark)
         except StepReusedError as reused:
@@ -539,50 +325,72 @@ class _Host:
         row: np.ndarray[Any, Any] = rows.at(step, draw)
         return row
 
+    @property
+    def _paths(self) -> tuple[Path, Path]:
+        """The description of the run, and the journal, of this process."""
+        assert self.journal is not None
+        index = jax.process_index()
+        return self.journal / ("run.json" if index == 0 else f"run-{index}.json"), self.journal / f"process-{index}.journal"
+
+    def _coordinates(self, layout: Layout) -> range:
+        """Those of the journal: beyond the coordinates of the model, over the marks of what was released."""
+        begin = sum(map(prod, layout.shapes)) + MARKS * jax.process_index()
+        return range(begin, begin + MARKS)
+
     def _open_journal(self, step: int) -> DurableStream:
-        """The journal of this process at a step: a stream beyond the coordinates of the model, over the marks of what
-        was released. What is synced there is the step and a keyed digest of the mark."""
-        assert self.layout is not None and self.journal is not None
-        begin = sum(map(prod, self.layout.shapes)) + MARKS * jax.process_index()
-        coordinates = range(begin, begin + MARKS)
-        path = self.journal / f"process-{jax.process_index()}.journal"
-        if step == 0 and not path.exists():
-            return DurableStream.create(self.mechanism, self.key, path, run=self.run, coordinates=coordinates)
+        """The journal of this process at a step. What is synced there is the step and a keyed digest of the mark."""
+        assert self.layout is not None
+        coordinates = self._coordinates(self.layout)
         ahead = NoiseStream(self.mechanism, self.key, run=self.run, coordinates=coordinates)
         ahead.skip_to(step)
         checkpoint = ahead.checkpoint_bytes()
+        path = self._paths[1]
         return DurableStream.open(self.mechanism, self.key, path, checkpoint=checkpoint, coordinates=coordinates)
 
     def _read_journal(self) -> dict[str, Any] | None:
-        if self.journal is None or not (self.journal / "run.json").exists():
+        """The description of a run that was begun; None if there is none, or if it ended before it could release."""
+        if self.journal is None:
             return None
-        path = self.journal / "run.json"
+        path, journal = self._paths
+        if not path.exists():
+            if journal.exists():
+                raise FormatError(
+                    f"{path} is missing beside {journal.name}, which belongs to a run: restore it, or begin a new run "
+                    "in another directory"
+                )
+            return None
         try:
             begun: dict[str, Any] = json.loads(path.read_text())
-            run, mechanism = begun["run"], begun["mechanism"]
+            run, mechanism, ready = begun["run"], begun["mechanism"], begun["ready"]
         except (ValueError, KeyError, TypeError) as damage:
             raise FormatError(f"{path} is not the description of a run: {damage!r}") from damage
-        if mechanism != self.mechanism.hash:
+        if mechanism != self.mechanism.identity:
             raise BindingError(f"the journal at {self.journal} was begun with another mechanism ({mechanism[:16]}…)")
+        if not ready:
+            return None
+        if not journal.exists():
+            raise FormatError(
+                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a new "
+                "run in another directory"
+            )
         assert isinstance(run, str)
         return begun
 
-    def _begin_journal(self, layout: _Layout) -> None:
+    def _begin_journal(self, layout: Layout) -> None:
         if self.journal is None:
             return
         if self.burn and jax.process_count() > 1:
             raise UnsupportedError('lost_input="burn" needs one decision, and there are several processes: "refuse" it')
         described = dict(
             run=self.run,
-            mechanism=self.mechanism.hash,
+            mechanism=self.mechanism.identity,
             shapes=[list(shape) for shape in layout.shapes],
             shards=[str(sharding.spec) for sharding in layout.shardings or ()],
             devices=len(layout.devices),
         )
         begun = self._read_journal()
         if begun is None:
-            self.journal.mkdir(parents=True, exist_ok=True)
-            write_durably(self.journal / "run.json", json.dumps(described).encode())
+            self._create_journal(layout, described)
             return
         # The journals of other shards do not say what these released.
         for name, value in described.items():
@@ -591,3 +399,14 @@ class _Host:
                     f"the journal at {self.journal} was begun with the {name} {begun.get(name)}, and now they are "
                     f"{value}: resume with the same model and the same sharding"
                 )
+
+    def _create_journal(self, layout: Layout, described: dict[str, Any]) -> None:
+        """Nothing is released before the description says that the journal is there, so it is missed when it is lost."""
+        assert self.journal is not None
+        self.journal.mkdir(parents=True, exist_ok=True)
+        path, journal = self._paths
+        write_durably(path, json.dumps({**described, "ready": False}).encode())
+        journal.unlink(missing_ok=True)  # left by a start that ended here
+        coordinates = self._coordinates(layout)
+        self.stream = DurableStream.create(self.mechanism, self.key, journal, run=self.run, coordinates=coordinates)
+        write_durably(path, json.dumps({**described, "ready": True}).encode())

@@ -32,23 +32,14 @@ from opacus.validators import ModuleValidator
 from torch.utils.data import DataLoader
 
 from . import torch as _torch
-from ._core import Mechanism, NoiseKey, PrivacyStatement, account
+from ._checks import check_unit, statement_of
+from ._core import Mechanism, NoiseKey, account
 from ._errors import BindingError, MismatchError
 from ._plan import plan
+from ._torch_gradients import clipped_sum
+from ._torch_noise import FlatNoise
 
 __all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine"]
-
-#: Opacus computes norms and factors in single precision; clipping this much lower, relatively, covers their rounding.
-CLIP_MARGIN = 2.0**-16
-
-
-def _statement(mechanism: Mechanism) -> PrivacyStatement:
-    if mechanism.privacy is None:
-        raise ValueError(
-            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip)"
-        )
-    return mechanism.privacy
-
 
 class MechanismAccountant(IAccountant):
     """Answers with the guarantee of a mechanism, which is for the whole run and holds from its first step on."""
@@ -67,7 +58,7 @@ class MechanismAccountant(IAccountant):
             return 0.0
         if self.of is None:
             raise ValueError("the engine has no mechanism yet: call make_private first")
-        statement = _statement(self.of)
+        statement = statement_of(self.of)
         all_accountants = account(statement.noise_multiplier, delta, adjacency=statement.adjacency)
         return float(all_accountants[f"epsilon_{statement.accountant}"])
 
@@ -83,15 +74,15 @@ class MechanismAccountant(IAccountant):
         """Number of steps, and the hash of the mechanism."""
         state: MutableMapping[str, Any] = {} if destination is None else destination
         state["steps"] = self.steps
-        state["mechanism"] = self.of and self.of.hash
+        state["mechanism"] = self.of and self.of.identity
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Refuses the state of another mechanism."""
-        if state_dict.get("mechanism") != (self.of and self.of.hash):
+        if state_dict.get("mechanism") != (self.of and self.of.identity):
             raise BindingError(
                 f"the accountant's state belongs to mechanism {state_dict.get('mechanism')}, but this is "
-                f"{self.of and self.of.hash}"
+                f"{self.of and self.of.identity}"
             )
         self.steps = state_dict["steps"]
 
@@ -99,8 +90,11 @@ class MechanismAccountant(IAccountant):
 class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
 
-    The gradients of a step are clipped by Opacus, to a shade below the mechanism's clip, and summed. Everything else about
-    key, run, journal, check and state_dict is as in dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator.
+    The per-sample gradients are those of Opacus' hooks. They are clipped and summed in memory of its own, so that one
+    sample moves the sum by at most the mechanism's clip after rounding, also under autocast; every .grad is replaced.
+    Everything else about key, experiment, journal, check, frozen parameters and state_dict is as in
+    dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator. cohorts are those of the data loader: a step for
+    which they have handed out no cohort is refused.
     """
 
     def __init__(
@@ -111,17 +105,19 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         expected_batch_size: int | None,
         loss_reduction: str = "mean",
         key: NoiseKey | None = None,
-        run: str | None = None,
+        experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         check: bool = True,
+        cohorts: _torch.Cohorts | None = None,
     ) -> None:
-        statement = _statement(mechanism)
+        check_unit(mechanism, "record")
+        statement = statement_of(mechanism)
         if isinstance(optimizer, DPOptimizer):
             optimizer = optimizer.original_optimizer
         super().__init__(
             optimizer,
             noise_multiplier=statement.noise_multiplier,
-            max_grad_norm=statement.clip * (1.0 - CLIP_MARGIN),
+            max_grad_norm=statement.clip,
             expected_batch_size=expected_batch_size,
             loss_reduction=loss_reduction,
         )
@@ -129,37 +125,91 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         self._as_planned = (self.noise_multiplier, self.max_grad_norm, expected_batch_size)
         self.mechanism = mechanism
         self._checks = _torch._Checks(mechanism, optimizer) if check else None
-        self._noise = _torch._FlatNoise(
-            mechanism, _torch._trained(optimizer), key=key, run=run, journal=journal, group=None
+        self._noise = FlatNoise(
+            mechanism,
+            optimizer,
+            cohort=expected_batch_size or 1,
+            key=key,
+            experiment=experiment,
+            journal=journal,
+            group=None,
         )
+        self._cohorts = cohorts
+        # The hooks of torch.optim.Optimizer.
+        super().__setstate__({})
+
+    def clip_and_accumulate(self) -> None:
+        """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
+        noise = self._noise
+        rows = {}
+        for number, p in enumerate(noise.parameters):
+            if not p.requires_grad:
+                continue
+            row = getattr(p, "grad_sample", None)
+            if row is None:
+                raise ValueError(
+                    f"parameter {number} is trained, but has no per-sample gradient: it was frozen when the engine made "
+                    "the module private, or the loss does not depend on it. Freeze with requires_grad_(False) what is "
+                    "not trained; what is to be trained later must be trainable in make_private"
+                )
+            if isinstance(row, list):
+                raise ValueError(
+                    "there were several backward() since the last zero_grad(), and an example that came twice would "
+                    "count twice: call zero_grad() before the backward() of each batch, and split large batches with "
+                    "Opacus' BatchMemoryManager"
+                )
+            if getattr(row, "_processed", False):
+                raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
+            rows[number] = row
+        sums, _ = clipped_sum(list(rows.values()), noise.limit, noise.dimension)
+        noise.add(zip(rows, sums), len(next(iter(rows.values()))))
+        for row in rows.values():
+            row._processed = True
 
     def add_noise(self) -> None:
-        """Adds the next row of noise to the summed gradients and puts the result into .grad."""
+        """Adds the next row of noise to the summed gradients and puts them, or their mean, into .grad."""
         if (self.noise_multiplier, self.max_grad_norm, self.expected_batch_size) != self._as_planned:
             raise MismatchError(
                 "noise_multiplier, max_grad_norm or expected_batch_size has changed since the mechanism was planned: "
                 "schedulers of noise and clipping do not go with correlated noise"
             )
         noise = self._noise
-        if len(_torch._trained(self.original_optimizer)) != len(noise.parameters):
-            raise ValueError(
-                "the set of trained parameters has changed since this optimizer was made, and with it the noise: make "
-                "all parameters trainable or frozen before"
-            )
         if self._checks is not None:
             self._checks.step(noise.next_step, self.param_groups)
-        sums = [p.summed_grad for p in noise.parameters]
-        if any(getattr(summed, "_processed", False) for summed in sums):
-            raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
-        noise.gather(sums)
-        noise.add()
-        for p, view in zip(noise.parameters, noise.views):
-            # Opacus divides .grad in place; the flat view is filled anew at the next step.
-            p.grad = view.to(p.device)
-            p.summed_grad._processed = True
+        if self._cohorts is not None and self._cohorts.drawn <= noise.next_step:
+            raise MismatchError(
+                f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing "
+                "shows that its examples take part once: train on that loader"
+            )
+        noise.release()
+        if self.loss_reduction == "mean":
+            noise.flat.div_(self.expected_batch_size)
+        noise.hand_out()
+
+    def pre_step(self, closure: Any = None) -> bool:
+        """Clips and adds noise; False if more parts of the batch are to come."""
+        if not any(p.requires_grad for p in self._noise.parameters):
+            raise ValueError("all parameters are frozen: there is no step to take")
+        self.clip_and_accumulate()
+        self._is_last_step_skipped = self._check_skip_next_step()
+        if self._is_last_step_skipped:
+            return False
+        self.add_noise()
+        if self.step_hook:
+            self.step_hook(self)
+        return True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Forgets the per-sample gradients and every .grad and, unless the last step was put off, what was accumulated."""
+        for p in self._noise.parameters:
+            p.grad_sample = None
+        if not self._is_last_step_skipped:
+            self._noise.clear()
+        self.original_optimizer.zero_grad(set_to_none)
 
     def burn(self) -> int:
         """Gives up the next step, whose gradients are lost: its noise is never used. Returns the step."""
+        self._is_last_step_skipped = False
         self.zero_grad()
         return self._noise.burn()
 
@@ -194,24 +244,34 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
 class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' engine with correlated noise, single participation and the mechanism's own accounting.
 
-    key, run and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can be
-    resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
+    key, experiment and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can
+    be resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
+
+    secure_mode is accepted and changes nothing: the noise always comes from a cryptographic generator. accountant is
+    refused, since a mechanism has its own.
     """
 
     def __init__(
         self,
         *,
         key: NoiseKey | None = None,
-        run: str | None = None,
+        experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         seed: int | None = None,
+        secure_mode: bool = True,
+        accountant: str | None = None,
     ) -> None:
+        if accountant is not None:
+            raise ValueError(
+                f"accountant is {accountant!r}, but ε is that of a mechanism for the whole run, which has its own "
+                "accounting: leave it out, or plan with dpmf.plan(…, accountant=…) and give the mechanism to make_private"
+            )
         with warnings.catch_warnings():
             # Opacus warns of its own generator of noise, which is not used.
             warnings.filterwarnings("ignore", message="Secure RNG turned off")
             super().__init__(accountant="rdp")
         self.accountant = MechanismAccountant()
-        self._key, self._run, self._journal, self._seed = key, run, journal, seed
+        self._key, self._experiment, self._journal, self._seed = key, experiment, journal, seed
 
     @property
     def mechanism(self) -> Mechanism | None:
@@ -240,8 +300,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """
         if not isinstance(optimizer, torch.optim.SGD):
             raise MismatchError(
-                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, or "
-                "plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
+                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, "
+                "or plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
             )
         groups = optimizer.param_groups
         for name in ("lr", "momentum", "nesterov", "weight_decay", "dampening"):
@@ -321,9 +381,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
             expected_batch_size=loader.batch_sampler.batch_size,  # type: ignore[union-attr]
             loss_reduction=loss_reduction,
             key=self._key,
-            run=self._run,
+            experiment=self._experiment,
             journal=self._journal,
             check=check,
+            cohorts=loader.batch_sampler,
         )
         # After all checks: Opacus leaves hooks in the module.
         if not isinstance(module, AbstractGradSampleModule):
@@ -352,8 +413,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
         if len(cohorts) != len(data_loader):
             raise MismatchError(
-                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the part "
-                "to train on as a torch.utils.data.Subset, without a sampler"
+                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the "
+                "part to train on as a torch.utils.data.Subset, without a sampler"
             )
         return DataLoader(
             data_loader.dataset,

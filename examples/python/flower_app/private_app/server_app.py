@@ -21,7 +21,9 @@ def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     rounds, directory = int(config["rounds"]), Path(str(config["directory"])).expanduser()
-    mechanism = dpmf.plan(steps=rounds, momentum=0.5, epsilon=float(config["epsilon"]), delta=1e-6, clip=0.5)
+    mechanism = dpmf.plan(
+        steps=rounds, momentum=0.5, epsilon=float(config["epsilon"]), delta=1e-6, clip=0.5, unit="user"
+    )
     strategy = dpmf.flower.PrivateFedAvg(mechanism, directory, cohort=int(config["cohort"]), learning_rate=0.5)
     result = strategy.start(
         grid, ArrayRecord([np.zeros(FEATURES, np.float32)]), timeout=60, evaluate_fn=evaluate

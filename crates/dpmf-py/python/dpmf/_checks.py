@@ -1,0 +1,35 @@
+"""What all adapters ask before training."""
+
+from __future__ import annotations
+
+from ._core import Mechanism, NoiseKey, PrivacyStatement
+from ._errors import MismatchError
+
+
+def statement_of(mechanism: Mechanism) -> PrivacyStatement:
+    """The privacy statement of a mechanism that is calibrated."""
+    if mechanism.privacy is None:
+        raise ValueError(
+            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip)"
+        )
+    return mechanism.privacy
+
+
+def check_unit(mechanism: Mechanism, clipped: str, remedy: str = "") -> None:
+    """Refuses a statement for another unit than the one that is clipped."""
+    unit = statement_of(mechanism).unit
+    if unit != clipped:
+        raise MismatchError(
+            f"the mechanism's statement is for every {unit}, but what is clipped here is every {clipped}: plan with "
+            f'unit="{clipped}"{remedy}'
+        )
+
+
+def check_experiment(key: NoiseKey | None, experiment: str | None) -> None:
+    """Refuses to name a run whose noise is secret: under one name, every start has the same noise."""
+    if experiment is not None and (key is None or key.origin != "seeded"):
+        raise ValueError(
+            f"experiment={experiment!r} names a run whose noise is the same at every start, and with other data in the "
+            "second the difference of both is the data: leave it out, or give key=NoiseKey.from_seed(…) if nothing is "
+            "released"
+        )

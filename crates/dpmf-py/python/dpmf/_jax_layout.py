@@ -1,0 +1,209 @@
+"""Which device holds which coordinates of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ._errors import UnsupportedError
+
+#: Runs of consecutive coordinates that one device may hold; each has a stream of its own.
+MOST_RUNS = 1 << 16
+
+#: Numbers that stand for the gradient of all devices in a journal.
+MARKS = 8
+
+
+class Run(NamedTuple):
+    """Consecutive coordinates start..stop of the model that lie at begin.. of a device's flat gradient."""
+
+    begin: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the coordinates of a model live; one device without a mesh."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    shardings: tuple[NamedSharding, ...] | None
+    devices: tuple[tuple[Run, ...], ...]
+
+    @staticmethod
+    def of(tree: Any, shardings: Any) -> Layout:
+        leaves, structure = jax.tree.flatten(tree)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if leaf.dtype != jnp.float32:
+                raise TypeError(
+                    f"leaf {jax.tree_util.keystr(path) or '(the whole)'} is {leaf.dtype}, but noise is added to "
+                    "float32: sum and clip in float32, add the noise, then cast"
+                )
+        shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        named = named_shardings(leaves, structure, shardings)
+        if named is None:
+            return Layout(structure, shapes, None, ((Run(0, 0, sum(map(prod, shapes))),),))
+        devices = tuple(tuple(runs_of(shapes, named, device)) for device in named[0].mesh.devices.flat)
+        return Layout(structure, shapes, named, devices)
+
+    def check_processes(self) -> None:
+        """Refuses a model that is not of all processes: each would train its own."""
+        mesh = self.shardings and self.shardings[0].mesh.devices.flat
+        processes = {device.process_index for device in mesh or jax.local_devices()}
+        if len(processes) != jax.process_count():
+            raise UnsupportedError(
+                f"there are {jax.process_count()} processes, but the parameters lie in {len(processes)}: each process "
+                "would train a model of its own, under the same noise. Place the parameters on a mesh of all devices, "
+                "jax.device_put(leaf, NamedSharding(mesh, spec))"
+            )
+
+    @property
+    def local_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the leaves on one device."""
+        if self.shardings is None:
+            return list(self.shapes)
+        return [tuple(sharding.shard_shape(shape)) for sharding, shape in zip(self.shardings, self.shapes)]
+
+    @cached_property
+    def local(self) -> list[int]:
+        """The devices of this process; others make their own noise."""
+        if self.shardings is None:
+            return [0]
+        devices = self.shardings[0].mesh.devices.flat
+        return [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
+
+    def ranges(self, device: int) -> set[tuple[int, int]]:
+        """The runs of a device, without where they lie."""
+        return {(run.start, run.stop) for run in self.devices[device]}
+
+    def call(
+        self, release: Callable[..., Any], step: jax.Array, run: jax.Array, leaves: Sequence[jax.Array], marked: bool
+    ) -> Any:
+        """Noisy leaves behind the next step. Every device asks the host for the noise of its own coordinates.
+
+        Gradients stay where they are: a callback that is handed large arrays may wait for threads that wait for it.
+        """
+
+        def on_device(device: Any, step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+            shapes = [jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)]
+            shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in local]
+            # It depends on every leaf, so that the lanes of a vmap ask one after the other, where a call without it would
+            # serve them all with one row.
+            not_finite = sum(jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in local)
+            if axes:
+                not_finite = jax.lax.psum(not_finite, axes)
+            mark = _mark(local, run, device, axes) if marked else jnp.zeros(0)
+            following, kept, *noise = io_callback(release, shapes, device, step, run, not_finite, mark)
+            return [following, *(jnp.where(kept, leaf + row, 0.0) for leaf, row in zip(local, noise))]
+
+        axes: tuple[str, ...] = ()
+        if self.shardings is None:
+            return on_device(jnp.int32(0), step, run, *leaves)
+        mesh = self.shardings[0].mesh
+        axes = tuple(mesh.axis_names)
+        specs = [sharding.spec for sharding in self.shardings]
+
+        def on_shard(step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+            device: Any = jnp.int32(0)
+            for name in mesh.axis_names:
+                device = device * mesh.shape[name] + jax.lax.axis_index(name)
+            return on_device(device, step, run, *local)
+
+        # The replicas of a step agree by the way they are made, which the checker cannot know.
+        shard = jax.shard_map(
+            on_shard,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(), *specs),
+            out_specs=[PartitionSpec(), *specs],
+            check_vma=False,
+        )
+        return shard(step, run, *leaves)
+
+
+def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """128 bits that tell the gradients of two attempts at a step apart, as MARKS numbers below 2^16; of all devices
+    together, so that all come to one decision.
+
+    Salted with the name of the run, which is drawn after the data: nobody can choose data that collide.
+    """
+    salt = run ^ _mix(device.astype(jnp.uint32))
+    words = jnp.zeros(4, jnp.uint32)
+    begin = 0
+    for leaf in leaves:
+        bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), jnp.uint32)
+        places = jnp.arange(begin, begin + leaf.size, dtype=jnp.uint32)
+        words += jnp.stack([jnp.sum(_mix(bits ^ _mix(places ^ salt[lane])), dtype=jnp.uint32) for lane in range(4)])
+        begin += leaf.size
+    if axes:
+        words = jax.lax.psum(words, axes)
+    return jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
+
+
+def _mix(words: jax.Array) -> jax.Array:
+    """A bijection of 32 bits in which every input bit moves every output bit (the finalizer of MurmurHash3)."""
+    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
+    return words ^ (words >> 16)
+
+
+def named_shardings(leaves: Sequence[Any], structure: Any, given: Any) -> tuple[NamedSharding, ...] | None:
+    if given is not None:
+        found = tuple(structure.flatten_up_to(given))
+    else:
+        concrete = all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        if not concrete or all(len(leaf.sharding.device_set) == 1 for leaf in leaves):
+            return None
+        found = tuple(leaf.sharding for leaf in leaves)
+    for sharding in found:
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != found[0].mesh:
+            raise UnsupportedError(
+                f"a leaf has the sharding {sharding}, but all leaves must have a NamedSharding on one mesh: place the "
+                "parameters with jax.device_put(leaf, NamedSharding(mesh, spec))"
+            )
+    return found
+
+
+def runs_of(shapes: Sequence[tuple[int, ...]], shardings: Sequence[NamedSharding], device: Any) -> Iterator[Run]:
+    """The runs of one device. Two devices have the same run or none in common, since runs stay within a leaf unless
+    every leaf is whole everywhere."""
+    if all(sharding.is_fully_replicated for sharding in shardings):
+        yield Run(0, 0, sum(map(prod, shapes)))
+        return
+    begin, offset, count = 0, 0, 0
+    for shape, sharding in zip(shapes, shardings):
+        index = sharding.devices_indices_map(shape)[device]
+        bounds = [piece.indices(length)[:2] for piece, length in zip(index, shape)]
+        # Trailing axes that are whole form one run with the axis before them.
+        whole = len(shape)
+        while whole > 0 and bounds[whole - 1] == (0, shape[whole - 1]):
+            whole -= 1
+        inner = prod(shape[whole:])
+        low, high = bounds[whole - 1] if whole > 0 else (0, 1)
+        outer = [range(*pair) for pair in bounds[: max(whole - 1, 0)]]
+        count += prod(map(len, outer))
+        if count > MOST_RUNS:
+            raise UnsupportedError(
+                f"a shard falls into more than {MOST_RUNS} runs of consecutive coordinates, each with a stream: shard "
+                "the leading axes of the parameters rather than the last"
+            )
+        for place in product(*outer):
+            row = 0
+            for position, length in zip(place, shape):
+                row = row * length + position
+            if whole > 0:
+                row *= shape[whole - 1]
+            start, stop = offset + (row + low) * inner, offset + (row + high) * inner
+            if stop > start:
+                yield Run(begin, start, stop)
+            begin += stop - start
+        offset += prod(shape)

@@ -1,0 +1,202 @@
+"""Batches in which every example comes once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Generator, arange, randperm
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler
+
+from ._core import Mechanism
+from ._errors import MismatchError
+
+
+class UncheckedDataWarning(UserWarning):
+    """Nothing shows that each example takes part in one step."""
+
+
+class Cohorts(BatchSampler):
+    """Batches in which every example comes once: shuffled once, cut into cohorts, gone through once.
+
+    A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused:
+    with a mechanism for single participation it would void the guarantee.
+
+    seed fixes the order; by default it comes from the operating system. To resume a run, give the seed of the first part
+    (cohorts.seed) and start, the number of batches that were used. The last cohort may be smaller; drop_last leaves it
+    out. shuffle=False keeps the order of the data.
+
+    With several ranks, batch_size is that of the whole cohort, of which each rank gets its part; all need one seed.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        seed: int | None = None,
+        start: int = 0,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if length < 1 or batch_size < 1:
+            raise ValueError(f"length is {length} and batch_size {batch_size}, but both must be at least 1")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, but it must be at least 0 and below world_size, {world_size}")
+        if world_size > 1 and shuffle and seed is None:
+            raise ValueError("every rank would shuffle in its own way: give all of them the same seed")
+        self.length = length
+        self.batch_size = batch_size
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self.rank, self.world_size = rank, world_size
+        if not 0 <= start <= self._cohorts():
+            raise ValueError(f"start is {start}, but there are {self._cohorts()} cohorts")
+        self.start = start
+        self._started = False
+        #: The cohort after the last that was handed out.
+        self.drawn = start
+
+    def _cohorts(self) -> int:
+        return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
+
+    @property
+    def order(self) -> dict[str, int]:
+        """What decides which example is in which cohort."""
+        return {"length": self.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
+
+    def __len__(self) -> int:
+        """Number of batches from start to the end."""
+        return self._cohorts() - self.start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._started:
+            raise MismatchError(
+                "the data was gone through once, and a mechanism for single participation covers no second pass: train "
+                "for one epoch, or plan a run with smaller batches to take more steps"
+            )
+        self._started = True
+        generator = Generator().manual_seed(self.seed)
+        order = randperm(self.length, generator=generator) if self.shuffle else arange(self.length)
+        for cohort in range(self.start, self._cohorts()):
+            self.drawn = cohort + 1
+            members = order[cohort * self.batch_size : (cohort + 1) * self.batch_size]
+            yield members[self.rank :: self.world_size].tolist()
+
+
+def check_loader(
+    mechanism: Mechanism, loader: DataLoader[Any], *, epochs: int = 1, batches_per_step: int = 1
+) -> None:
+    """Refuses a DataLoader under which an example could take part more often than the mechanism covers, or that has more
+    batches than the mechanism has steps.
+
+    Raises MismatchError, which says what to use instead.
+    """
+    mechanism.check_sampling("epochs", epochs=epochs)
+    if isinstance(loader.dataset, IterableDataset):
+        raise MismatchError(
+            "the data set is an IterableDataset, so nothing shows that each example comes once: give a data set with a "
+            "length and dpmf.torch.Cohorts as batch_sampler"
+        )
+    _check_distinct(loader.dataset)
+    batches = loader.batch_sampler
+    if not isinstance(batches, Cohorts):
+        # Subclasses may do anything.
+        sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
+        name = type(sampler).__name__
+        if name in ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"):
+            mechanism.check_sampling("poisson")  # the names that Opacus gives to Poisson sampling
+        elif type(sampler) is WeightedRandomSampler:
+            if sampler.replacement:
+                mechanism.check_sampling("with-replacement")
+        elif type(sampler) is RandomSampler:
+            # More samples than there are examples come from several passes.
+            if sampler.replacement or sampler.num_samples > len(loader.dataset):  # type: ignore[arg-type]
+                mechanism.check_sampling("with-replacement")
+        elif type(sampler) is SubsetRandomSampler:
+            if _repeats(sampler.indices):
+                mechanism.check_sampling("with-replacement")
+        elif type(sampler) is not SequentialSampler:
+            raise MismatchError(
+                f"the sampler is a {name}, of which it is not known that each example comes once: give "
+                "dpmf.torch.Cohorts as batch_sampler"
+            )
+    mechanism.check_steps(-(-len(loader) // batches_per_step))
+
+
+def _repeats(indices: Any) -> bool:
+    return len(set(map(int, indices))) != len(indices)
+
+
+def _check_distinct(dataset: Any) -> None:
+    """Refuses data sets in which examples of another come twice."""
+    parts = [dataset.dataset] if isinstance(dataset, Subset) else []
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
+    if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):
+        raise MismatchError(
+            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give "
+            "each of them once"
+        )
+    for part in parts:
+        _check_distinct(part)
+
+
+class Passes:
+    """Which examples a run has been given."""
+
+    def __init__(self) -> None:
+        #: What decided that; None while nobody said.
+        self.order: dict[str, int] | str | None = None
+        self.known = False
+        #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
+        self.drawn: int | None = None
+        self.batches_per_step = 1
+
+    def hand_out(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The batches, counted."""
+        for batch in loader:
+            assert self.drawn is not None
+            self.drawn += 1
+            yield batch
+
+    def check_step(self, step: int) -> None:
+        """Refuses a step whose batch was not handed out yet: it would be that of the step before."""
+        if self.drawn is not None and self.drawn <= step * self.batches_per_step:
+            raise MismatchError(
+                f"step {step} has no batch of its own, and that of the step before would take part twice: take one step "
+                "for each batch of optimizer.batches(loader)"
+            )
+
+    def begin(self, mechanism: Mechanism, loader: DataLoader[Any], step: int, batches_per_step: int) -> None:
+        """Refuses a loader whose examples may have taken part before step."""
+        check_loader(mechanism, loader, batches_per_step=batches_per_step)
+        cohorts = loader.batch_sampler
+        if not isinstance(cohorts, Cohorts):
+            if self.order is not None or step > 0:
+                raise MismatchError(
+                    f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
+                    "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
+                    "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
+                )
+            self._go_on("that of the loader", step, batches_per_step)
+            return
+        if self.order is not None and self.order != cohorts.order:
+            raise MismatchError(
+                f"the cohorts are {cohorts.order}, but the run began with {self.order}: examples that took part before "
+                "would come again"
+            )
+        if cohorts.start != step * batches_per_step:
+            raise MismatchError(
+                f"the cohorts start with number {cohorts.start}, but the run is at step {step}: each example takes part "
+                f"in one step, so give dpmf.torch.Cohorts(…, start={step * batches_per_step})"
+            )
+        self._go_on(cohorts.order, step, batches_per_step)
+
+    def _go_on(self, order: dict[str, int] | str, step: int, batches_per_step: int) -> None:
+        self.order, self.known = order, True
+        self.drawn, self.batches_per_step = step * batches_per_step, batches_per_step

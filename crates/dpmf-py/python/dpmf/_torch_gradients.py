@@ -1,0 +1,188 @@
+"""Gradients example by example, and their clipped sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+try:
+    from torch.func import functional_call, grad_and_value, vmap
+except ImportError:  # PyTorch 1
+    from functorch import grad_and_value, vmap
+    from torch.nn.utils.stateless import functional_call
+
+from . import _sums
+
+Gradients = tuple[list[torch.Tensor], torch.Tensor]
+
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What accumulate saw. ε does not cover it: it is for your eyes, not for release."""
+
+    examples: int
+    """Number of examples, or of users, in the call."""
+    unprotected_loss: float
+    """Mean of the loss before the step; NaN for no examples."""
+    unprotected_clipped: float
+    """Share whose gradient was longer than the clip; NaN for no examples."""
+
+
+def check_module(module: torch.nn.Module) -> None:
+    """Refuses modules in which an example has no gradient of its own, or whose gradient says more than its numbers."""
+    for part in module.modules():
+        name = type(part).__name__
+        if WRAPPERS & {base.__name__ for base in type(part).__mro__}:
+            raise ValueError(
+                f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module "
+                "inside (module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
+            )
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
+            raise ValueError(
+                f"{name} mixes the examples of a batch, so that no example has a gradient of its own: use "
+                "torch.nn.GroupNorm, or freeze it with .eval()"
+            )
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats:
+            raise ValueError(
+                f"{name} keeps statistics of the data, which would be released without noise: give "
+                "track_running_stats=False, or freeze it with .eval()"
+            )
+        if getattr(part, "sparse", False) is True:
+            raise TypeError(
+                f"the gradients of {name} are sparse, and their zeros would show which rows were used: make the "
+                "embedding with sparse=False"
+            )
+
+
+class Batch:
+    """Inputs and targets with one leading axis of examples: tensors, or tuples, lists and dicts of them."""
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        if isinstance(inputs, Mapping):
+            positional, named = (), dict(inputs)
+        else:
+            positional, named = (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+        #: Positional arguments, keyword arguments, targets.
+        self.parts = (positional, named, () if targets is None else (targets,))
+        leaves: list[torch.Tensor] = []
+        _map(leaves.append, self.parts)
+        lengths = {len(leaf) if leaf.dim() else None for leaf in leaves}
+        if len(lengths) != 1 or None in lengths:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves) or "none"
+            raise ValueError(
+                f"inputs and targets have shapes {shapes}, but all need one leading axis of the same length: one entry "
+                "for every example"
+            )
+        self.length: int = lengths.pop()  # type: ignore[assignment]
+
+    def chunk(self, first: int, size: int) -> Any:
+        """The parts of some examples."""
+        return _map(lambda leaf: leaf[first : first + size], self.parts)
+
+
+def _map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: _map(function, value) for name, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(_map(function, value) for value in tree)
+    raise TypeError(
+        f"inputs or targets hold a {type(tree).__name__}, but each example's share is cut from tensors: bind other "
+        "arguments with functools.partial"
+    )
+
+
+class PerExample:
+    """Differentiates a loss with respect to some parameters of a module, for each example alone.
+
+    Every entry of the leading axis is one example; with grouped, it is the batch of all examples of one user.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[[Any, Any], torch.Tensor],
+        trained: Mapping[str, torch.Tensor],
+        *,
+        grouped: bool,
+    ) -> None:
+        check_module(module)
+        self.module, self.loss, self.grouped = module, loss, grouped
+        self.trained = dict(trained)
+        self.fixed = {name: p.detach() for name, p in module.named_parameters() if name not in trained}
+        self.fixed.update(module.named_buffers())
+
+    def _value(self, call: Callable[..., Any], example: Any) -> torch.Tensor:
+        if not self.grouped:
+            example = _map(lambda leaf: leaf.unsqueeze(0), example)
+        positional, named, targets = example
+        value = self.loss(call(positional, named), targets[0] if targets else None)
+        # The sum of a scalar fails in the vmap of PyTorch 1.
+        return value if value.dim() == 0 else value.sum()
+
+    def at_once(self, parts: Any) -> Gradients:
+        """By vmap: for each trained parameter the gradients of all examples, and their losses."""
+
+        def value(parameters: dict[str, torch.Tensor], example: Any) -> torch.Tensor:
+            everything = {**parameters, **self.fixed}
+            return self._value(lambda args, named: functional_call(self.module, everything, args, named), example)
+
+        parameters = {name: p.detach() for name, p in self.trained.items()}
+        try:
+            gradients, losses = vmap(grad_and_value(value), in_dims=(None, 0), randomness="different")(
+                parameters, parts
+            )
+        except RuntimeError as failed:
+            raise ValueError(
+                f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
+                "vectorize=False, which is slower, or use dpmf.opacus"
+            ) from failed
+        return [gradients[name] for name in self.trained], losses
+
+    def one_by_one(self, parts: Any) -> Gradients:
+        """The same, for modules that vmap does not know."""
+        rows, losses = [], []
+        leaves: list[torch.Tensor] = []
+        _map(leaves.append, parts)
+        for index in range(len(leaves[0])):
+            example = _map(lambda leaf, index=index: leaf[index], parts)  # type: ignore[misc]
+            with torch.enable_grad():
+                value = self._value(lambda args, named: self.module(*args, **named), example)
+                gradients = torch.autograd.grad(value, list(self.trained.values()), allow_unused=True)
+            rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self.trained.values())])
+            losses.append(value.detach())
+        return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
+
+
+def clipped_sum(rows: Sequence[torch.Tensor], limit: float, dimension: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The sum of contributions, each scaled to norm limit if it is longer, and which of them were.
+
+    rows has the contributions of all examples to one parameter each. A contribution that is not finite counts as zero.
+    The sums are float64, in units of the grid: whole numbers. All is elementwise in float64, which autocast and the
+    reduced precision of matrix products leave alone.
+
+    Guarantee: that of the module _sums.
+    """
+    spacing, target = _sums.spacing(limit), _sums.target(limit, dimension)
+    device = rows[0].device
+    norms = torch.stack([_flat(row).square().sum(1).to(device) for row in rows]).sum(0).sqrt()
+    finite, longer = norms.isfinite(), norms > target
+    scales = torch.where(longer, target / norms, torch.ones_like(norms)) / spacing
+
+    def total(row: torch.Tensor) -> torch.Tensor:
+        on = row.device
+        # Zero times infinity is not zero.
+        kept = _flat(row).masked_fill(~finite.to(on)[:, None], 0.0)
+        return kept.mul_(torch.where(finite, scales, 0 * scales).to(on)[:, None]).round_().sum(0).view(row.shape[1:])
+
+    return [total(row) for row in rows], longer | ~finite
+
+
+def _flat(row: torch.Tensor) -> torch.Tensor:
+    return row.detach().double().reshape(len(row), -1)

@@ -1,0 +1,333 @@
+"""The noise of a mechanism over the parameters of an optimizer."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import distributed
+
+from . import _sums
+from ._checks import check_experiment, statement_of
+from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, PrivacyStatement, new_run
+from ._errors import BindingError, MismatchError
+
+STATE_VERSION = 1
+
+
+def shard(dimension: int, rank: int | None = None, world_size: int | None = None) -> range:
+    """The coordinates of one rank, of sizes that differ by at most one.
+
+    Without rank and world_size, those of torch.distributed. The noise of a coordinate depends on its number alone, so
+    the shards of any number of ranks are together, bit for bit, what one process draws.
+
+    >>> [dpmf.torch.shard(10, rank, 3) for rank in range(3)]  # doctest: +SKIP
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+    if rank is None or world_size is None:
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise ValueError(
+                "rank and world_size are not given, and torch.distributed is not initialised: call "
+                "torch.distributed.init_process_group first, or give both"
+            )
+        rank = distributed.get_rank() if rank is None else rank
+        world_size = distributed.get_world_size() if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank}, but it must be at least 0 and below world_size, {world_size}")
+    return range(dimension * rank // world_size, dimension * (rank + 1) // world_size)
+
+
+def check_dtype(p: torch.Tensor, name: str) -> None:
+    """Refuses parameters that are not float32."""
+    if p.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(
+            f"parameter {name} is {p.dtype}, and half precision cannot hold the noise: keep the parameters in float32 "
+            "(model.float()) and compute in half precision under torch.autocast; leave those that are never trained out "
+            "of the optimizer"
+        )
+    if p.dtype != torch.float32:
+        raise TypeError(f"parameter {name} is {p.dtype}, but the noise is float32: convert the model with model.float()")
+
+
+def check_alone() -> None:
+    """Refuses to serve one of several ranks as if it were the only one."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise MismatchError(
+            f"this is one of {distributed.get_world_size()} ranks, and each would draw noise of its own and train a "
+            "model of its own: use dpmf.torch.PrivateOptimizer(…, group=True) with one key for all ranks, without "
+            "DistributedDataParallel. For runs that have nothing to do with each other, leave torch.distributed out, or "
+            "give a group of this rank alone"
+        )
+
+
+def held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters that an optimizer can move, trained at the moment or not."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class FlatNoise:
+    """The exact sum of clipped contributions over the flat view of an optimizer's parameters, and its noise; in one
+    process, or a shard of it in each of several.
+
+    A row of noise covers every parameter that the optimizer had when this was made, whatever is trained at that step.
+    What is released comes from contributions that were added here, and from nothing else.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        optimizer: torch.optim.Optimizer,
+        *,
+        cohort: float,
+        key: NoiseKey | None,
+        experiment: str | None,
+        journal: str | os.PathLike[str] | None,
+        group: Any,
+    ) -> None:
+        self.mechanism, self.optimizer = mechanism, optimizer
+        self.clip = statement_of(mechanism).clip
+        _sums.check_clip(self.clip)
+        self.parameters = held(optimizer)
+        if not any(p.requires_grad for p in self.parameters):
+            raise ValueError("the optimizer has no parameter that requires a gradient")
+        self.numbers = {id(p): number for number, p in enumerate(self.parameters)}
+        if len(self.numbers) != len(self.parameters):
+            raise ValueError("a parameter comes twice in the optimizer: its gradient would be released twice")
+        self._check_parameters()
+        self.dimension = sum(p.numel() for p in self.parameters)
+        self.bound = _sums.bound(cohort)
+        #: The norm that contributions are clipped to.
+        self.limit = _sums.limit(self.clip, self.bound)
+        check_experiment(key, experiment)
+        self.grouped = group is not None
+        self.group = None if group is True else group
+        self.rank, self.world_size = 0, 1
+        run = experiment
+        if self.grouped:
+            self.rank = distributed.get_rank(self.group)
+            self.world_size = distributed.get_world_size(self.group)
+            key, run = self._agree(key, run)
+        else:
+            check_alone()
+        if key is None:
+            if journal is not None:
+                raise ValueError(
+                    "a journal is for a run that is resumed, which needs its key: give key=NoiseKey.create(path), and "
+                    "NoiseKey.read(path) to resume"
+                )
+            key = NoiseKey.generate()
+        self.key = key
+        self.coordinates = shard(self.dimension, self.rank, self.world_size)
+        self.journal = journal
+        self.stream: NoiseStream | DurableStream | None
+        if journal is None:
+            self.stream = NoiseStream(mechanism, key, run=run, coordinates=self.coordinates)
+        elif os.path.exists(journal):
+            # Goes on only with the state that belongs to it.
+            self.stream = None
+        else:
+            self.stream = DurableStream.create(mechanism, key, journal, run=run, coordinates=self.coordinates)
+        #: The sum, in units of the grid.
+        self.exact = torch.zeros(self.dimension, dtype=torch.float64)
+        self.exact_views = self._views(self.exact)
+        #: Number of contributions in it; None if nothing was added since the last step.
+        self.count: int | None = None
+        #: What is released.
+        self.flat = torch.zeros(self.dimension, dtype=torch.float32)
+        self.views = self._views(self.flat)
+
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        parts = flat.split([p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters)]
+
+    def _agree(self, key: NoiseKey | None, run: str | None) -> tuple[NoiseKey, str]:
+        """One run for all ranks, and an error unless they have one key, mechanism and model."""
+        if key is None:
+            raise ValueError(
+                "every rank needs the same key: make it once with NoiseKey.create(path) and give "
+                "key=NoiseKey.read(path) in every rank"
+            )
+        mine = (key.fingerprint, self.mechanism.identity, self.dimension, run or new_run())
+        all_ranks: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(all_ranks, mine, group=self.group)
+        for what, index in (("key", 0), ("mechanism", 1), ("number of parameters", 2)):
+            if len({values[index] for values in all_ranks}) != 1:
+                listed = ", ".join(f"{values[index]} in rank {rank}" for rank, values in enumerate(all_ranks))
+                raise MismatchError(f"the ranks differ in their {what}: {listed}; give all of them the same")
+        return key, all_ranks[0][3]
+
+    def _check_parameters(self) -> None:
+        for number, p in enumerate(self.parameters):
+            check_dtype(p, str(number))
+
+    def _check_unchanged(self) -> None:
+        """Refuses parameters that were not there, or not so, when this was made: no noise covers them."""
+        now = held(self.optimizer)
+        if len(now) != len(self.parameters) or any(p is not q for p, q in zip(now, self.parameters)):
+            strangers = sum(id(p) not in self.numbers for p in now)
+            raise ValueError(
+                f"the optimizer's parameters have changed since the noise was laid out ({strangers} are new, of {len(now)}), "
+                "and what is new would move without noise: give the optimizer all parameters that will ever be trained, "
+                "and freeze those that are not trained yet with requires_grad_(False)"
+            )
+        self._check_parameters()
+        for number, (p, view) in enumerate(zip(self.parameters, self.views)):
+            if p.shape != view.shape:
+                raise ValueError(
+                    f"parameter {number} has shape {tuple(p.shape)}, and had {tuple(view.shape)} when the noise was "
+                    "laid out"
+                )
+
+    @property
+    def next_step(self) -> int:
+        return self.live().next_step
+
+    @property
+    def privacy(self) -> PrivacyStatement | None:
+        return self.live().privacy
+
+    def live(self) -> NoiseStream | DurableStream:
+        if self.stream is None:
+            raise ValueError(
+                f"journal {os.fspath(self.journal or '')} belongs to a run that was begun: go on with it by "
+                "load_state_dict(…), or give the path of a new journal for a new run"
+            )
+        return self.stream
+
+    def add(self, sums: Iterable[tuple[int, torch.Tensor]], count: int) -> None:
+        """Adds a sum of count contributions, in units of the grid, by the number of each parameter."""
+        total = (self.count or 0) + count
+        if total > self.bound:
+            raise ValueError(
+                f"a step has {total} contributions, but room was left for the rounding of {self.bound}: give the "
+                f"planned size of a cohort as denominator, at most {_sums.MOST}"
+            )
+        for number, tensor in sums:
+            self.exact_views[number] += tensor.to(self.exact.device)
+        self.count = total
+
+    def clear(self) -> None:
+        """Forgets what was added since the last step."""
+        self.exact.zero_()
+        self.count = None
+
+    def release(self) -> int:
+        """Sums over the ranks, rounds to float32 and adds one row of noise, into flat; returns the step.
+
+        Every rank sums its shard, adds noise to it and passes it on: the journal of each rank sees all of the data that
+        its noise covers.
+        """
+        stream = self.live()
+        self.mechanism.check_steps(stream.next_step + 1)
+        self._check_unchanged()
+        if not self.grouped:
+            check_alone()  # torch.distributed may have been initialised since
+        mine = slice(self.coordinates.start, self.coordinates.stop)
+        try:
+            if self.world_size > 1:
+                self._exchange(self.exact, distributed.reduce)
+            self.flat[mine] = self._rounded(self.exact[mine])
+            noisy = self.flat[mine].numpy()
+            step = stream.release(noisy) if isinstance(stream, DurableStream) else stream.add_to(noisy)
+        except BaseException:
+            if self.world_size > 1:
+                self.clear()  # shards hold the sum over all ranks by now
+            raise
+        if self.world_size > 1:
+            self._exchange(self.flat, distributed.broadcast)
+        self.clear()
+        return step
+
+    def _rounded(self, exact: torch.Tensor) -> torch.Tensor:
+        """G of the module _sums."""
+        norm_sq = exact.square().sum()
+        if self.world_size > 1:
+            distributed.all_reduce(norm_sq, group=self.group)
+        spacing, longest = _sums.spacing(self.limit), self.bound * self.limit
+        norm = float(norm_sq.sqrt()) * spacing
+        return (exact * (longest / max(norm, longest) * spacing)).float()
+
+    def _exchange(self, flat: torch.Tensor, start: Callable[..., Any]) -> None:
+        """Sums the shards at their owners, or hands them out."""
+        pending = []
+        for rank in range(self.world_size):
+            part = shard(self.dimension, rank, self.world_size)
+            if len(part):
+                owner = rank if self.group is None else distributed.get_global_rank(self.group, rank)
+                pending.append(start(flat[part.start : part.stop], owner, group=self.group, async_op=True))
+        for work in pending:
+            work.wait()
+
+    def hand_out(self) -> None:
+        """Puts what was released into .grad. A parameter that is frozen at this step gets none and stays."""
+        for p, view in zip(self.parameters, self.views):
+            p.grad = view.to(p.device) if p.requires_grad else None
+
+    def burn(self) -> int:
+        self.clear()
+        stream = self.live()
+        return stream.burn() if isinstance(stream, DurableStream) else stream.skip()
+
+    def state_dict(self) -> dict[str, Any]:
+        stream = self.live()
+        state = {
+            "version": STATE_VERSION,
+            "step": stream.next_step,
+            "run": stream.run,
+            "mechanism": self.mechanism.identity,
+            "coordinates": [self.coordinates.start, self.coordinates.stop],
+        }
+        if isinstance(stream, DurableStream):
+            state["noise"] = torch.frombuffer(bytearray(stream.checkpoint_bytes()), dtype=torch.uint8)
+        else:
+            warnings.warn(
+                "this state cannot be loaded: the run has no journal, and ends with its process. To resume, train with "
+                "key=NoiseKey.create(path) and journal=path",
+                stacklevel=3,
+            )
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["version"] != STATE_VERSION:
+            raise BindingError(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
+        if state["mechanism"] != self.mechanism.identity:
+            raise BindingError(
+                f"the state belongs to mechanism {state['mechanism'][:16]}…, but this is {self.mechanism.identity[:16]}…: "
+                "keep the mechanism of a run with mechanism.save(path) and resume with Mechanism.load(path)"
+            )
+        if list(state["coordinates"]) != [self.coordinates.start, self.coordinates.stop]:
+            first, last = state["coordinates"]
+            raise BindingError(
+                f"the state is for coordinates {first}..{last}, but this is {self.coordinates.start}.."
+                f"{self.coordinates.stop}: resume with the same model, number of ranks and rank"
+            )
+        if self.journal is None or "noise" not in state:
+            raise ValueError(
+                "a run is resumed from its journal, which shows that no noise is released twice: train with "
+                "key=NoiseKey.create(path) and journal=path, and resume with key=NoiseKey.read(path) and the same journal"
+            )
+        if self.stream is not None:
+            # A journal that this object has just begun, or goes on with, is not the one that the state was kept beside.
+            raise ValueError(
+                f"journal {os.fspath(self.journal)} was begun or resumed by this optimizer, at step "
+                f"{self.stream.next_step}; a state is loaded once, beside the journal of its run"
+            )
+        noise = state["noise"].numpy().tobytes()
+        self.stream = DurableStream.open(
+            self.mechanism, self.key, self.journal, checkpoint=noise, coordinates=self.coordinates
+        )
+        if (self.stream.run, self.stream.next_step) != (state["run"], state["step"]):
+            found = (self.stream.run, self.stream.next_step)
+            self.stream.close()
+            self.stream = None
+            raise BindingError(
+                f"the state is at step {state['step']} of run {state['run']}, but its noise is at step {found[1]} of "
+                f"run {found[0]}: the state was altered"
+            )
+
+    def close(self) -> None:
+        if isinstance(self.stream, DurableStream):
+            self.stream.close()
