@@ -48,6 +48,8 @@ pub mod loss;
 pub mod mechanism;
 pub mod noise;
 pub mod participation;
+#[doc(hidden)]
+pub mod simd;
 pub mod workload;
 
 pub use catalog::{Catalog, Method};

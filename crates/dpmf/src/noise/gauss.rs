@@ -121,7 +121,7 @@ fn transform_any(bits: &[[u8; GROUP_BYTES]], out: &mut [[f32; GROUP]]) -> u32 {
     least
 }
 
-super::simd::dispatch! {
+crate::simd::dispatch! {
     /// [`transform_any`] in the widest vectors of this machine.
     pub(crate) fn transform / transform_portable / transform_avx2 = transform_any(
         bits: &[[u8; GROUP_BYTES]], out: &mut [[f32; GROUP]]

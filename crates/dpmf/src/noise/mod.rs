@@ -33,7 +33,6 @@ mod gauss;
 mod hmac;
 pub mod journal;
 pub mod key;
-mod simd;
 pub mod stream;
 
 pub use field::{FIELD_FORMAT, Field, Row};

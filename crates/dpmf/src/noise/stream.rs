@@ -3,8 +3,8 @@
 use super::engines::{Engine, IterateStage, Packet, Shard, StepOf};
 use super::field::Field;
 use super::key::StreamKey;
-use super::simd::dispatch;
 use crate::error::{Error, Result};
+use crate::simd::dispatch;
 use rayon::prelude::*;
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 use super::{Engine, Field, Kernel, PACKET, Packet, fill_packets, singles};
 use crate::error::{Error, Result};
 use crate::factorization::{Dense, Toeplitz};
-use crate::noise::simd::dispatch;
+use crate::simd::dispatch;
 
 /// Dense rows over regenerated noise: O(i) work at step `i`, and no state unless it looks ahead.
 ///

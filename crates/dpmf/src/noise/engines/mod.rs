@@ -219,7 +219,7 @@ fn add_scaled_any(out: &mut [f32], scale: f32, noise: &[f32]) {
     out.iter_mut().zip(noise).for_each(|(out, noise)| *out += scale * noise);
 }
 
-super::simd::dispatch! {
+crate::simd::dispatch! {
     fn add_scaled / add_scaled_portable / add_scaled_avx2 = add_scaled_any(
         out: &mut [f32], scale: f32, noise: &[f32]
     );

@@ -3,7 +3,7 @@
 use super::{PACKET, Packet};
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
-use crate::noise::simd::dispatch;
+use crate::simd::dispatch;
 use crate::workload::Workload;
 
 /// Turns the rows of `u = N Z` into those of `ψ = A u`, `A = P⁻¹R`:

@@ -3,7 +3,7 @@
 use super::{Engine, Field, Kernel, PACKET, Packet, Row, fill_packets, singles};
 use crate::error::Result;
 use crate::factorization::StateSpace;
-use crate::noise::simd::dispatch;
+use crate::simd::dispatch;
 
 /// A filter of `r` states with triangular or, where the filter allows, diagonal increments.
 ///

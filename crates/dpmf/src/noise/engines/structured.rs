@@ -4,7 +4,7 @@ use super::{Engine, Field, Kernel, PACKET, Packet, Row, fill_packets, singles};
 use crate::error::Result;
 use crate::factorization::Structured;
 use crate::linalg::banded::LowerBanded;
-use crate::noise::simd::dispatch;
+use crate::simd::dispatch;
 use std::ops::Range;
 
 /// `h` diagonals and rank `r` for a workload `A = P⁻¹R` of bandwidth `w`: `R u = P B̂ Z`, row by row.

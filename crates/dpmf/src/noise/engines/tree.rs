@@ -4,7 +4,7 @@ use super::{Engine, Field, Kernel, PACKET, Packet, Row, TILE, fill_packets, sing
 use crate::error::{Error, Result};
 use crate::factorization::tree::Decoder;
 use crate::factorization::{Representation, Tree};
-use crate::noise::simd::dispatch;
+use crate::simd::dispatch;
 
 /// The streaming tree: buffer `k` holds the estimate of a node of level `k` that waits for its right sibling.
 ///
