@@ -3,12 +3,12 @@
 mod html;
 pub mod task;
 
+use crate::matrix::read_vector;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::KeyOrigin;
-use dpmf::workload::read_vector;
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
     Choice, Estimate, KeySource, Local, Model, Outcome, Pace, Privacy, Purpose, Recipe, Steps, Users,
