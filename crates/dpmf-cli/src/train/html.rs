@@ -1,7 +1,7 @@
 //! The report of a training: one page that opens without a network.
 
 use super::task::Task;
-use crate::plot::figure::{COLORS, Mark, Panel, Series, svg};
+use crate::plot::figure::{COLORS, Color, Mark, Panel, Series, svg};
 use dpmf_train::recipe::spent;
 use dpmf_train::{Choice, Local, Outcome, Recipe, Steps};
 use std::fmt::Write;
@@ -122,7 +122,7 @@ fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn color(index: usize) -> plotters::style::RGBColor {
+fn color(index: usize) -> Color {
     COLORS[index % COLORS.len()]
 }
 
@@ -215,7 +215,7 @@ fn spending(first: &[&(Recipe, Outcome)]) -> anyhow::Result<Panel> {
 }
 
 fn figure(page: &mut String, panels: &[Panel], caption: &str) -> anyhow::Result<()> {
-    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels)?, escape(caption))?;
+    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels), escape(caption))?;
     Ok(())
 }
 
