@@ -56,8 +56,8 @@ pub struct Args {
     #[arg(long, default_value_t = 4.0)]
     noise: f64,
 
-    /// Draw the counter-example to .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// Draw the counter-example to .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: Option<PathBuf>,
 }
 

@@ -9,6 +9,7 @@ mod bench;
 mod compare;
 mod factorize;
 mod inspect;
+mod matrix;
 mod noise;
 mod plot;
 mod progress;

@@ -250,7 +250,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let file = match &args.config {
         Some(path) => {
             let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            toml::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?
+            basic_toml::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?
         }
         None => Grid::default(),
     };

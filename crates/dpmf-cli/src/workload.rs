@@ -1,9 +1,9 @@
 //! The flags that describe a workload and a solver, shared by the commands.
 
+use crate::matrix::{read_matrix, read_vector};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use dpmf::factorize::{Iteration, Options, Solver};
-use dpmf::workload::{read_matrix, read_vector};
 use dpmf::{Average, Optimizer, Participation, Problem, Schedule, Workload};
 use std::path::PathBuf;
 

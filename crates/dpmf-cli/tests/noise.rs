@@ -5,7 +5,6 @@
 mod common;
 
 use common::{failure, float, json};
-use npyz::NpyFile;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
@@ -44,11 +43,20 @@ impl Folder {
     }
 }
 
-/// Shape and numbers of a file, read by a library that shares no line with its writer.
-fn read(path: &str) -> (Vec<u64>, Vec<f32>) {
-    let file = NpyFile::new(std::fs::File::open(path).unwrap()).unwrap();
-    assert_eq!(file.order(), npyz::Order::C);
-    (file.shape().to_vec(), file.into_vec().unwrap())
+/// Shape and numbers of a file, whose header must be what `numpy.save` writes, to the byte.
+fn read(path: &str) -> ([usize; 2], Vec<f32>) {
+    let bytes = std::fs::read(path).unwrap();
+    assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
+    let (header, body) = bytes[10..].split_at(usize::from(u16::from_le_bytes([bytes[8], bytes[9]])));
+    assert_eq!((10 + header.len()) % 64, 0, "entries are aligned");
+    let header = std::str::from_utf8(header).unwrap().strip_suffix('\n').unwrap().trim_end_matches(' ');
+    let start = "{'descr': '<f4', 'fortran_order': False, 'shape': (";
+    let shape = header.strip_prefix(start).unwrap().strip_suffix("), }").unwrap();
+    let (rows, columns) = shape.split_once(", ").unwrap();
+    let shape = [rows.parse().unwrap(), columns.parse().unwrap()];
+    let (values, rest) = body.as_chunks();
+    assert_eq!((values.len(), rest.len()), (shape[0] * shape[1], 0));
+    (shape, values.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }
 
 fn mode(path: &str) -> u32 {

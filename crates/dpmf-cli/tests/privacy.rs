@@ -115,7 +115,7 @@ fn bad_privacy_parameters_are_answered_in_words() {
     }
 }
 
-/// Every figure can be drawn in both formats, and says what it shows.
+/// Every figure is drawn, says what it shows and names both axes; other kinds of picture are refused before any work.
 #[test]
 fn figures_are_drawn() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,17 +127,25 @@ fn figures_are_drawn() {
         &["plot", "privacy", "--noise-multiplier", "1"],
     ];
     for arguments in figures {
-        for extension in ["svg", "png"] {
-            let path = folder.path().join(format!("{}.{extension}", arguments[1]));
-            let drawn = json(&[arguments, &["-o", path.to_str().unwrap()][..]].concat());
-            assert!(drawn["out"].as_str().unwrap().ends_with(extension));
-            let bytes = std::fs::read(&path).unwrap();
-            let start: &[u8] = if extension == "svg" { b"<svg" } else { b"\x89PNG" };
-            assert!(bytes.starts_with(start) && bytes.len() > 2000, "{arguments:?}");
+        let path = folder.path().join(format!("{}.svg", arguments[1]));
+        let drawn = json(&[arguments, &["-o", path.to_str().unwrap()][..]].concat());
+        assert!(drawn["out"].as_str().unwrap().ends_with(".svg"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("<svg") && text.contains("<title>"), "{arguments:?}");
+        assert!(text.len() < 60_000, "{arguments:?}: {} bytes", text.len());
+        for panel in drawn["panels"].as_array().into_iter().flatten() {
+            for label in ["x", "y", "title"] {
+                assert!(
+                    text.contains(&format!(">{}<", panel[label].as_str().unwrap())),
+                    "{arguments:?}: {label}"
+                );
+            }
         }
     }
-    let (kind, message) = failure(&["plot", "privacy", "--noise-multiplier", "1", "-o", "x.gif"]);
-    assert_eq!(kind, "format");
-    assert!(message.contains(".svg or .png"));
+    for name in ["x.png", "x.gif", "x"] {
+        let (kind, message) = failure(&["plot", "error", "--steps", "1e6", "-o", name]);
+        assert_eq!(kind, "usage");
+        assert!(message.contains("drawn as .svg"), "{message}");
+    }
     assert!(!dpmf(&["plot", "error", "--steps", "4", "-o", "no/such/folder/x.svg"]).status.success());
 }

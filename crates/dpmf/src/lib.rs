@@ -53,7 +53,8 @@ pub mod mechanism;
 pub mod noise;
 pub mod participation;
 pub mod problem;
-mod simd;
+#[doc(hidden)]
+pub mod simd;
 pub mod tensors;
 pub mod workload;
 

@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, value_parser = count, default_value = "12")]
     most: usize,
 
-    /// The picture, .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// The picture, .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: PathBuf,
 }
 

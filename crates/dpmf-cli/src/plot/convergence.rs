@@ -27,8 +27,8 @@ pub struct Args {
     #[arg(long, default_value_t = 60.0)]
     time_limit: f64,
 
-    /// The picture, .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// The picture, .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: PathBuf,
 }
 
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     }
     let panels = [Panel {
         title: format!("{}, {} steps", args.workload.describe(), workload.steps()),
-        x_label: "seconds".into(),
+        x_label: "time, seconds".into(),
         y_label: "loss over the lower bound − 1".into(),
         x_log: true,
         y_log: true,

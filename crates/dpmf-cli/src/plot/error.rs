@@ -33,8 +33,8 @@ pub struct Args {
     #[arg(long)]
     log: bool,
 
-    /// The picture, .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// The picture, .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: PathBuf,
 }
 
@@ -69,7 +69,7 @@ fn panel(args: &Args, problem: &Problem, title: String) -> anyhow::Result<Panel>
     Ok(Panel {
         title,
         x_label: "step".into(),
-        y_label: "expected squared error".into(),
+        y_label: "expected squared error / (σζ)²".into(),
         x_log: false,
         y_log: args.log,
         series,

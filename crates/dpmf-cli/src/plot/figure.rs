@@ -1,25 +1,22 @@
-//! Figures: panels of line charts, drawn to SVG or PNG.
+//! Figures: panels of line charts side by side, as SVG.
 
-use anyhow::{Context, bail};
-use plotters::coord::Shift;
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
-use plotters::prelude::*;
-use std::path::Path;
-use std::sync::Once;
+use super::scale::{Scale, Tick};
+use super::svg::{Anchor, Svg, text_width, wrapped};
+use anyhow::Context;
+use std::path::{Path, PathBuf};
 
-/// DejaVu Sans, reduced to the letters that labels use; see `assets/`.
-static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
+pub use super::svg::Color;
 
 /// Colours that stay apart in print and for colour-blind readers (Okabe and Ito).
-pub const COLORS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(110, 110, 110),
-    RGBColor(0, 0, 0),
+pub const COLORS: [Color; 8] = [
+    Color(0, 114, 178),
+    Color(213, 94, 0),
+    Color(0, 158, 115),
+    Color(204, 121, 167),
+    Color(230, 159, 0),
+    Color(86, 180, 233),
+    Color(110, 110, 110),
+    Color(0, 0, 0),
 ];
 
 /// How a series is drawn.
@@ -32,12 +29,12 @@ pub enum Mark {
     Level,
 }
 
-/// One curve.
+/// One curve, its points from left to right.
 pub struct Series {
     pub label: String,
     pub points: Vec<(f64, f64)>,
     pub mark: Mark,
-    pub color: RGBColor,
+    pub color: Color,
 }
 
 /// One set of axes.
@@ -50,254 +47,413 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// Height of a figure, and width of the axes of its only panel or of one beside others.
-const HEIGHT: u32 = 470;
-const WIDTHS: [u32; 2] = [720, 600];
-
-impl Panel {
-    /// Width of the strip beside the axes that holds the labels: no curve runs under them.
-    fn legend_width(&self) -> u32 {
-        let longest = self.series.iter().map(|series| series.label.chars().count()).max().unwrap_or(0);
-        44 + 7 * longest as u32
-    }
+/// Draws panels to a file.
+pub fn draw(panels: &[Panel], path: &Path) -> anyhow::Result<()> {
+    write(path, &svg(panels))
 }
 
-/// Draws panels side by side.
-pub fn draw(panels: &[Panel], path: &Path) -> anyhow::Result<()> {
-    render(path, size(panels), |area| area.draw_panels(panels))
+/// Writes a picture to a file.
+pub(super) fn write(path: &Path, picture: &str) -> anyhow::Result<()> {
+    std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The name of a picture, from the command line.
+pub fn picture(name: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(name);
+    match path.extension() {
+        Some(extension) if extension == "svg" => Ok(path),
+        _ => {
+            Err("pictures are drawn as .svg, which browsers, Inkscape and rsvg-convert turn into other kinds"
+                .into())
+        }
+    }
 }
 
 /// Panels side by side as an SVG element.
-pub fn svg(panels: &[Panel]) -> anyhow::Result<String> {
-    register_font();
-    let mut text = String::new();
-    let root = SVGBackend::with_string(&mut text, size(panels)).into_drawing_area();
-    root.draw_panels(panels)?;
-    root.present()?;
-    drop(root);
-    Ok(text)
+///
+/// The legend is beside the only panel or below several: one for all if the curves of one panel name those of all.
+///
+/// Cost: at most two points a pixel column of each curve, however many it has.
+pub fn svg(panels: &[Panel]) -> String {
+    let single = panels.len() == 1;
+    let size = if single { SINGLE } else { BESIDE_OTHERS };
+    let lines = |panel: &Panel| wrapped(&panel.title, TITLE, size.0);
+    let top = 22.0 + 20.0 * panels.iter().map(|panel| lines(panel).len()).max().unwrap_or(0) as f64;
+    let below = top + size.1 + 60.0;
+    let shared = panels.iter().find(|panel| panels.iter().all(|other| panel.names_all_of(other)));
+    let mut svg = Svg::new();
+    let mut end = (0.0, below - 8.0);
+    let mut lefts = Vec::new();
+    for panel in panels {
+        let frame = Frame::of(panel, (end.0, top), size);
+        frame.draw(&mut svg, &lines(panel), [&panel.x_label, &panel.y_label]);
+        panel.draw_curves(&mut svg, &frame);
+        lefts.push(frame.corner.0);
+        end.0 = frame.corner.0 + size.0 + 24.0;
+    }
+    let mut legend = |panel: &Panel, corner, width| {
+        let (right, bottom) = panel.draw_legend(&mut svg, corner, width);
+        end = (end.0.max(right), end.1.max(bottom));
+    };
+    match (shared, lefts.as_slice()) {
+        (Some(panel), [left]) => legend(panel, (left + size.0 + 24.0, top + 8.0), 0.0),
+        (Some(panel), [first, .., last]) => legend(panel, (*first, below), last + size.0 - first),
+        _ => panels.iter().zip(&lefts).for_each(|(panel, left)| legend(panel, (*left, below), size.0)),
+    }
+    let titles: Vec<String> = panels
+        .iter()
+        .map(|panel| format!("{}: {} against {}", panel.title, panel.y_label, panel.x_label))
+        .collect();
+    svg.finish(end, &titles.join("; "))
 }
 
-fn size(panels: &[Panel]) -> (u32, u32) {
-    let axes = WIDTHS[usize::from(panels.len() > 1)];
-    (panels.iter().map(|panel| axes + panel.legend_width()).sum(), HEIGHT)
+/// Sizes of the axes.
+const SINGLE: (f64, f64) = (540.0, 340.0);
+const BESIDE_OTHERS: (f64, f64) = (360.0, 300.0);
+
+/// Width at which the labels of a legend beside the axes are broken.
+const LEGEND_WIDTH: f64 = 200.0;
+
+/// Sizes of text.
+pub(super) const TITLE: f64 = 15.0;
+pub(super) const LABEL: f64 = 13.0;
+const TICK: f64 = 12.0;
+
+pub(super) const AXIS: Color = Color(110, 110, 110);
+const GRID: Color = Color(228, 228, 228);
+
+/// How a curve is broken where earlier ones lie under it, by their number.
+const DASHES: [&str; 3] = ["", "8 8", "2 6"];
+
+/// A rectangle with an axis along its bottom and one up its left side.
+pub(super) struct Frame {
+    pub corner: (f64, f64),
+    pub size: (f64, f64),
+    pub x: Scale,
+    pub y: Scale,
 }
 
-fn register_font() {
-    static REGISTER: Once = Once::new();
-    REGISTER.call_once(|| {
-        // The font is part of the program; it parses.
-        let _ = plotters::style::register_font("sans-serif", FontStyle::Normal, FONT);
-    });
-}
+impl Frame {
+    /// Axes around all that a panel shows, right of `start.0` and below `start.1`, with room for the labels on their left.
+    fn of(panel: &Panel, start: (f64, f64), size: (f64, f64)) -> Self {
+        let points = || panel.series.iter().flat_map(|series| &series.points);
+        let x = Scale::covering(points().map(|p| p.0), panel.x_log, 0.0);
+        let y = Scale::covering(points().map(|p| p.1), panel.y_log, 0.04);
+        let mut frame = Self { corner: start, size, x, y };
+        frame.corner.0 += frame.left_margin();
+        frame
+    }
 
-/// What can be drawn on any backend.
-pub trait Canvas {
-    fn draw_panels(&self, panels: &[Panel]) -> anyhow::Result<()>;
-    fn draw_with(&self, painter: &dyn Painter) -> anyhow::Result<()>;
-}
+    /// Room that the label and the numbers of the vertical axis take.
+    pub fn left_margin(&self) -> f64 {
+        let numbers = self.y_ticks().iter().map(|tick| text_width(&tick.label, TICK)).fold(0.0, f64::max);
+        16.0 + LABEL + 8.0 + numbers + 8.0
+    }
 
-/// Draws a filled rectangle between two corners.
-pub type DrawRectangle<'a> = &'a mut dyn FnMut([(i32, i32); 2], RGBColor) -> anyhow::Result<()>;
+    /// As many as have room for their labels.
+    fn x_ticks(&self) -> Vec<Tick> {
+        let room = |ticks: &Vec<Tick>| {
+            let labelled: Vec<&Tick> = ticks.iter().filter(|tick| !tick.label.is_empty()).collect();
+            labelled.windows(2).all(|pair| {
+                let widths = text_width(&pair[0].label, TICK) + text_width(&pair[1].label, TICK);
+                (pair[1].place - pair[0].place).abs() * self.size.0 > widths / 2.0 + 10.0
+            })
+        };
+        let most = (self.size.0 / 60.0).min(7.0) as usize;
+        (1..=most).rev().map(|wanted| self.x.ticks(wanted)).find(room).unwrap_or_default()
+    }
 
-/// Draws text of a size at its upper left corner.
-pub type DrawText<'a> = &'a mut dyn FnMut((i32, i32), i32, &str) -> anyhow::Result<()>;
+    fn y_ticks(&self) -> Vec<Tick> {
+        self.y.ticks((self.size.1 / 55.0) as usize)
+    }
 
-/// A picture that draws rectangles and text in pixels.
-pub trait Painter {
-    /// Calls `rectangle(corners, color)` and `text(position, size, content)` for everything in the picture.
-    fn paint(&self, rectangle: DrawRectangle<'_>, text: DrawText<'_>) -> anyhow::Result<()>;
-}
+    /// Where values lie in the picture.
+    pub fn place(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        (self.across(self.x.place(x)), self.down(self.y.place(y)))
+    }
 
-/// Opens the backend that the file name asks for.
-pub fn render(
-    path: &Path,
-    size: (u32, u32),
-    picture: impl FnOnce(&dyn Canvas) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    register_font();
-    let writable = || format!("cannot write {}", path.display());
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
-            let root = SVGBackend::new(path, size).into_drawing_area();
-            picture(&root)?;
-            root.present().with_context(writable)
+    fn across(&self, share: f64) -> f64 {
+        self.corner.0 + self.size.0 * share
+    }
+
+    fn down(&self, share: f64) -> f64 {
+        self.corner.1 + self.size.1 * (1.0 - share)
+    }
+
+    /// Grid, axes, ticks and labels; the lines of the title stand above.
+    pub fn draw(&self, svg: &mut Svg, title: &[String], [x_label, y_label]: [&str; 2]) {
+        let ((left, top), (width, height)) = (self.corner, self.size);
+        let (right, bottom) = (left + width, top + height);
+        let (mut grid, mut marks) = (Vec::new(), Vec::new());
+        for tick in self.x_ticks() {
+            let x = self.across(tick.place);
+            if !tick.label.is_empty() {
+                grid.push([(x, top), (x, bottom)]);
+                svg.text((x, bottom + 15.0), TICK, Anchor::Middle, &tick.label);
+            }
+            marks.push([(x, bottom), (x, bottom + if tick.label.is_empty() { 3.0 } else { 6.0 })]);
         }
-        Some("png") => {
-            let root = BitMapBackend::new(path, size).into_drawing_area();
-            picture(&root)?;
-            root.present().with_context(writable)
+        for tick in self.y_ticks() {
+            let y = self.down(tick.place);
+            if !tick.label.is_empty() {
+                grid.push([(left, y), (right, y)]);
+                svg.text((left - 9.0, y), TICK, Anchor::End, &tick.label);
+            }
+            marks.push([(left - if tick.label.is_empty() { 3.0 } else { 6.0 }, y), (left, y)]);
         }
-        _ => bail!(dpmf::Error::Format {
-            path: path.to_owned(),
-            reason: "a picture's name must end in .svg or .png".into()
-        }),
+        marks.push([(left, top), (left, bottom)]);
+        marks.push([(left, bottom), (right, bottom)]);
+        svg.segments(&grid, GRID);
+        svg.segments(&marks, AXIS);
+        for (k, line) in title.iter().rev().enumerate() {
+            svg.text((left, top - 18.0 - 20.0 * k as f64), TITLE, Anchor::Start, line);
+        }
+        svg.text((left + width / 2.0, bottom + 37.0), LABEL, Anchor::Middle, x_label);
+        let middle = left - self.left_margin() + 16.0 + LABEL / 2.0;
+        svg.upright_text((middle, top + height / 2.0), LABEL, y_label);
     }
 }
 
-impl<DB: DrawingBackend> Canvas for DrawingArea<DB, Shift>
-where
-    DB::ErrorType: 'static,
-{
-    fn draw_panels(&self, panels: &[Panel]) -> anyhow::Result<()> {
-        self.fill(&WHITE)?;
-        let axes = WIDTHS[usize::from(panels.len() > 1)];
-        let mut rest = self.clone();
-        for panel in panels {
-            let (area, after) = rest.split_horizontally(axes);
-            let (legend, after) = after.split_horizontally(panel.legend_width());
-            rest = after;
-            draw_legend(&legend, panel)?;
-            let area = &area;
-            let (x, y) = (extent(panel, panel.x_log, |p| p.0), extent(panel, panel.y_log, |p| p.1));
-            match (panel.x_log, panel.y_log) {
-                (false, false) => draw_axes(area, panel, x.0..x.1, y.0..y.1)?,
-                (true, false) => draw_axes(area, panel, (x.0..x.1).log_scale(), y.0..y.1)?,
-                (false, true) => draw_axes(area, panel, x.0..x.1, (y.0..y.1).log_scale())?,
-                (true, true) => draw_axes(area, panel, (x.0..x.1).log_scale(), (y.0..y.1).log_scale())?,
+impl Panel {
+    /// Whether this panel's legend serves the other as well.
+    fn names_all_of(&self, other: &Self) -> bool {
+        let same = |a: &Series, b: &Series| (&a.label, a.color, a.mark) == (&b.label, b.color, b.mark);
+        other.series.iter().all(|theirs| self.series.iter().any(|ours| same(ours, theirs)))
+    }
+
+    fn draw_curves(&self, svg: &mut Svg, frame: &Frame) {
+        let mut drawn: Vec<Vec<(f64, f64)>> = Vec::new();
+        for series in &self.series {
+            let shown = |p: &&(f64, f64)| frame.x.shows(p.0) && frame.y.shows(p.1);
+            let points: Vec<(f64, f64)> =
+                series.points.iter().filter(shown).map(|point| frame.place(*point)).collect();
+            // A line through one point would not be seen.
+            if series.mark.has_dots() || (series.mark == Mark::Line && points.len() == 1) {
+                points.iter().for_each(|point| svg.dot(*point, series.color));
+            }
+            let line = match (series.mark, points.first()) {
+                (Mark::Level, Some((_, y))) => {
+                    vec![(frame.corner.0, *y), (frame.corner.0 + frame.size.0, *y)]
+                }
+                (Mark::Points, _) => Vec::new(),
+                _ => thinned(&points),
+            };
+            if line.len() > 1 {
+                let hidden = drawn.iter().filter(|earlier| coincide(earlier, &line)).count();
+                svg.curve(&line, series.color, DASHES[hidden.min(DASHES.len() - 1)]);
+            }
+            drawn.push(line);
+        }
+    }
+
+    /// Marks and labels in rows no wider than `width`, if 0 one under the other; the lower right end of them.
+    fn draw_legend(&self, svg: &mut Svg, (left, top): (f64, f64), width: f64) -> (f64, f64) {
+        let (mut x, mut y, mut right, mut bottom) = (left, top, left, top);
+        for series in &self.series {
+            let lines = wrapped(&series.label, LABEL, LEGEND_WIDTH.max(width - 32.0));
+            let text = lines.iter().map(|line| text_width(line, LABEL)).fold(0.0, f64::max);
+            if x > left && x + 32.0 + text > left + width {
+                (x, y) = (left, bottom + 8.0);
+            }
+            if series.mark.has_line() {
+                svg.curve(&[(x, y), (x + 24.0, y)], series.color, "");
+            }
+            if series.mark.has_dots() {
+                svg.dot((x + 12.0, y), series.color);
+            }
+            for (k, line) in lines.iter().enumerate() {
+                svg.text((x + 32.0, y + 17.0 * k as f64), LABEL, Anchor::Start, line);
+            }
+            x += 32.0 + text;
+            (right, bottom) = (right.max(x), bottom.max(y + 17.0 * lines.len() as f64));
+            x += 20.0;
+        }
+        (right + 14.0, bottom + 6.0)
+    }
+}
+
+impl Mark {
+    fn has_line(self) -> bool {
+        self != Self::Points
+    }
+
+    fn has_dots(self) -> bool {
+        matches!(self, Self::Points | Self::LineAndPoints)
+    }
+}
+
+/// The points without which a curve would look different: the lowest and highest of every pixel column and the ends, and of
+/// those the ones that keep it within a tenth of a pixel.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut extremes: Vec<(f64, f64)> = points.first().copied().into_iter().collect();
+    for column in points.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
+        let order = |a: &usize, b: &usize| column[*a].1.total_cmp(&column[*b].1);
+        let low = (0..column.len()).min_by(order).unwrap_or(0);
+        let high = (0..column.len()).max_by(order).unwrap_or(0);
+        extremes.extend([low.min(high), low.max(high)].map(|index| column[index]));
+    }
+    extremes.extend(points.last());
+    extremes.dedup();
+    simplified(&extremes, 0.1)
+}
+
+/// Points split at the farthest one until none is farther than `tolerance` from its line (Ramer, Douglas and Peucker).
+fn simplified(points: &[(f64, f64)], tolerance: f64) -> Vec<(f64, f64)> {
+    let mut kept = vec![false; points.len()];
+    let mut open = vec![(0, points.len().saturating_sub(1))];
+    while let Some((start, end)) = open.pop() {
+        let Some((a, b)) = points.get(start).zip(points.get(end)) else { break };
+        (kept[start], kept[end]) = (true, true);
+        let (dx, dy) = (b.0 - a.0, b.1 - a.1);
+        let length = dx.hypot(dy);
+        let distance = |k: usize| {
+            let (x, y) = (points[k].0 - a.0, points[k].1 - a.1);
+            if length == 0.0 { x.hypot(y) } else { (x * dy - y * dx).abs() / length }
+        };
+        let farthest = (start + 1..end).max_by(|i, j| distance(*i).total_cmp(&distance(*j)));
+        if let Some(k) = farthest.filter(|k| distance(*k) > tolerance) {
+            open.extend([(start, k), (k, end)]);
+        }
+    }
+    points.iter().zip(kept).filter(|(_, kept)| *kept).map(|(point, _)| *point).collect()
+}
+
+/// Whether a curve runs within a pixel and a half of an earlier one along a quarter of the way, and so would hide it.
+fn coincide(earlier: &[(f64, f64)], later: &[(f64, f64)]) -> bool {
+    let (Some(first), Some(last)) = (later.first(), later.last()) else { return false };
+    const PLACES: usize = 200;
+    let near = |k: usize| {
+        let x = first.0 + (last.0 - first.0) * k as f64 / PLACES as f64;
+        matches!((height(earlier, x), height(later, x)), (Some(a), Some(b)) if (a - b).abs() < 1.5)
+    };
+    4 * (0..=PLACES).filter(|k| near(*k)).count() > PLACES
+}
+
+/// The height of a curve at a place along the axis, if it has one there.
+fn height(curve: &[(f64, f64)], x: f64) -> Option<f64> {
+    let after = curve.partition_point(|point| point.0 < x);
+    let b = curve.get(after)?;
+    if b.0 == x {
+        return Some(b.1);
+    }
+    let a = curve.get(after.checked_sub(1)?)?;
+    Some(a.1 + (b.1 - a.1) * (x - a.0) / (b.0 - a.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::f64::consts::PI;
+
+    fn series(label: &str, points: Vec<(f64, f64)>) -> Series {
+        Series { label: label.into(), points, mark: Mark::Line, color: COLORS[0] }
+    }
+
+    fn panel(series: Vec<Series>) -> Panel {
+        let (title, x_label, y_label) = ("a title".into(), "step".into(), "error".into());
+        Panel { title, x_label, y_label, x_log: false, y_log: false, series }
+    }
+
+    fn polylines(svg: &str) -> Vec<Vec<(f64, f64)>> {
+        let number = |text: &str| text.parse::<f64>().unwrap();
+        let point = |text: &str| text.split_once(',').map(|(x, y)| (number(x), number(y))).unwrap();
+        let lists = svg.split("<polyline points=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+        lists.map(|list| list.split(' ').map(point).collect()).collect()
+    }
+
+    #[test]
+    fn a_curve_is_one_element_of_few_points_that_keeps_its_extremes() {
+        let mut points: Vec<(f64, f64)> =
+            (0..100_000).map(|i| (f64::from(i), f64::from(i * 7919 % 1000))).collect();
+        points[31_400].1 = 5000.0;
+        let text = svg(&[panel(vec![series("jagged", points)])]);
+        // The curve and its mark in the legend.
+        let curves = polylines(&text);
+        assert_eq!(curves.len(), 2);
+        assert!(curves[0].len() <= 2 * SINGLE.0 as usize + 4, "{}", curves[0].len());
+        let peak = curves[0].iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        let (first, last) = (curves[0][0].0, curves[0].last().unwrap().0);
+        assert!(((peak.0 - first) / (last - first) - 0.314).abs() < 2e-3, "{peak:?}");
+        assert!(text.len() < 20_000, "{}", text.len());
+    }
+
+    #[test]
+    fn a_curve_stays_within_a_tenth_of_a_pixel_of_its_points() {
+        let circle: Vec<(f64, f64)> = (0..=3000)
+            .map(|i| (f64::from(i) / 3000.0 * PI).sin_cos())
+            .map(|(sin, cos)| (200.0 - 200.0 * cos, 200.0 * sin))
+            .collect();
+        let few = simplified(&circle, 0.1);
+        assert!((20..80).contains(&few.len()), "{}", few.len());
+        for (x, y) in circle {
+            // The distance to the circle itself.
+            let off = (x - 200.0).hypot(height(&few, x).unwrap()) - 200.0;
+            assert!(off.abs() <= 0.11, "{off} at {x}, {y}");
+        }
+        assert_eq!(simplified(&[(0.0, 0.0), (1.0, 1.0), (2.0, 2.0)], 0.1).len(), 2);
+        assert_eq!(simplified(&[], 0.1).len(), 0);
+    }
+
+    #[test]
+    fn every_dot_is_drawn() {
+        let mut dots = series("dots", (0..9).map(|i| (f64::from(i), 1.0)).collect());
+        dots.mark = Mark::Points;
+        // And one in the legend.
+        assert_eq!(svg(&[panel(vec![dots])]).matches("<circle").count(), 10);
+    }
+
+    #[test]
+    fn a_hidden_curve_shows_between_the_dashes_of_the_one_above() {
+        let flat = |y: f64| (0..100).map(|i| (f64::from(i), y)).collect::<Vec<_>>();
+        let dashed = |a: f64, b: f64| {
+            let text =
+                svg(&[panel(vec![series("a", flat(a)), series("b", flat(b)), series("c", flat(0.0))])]);
+            text.matches("stroke-dasharray").count()
+        };
+        assert_eq!((dashed(5.0, 5.0), dashed(5.0, 4.0), dashed(0.0, 0.0)), (1, 0, 2));
+    }
+
+    #[test]
+    fn one_legend_serves_panels_that_it_names() {
+        let line = |label: &str| series(label, vec![(0.0, 1.0), (1.0, 2.0)]);
+        let count = |a: &[&str], b: &[&str]| {
+            let panels = [a, b].map(|labels| panel(labels.iter().map(|label| line(label)).collect()));
+            polylines(&svg(&panels)).len() - a.len() - b.len()
+        };
+        assert_eq!((count(&["x"], &["x", "y"]), count(&["x"], &["y"])), (2, 2));
+        assert_eq!(count(&["x", "y"], &["x", "y"]), 2);
+    }
+
+    #[test]
+    fn labels_and_units_are_there_and_names_are_checked() {
+        let text = svg(&[panel(vec![series("x < y", vec![(1.0, 1.0)])])]);
+        for expected in
+            [">step<", ">error<", ">a title<", ">x &lt; y<", "<circle", "<title>a title: error against step"]
+        {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        assert!(picture("a/b.svg").is_ok());
+        for name in ["a.png", "a", "svg"] {
+            assert!(picture(name).unwrap_err().contains(".svg"));
+        }
+    }
+
+    proptest! {
+        /// Any numbers, on any axes: every place in the picture is finite and inside it.
+        #[test]
+        fn any_points_stay_in_the_picture(
+            points in proptest::collection::vec((proptest::num::f64::ANY, proptest::num::f64::ANY), 0..20),
+            x_log: bool, y_log: bool,
+        ) {
+            let mut panel = panel(vec![series("any", points)]);
+            (panel.x_log, panel.y_log) = (x_log, y_log);
+            panel.series[0].points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let text = svg(&[panel]);
+            prop_assert!(!text.contains("NaN") && !text.contains("inf"));
+            for (x, y) in polylines(&text).concat() {
+                prop_assert!((0.0..1000.0).contains(&x) && (0.0..500.0).contains(&y), "{x} {y}");
             }
         }
-        Ok(())
     }
-
-    fn draw_with(&self, painter: &dyn Painter) -> anyhow::Result<()> {
-        self.fill(&WHITE)?;
-        painter.paint(
-            &mut |corners, color| Ok(self.draw(&Rectangle::new(corners, color.filled()))?),
-            &mut |position, size, content| {
-                let style = ("sans-serif", size).into_font().color(&RGBColor(30, 30, 30));
-                Ok(self.draw(&Text::new(content.to_owned(), position, style))?)
-            },
-        )
-    }
-}
-
-/// Range of the data, with a margin; a log axis by a factor.
-fn extent(panel: &Panel, log: bool, pick: impl Fn(&(f64, f64)) -> f64) -> (f64, f64) {
-    let values = panel.series.iter().flat_map(|series| &series.points).map(pick);
-    let (low, high) = values
-        .filter(|x| x.is_finite() && (!log || *x > 0.0))
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
-    if low > high {
-        return (0.1, 1.0);
-    }
-    if log {
-        let margin = (high / low).powf(0.04).max(1.1);
-        return (low / margin, high * margin);
-    }
-    let margin = 0.04 * (high - low).max(1e-12 * high.abs()).max(f64::MIN_POSITIVE);
-    let low = if low >= 0.0 && low < 0.5 * high { 0.0 } else { low - margin };
-    (low, high + margin)
-}
-
-fn draw_axes<DB, X, Y>(area: &DrawingArea<DB, Shift>, panel: &Panel, x: X, y: Y) -> anyhow::Result<()>
-where
-    DB: DrawingBackend,
-    DB::ErrorType: 'static,
-    X: AsRangedCoord<Value = f64>,
-    Y: AsRangedCoord<Value = f64>,
-    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
-    let mut chart = ChartBuilder::on(area)
-        .caption(&panel.title, ("sans-serif", 19))
-        .margin(14)
-        .x_label_area_size(46)
-        .y_label_area_size(76)
-        .build_cartesian_2d(x, y)?;
-    chart
-        .configure_mesh()
-        .x_desc(&panel.x_label)
-        .y_desc(&panel.y_label)
-        .axis_desc_style(("sans-serif", 16))
-        .label_style(("sans-serif", 14))
-        .x_label_formatter(&|value| tick(*value, panel.x_log))
-        .y_label_formatter(&|value| tick(*value, panel.y_log))
-        .x_labels(8)
-        .y_labels(8)
-        .light_line_style(WHITE.mix(0.0))
-        .bold_line_style(RGBColor(225, 225, 225))
-        .draw()?;
-    let width = chart.plotting_area().get_x_range();
-    for series in &panel.series {
-        let color = series.color;
-        let visible = |p: &(f64, f64)| (!panel.x_log || p.0 > 0.0) && (!panel.y_log || p.1 > 0.0);
-        let points: Vec<(f64, f64)> = match (series.mark, series.points.first()) {
-            (Mark::Level, Some(&(_, level))) => vec![(width.start, level), (width.end, level)],
-            _ => series.points.iter().copied().filter(visible).collect(),
-        };
-        let stroke = color.stroke_width(2);
-        if series.mark != Mark::Points {
-            // Segment by segment: the joints of a jagged polyline would be drawn as spikes.
-            chart.draw_series(
-                thinned(&points).windows(2).map(|ends| PathElement::new(ends.to_vec(), stroke)),
-            )?;
-        }
-        if matches!(series.mark, Mark::Points | Mark::LineAndPoints) {
-            chart.draw_series(points.iter().map(|p| Circle::new(*p, 4, color.filled())))?;
-        }
-    }
-    Ok(())
-}
-
-/// The marks and labels of a panel's series, one under the other.
-fn draw_legend<DB>(area: &DrawingArea<DB, Shift>, panel: &Panel) -> anyhow::Result<()>
-where
-    DB: DrawingBackend,
-    DB::ErrorType: 'static,
-{
-    let style = ("sans-serif", 14).into_font().color(&RGBColor(30, 30, 30));
-    for (k, series) in panel.series.iter().enumerate() {
-        let y = 56 + 24 * k as i32;
-        if series.mark != Mark::Points {
-            area.draw(&PathElement::new([(4, y), (24, y)], series.color.stroke_width(2)))?;
-        }
-        if matches!(series.mark, Mark::Points | Mark::LineAndPoints) {
-            area.draw(&Circle::new((14, y), 4, series.color.filled()))?;
-        }
-        area.draw(&Text::new(series.label.clone(), (32, y - 7), style.clone()))?;
-    }
-    Ok(())
-}
-
-/// At most some two thousand points, the lowest and highest of every bucket, so that nothing visible is lost.
-fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    const BUCKETS: usize = 1000;
-    if points.len() <= 2 * BUCKETS {
-        return points.to_vec();
-    }
-    let extremes = |bucket: &[(f64, f64)]| {
-        let order = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
-        let (low, high) = (bucket.iter().min_by(order), bucket.iter().max_by(order));
-        let mut pair: Vec<(f64, f64)> = low.into_iter().chain(high).copied().collect();
-        pair.sort_by(|a, b| a.0.total_cmp(&b.0));
-        pair
-    };
-    points.chunks(points.len().div_ceil(BUCKETS)).flat_map(extremes).collect()
-}
-
-fn tick(value: f64, log: bool) -> String {
-    if log && (value.abs() < 0.05 || value.abs() >= 1e4) {
-        let exponent = value.abs().log10();
-        if (exponent - exponent.round()).abs() < 1e-9 {
-            return format!("10{}", superscript(exponent.round() as i32));
-        }
-        return format!("{value:.0e}");
-    }
-    if value.abs() >= 1e6 {
-        return format!("{value:.1e}");
-    }
-    format!("{}", (value * 1e6).round() / 1e6)
-}
-
-fn superscript(exponent: i32) -> String {
-    let digit = |c: char| match c {
-        '-' => '⁻',
-        '1' => '¹',
-        '2' => '²',
-        '3' => '³',
-        '0' => '⁰',
-        other => char::from_u32(0x2070 + (other as u32 - '0' as u32)).unwrap_or(other),
-    };
-    exponent.to_string().chars().map(digit).collect()
 }

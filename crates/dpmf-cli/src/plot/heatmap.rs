@@ -1,22 +1,24 @@
 //! `dpmf plot heatmap`: the factors of a mechanism, as in the paper's appendix "Visualization".
 
-use super::figure::{self, DrawRectangle, DrawText, Painter};
+use super::figure::{self, AXIS, Frame, LABEL, TITLE};
+use super::png;
+use super::scale::Scale;
+use super::svg::{Anchor, Color, Svg};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::{Representation, Selector};
-use plotters::prelude::RGBColor;
 use serde_json::json;
 use std::path::PathBuf;
 
 /// The factors B and C of a mechanism: values, ranks, and a histogram.
 ///
-/// First row: entries over the largest of both factors. Second row: the rank of each entry among the non-zero
-/// ones of its factor, which shows the structure off the diagonal. Third row: histogram of the magnitudes of
-/// the non-zero entries.
+/// First row: magnitudes of the entries. Second row: the rank of each entry among the non-zero ones of its factor,
+/// which shows the structure off the diagonal. Third row: histogram of the magnitudes of the non-zero entries. Where
+/// entries outnumber pixels, a pixel shows the largest under it.
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  dpmf plot heatmap --steps 512 -o factors.png")]
+#[command(after_help = "Example:\n  dpmf plot heatmap --steps 512 -o factors.svg")]
 pub struct Args {
     #[command(flatten)]
     workload: WorkloadArgs,
@@ -28,16 +30,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "optimal:dense")]
     mechanism: Selector,
 
-    /// The picture, .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// The picture, .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: PathBuf,
 }
-
-const SIDE: i32 = 380;
-const MARGIN: i32 = 56;
-const STEP: i32 = SIDE + MARGIN + 24;
-const HISTOGRAM: i32 = 180;
-const BINS: usize = 60;
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let problem = args.workload.problem(&args.solver)?;
@@ -56,13 +52,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let decoder = Factor::new("B", n, m, |i, j| columns[(i, j)]);
     let encoder = Factor::new("C", m, n, |i, j| encoder[(i, j)]);
     let title = format!("{} for {}, {n} steps", args.mechanism, args.workload.describe());
-    // SVG draws every cell as an element: keep their number bounded.
-    let cells = if args.out.extension().is_some_and(|e| e == "svg") { 96 } else { SIDE as usize };
-    let picture = Picture { title, factors: [decoder, encoder], cells };
-    let size = ((2 * STEP + MARGIN) as u32, (2 * STEP + HISTOGRAM + 2 * MARGIN + 20) as u32);
-    figure::render(&args.out, size, |canvas| canvas.draw_with(&picture))?;
-    let largest: Vec<f64> = picture.factors.iter().map(|factor| factor.largest).collect();
-    let json = json!({ "out": args.out, "largest_entry": { "B": largest[0], "C": largest[1] } });
+    let factors = [decoder, encoder];
+    figure::write(&args.out, &picture(&title, &factors))?;
+    let json =
+        json!({ "out": args.out, "largest_entry": { "B": factors[0].largest, "C": factors[1].largest } });
     Ok(Report::new(json, format!("drawn to {}", args.out.display())))
 }
 
@@ -95,76 +88,115 @@ impl Factor {
             self.sorted.partition_point(|y| *y <= x) as f64 / self.sorted.len() as f64
         }
     }
-}
 
-struct Picture {
-    title: String,
-    factors: [Factor; 2],
-    cells: usize,
-}
-
-impl Painter for Picture {
-    fn paint(&self, rectangle: DrawRectangle<'_>, text: DrawText<'_>) -> anyhow::Result<()> {
-        text((MARGIN, 12), 20, &self.title)?;
-        let scale = self.factors.iter().map(|factor| factor.largest).fold(0.0, f64::max);
-        for (column, factor) in self.factors.iter().enumerate() {
-            let left = MARGIN + column as i32 * STEP;
-            for (row, caption) in ["over the largest entry", "rank of the magnitude"].into_iter().enumerate()
-            {
-                let top = MARGIN + 8 + row as i32 * STEP;
-                text((left, top - 22), 15, &format!("{}, {caption}", factor.name))?;
-                rectangle([(left - 1, top - 1), (left + SIDE + 1, top + SIDE + 1)], RGBColor(190, 190, 190))?;
-                let (down, across) = (self.cells.min(factor.rows), self.cells.min(factor.columns));
-                let edge =
-                    |k: usize, cells: usize| (k as f64 * f64::from(SIDE) / cells as f64).round() as i32;
-                for a in 0..down {
-                    for b in 0..across {
-                        let (i, j) = (a * factor.rows / down, b * factor.columns / across);
-                        let x = factor.values[i * factor.columns + j];
-                        let shade = if row == 0 { x / scale } else { factor.rank(x) };
-                        let corners = [
-                            (left + edge(b, across), top + edge(a, down)),
-                            (left + edge(b + 1, across), top + edge(a + 1, down)),
-                        ];
-                        rectangle(corners, red(shade))?;
-                    }
-                }
+    /// The entries as an image, `shade` giving the place of each on the colour bar, 0 to 1.
+    fn raster(&self, palette: &[Color; 256], shade: impl Fn(f64) -> f64) -> Vec<u8> {
+        let (down, across) = (self.rows.min(MOST_PIXELS), self.columns.min(MOST_PIXELS));
+        let under = |pixel: usize, pixels: usize, entries: usize| {
+            pixel * entries / pixels..((pixel + 1) * entries).div_ceil(pixels)
+        };
+        let mut pixels = Vec::with_capacity(down * across);
+        for a in 0..down {
+            for b in 0..across {
+                let rows = under(a, down, self.rows);
+                let largest = rows
+                    .flat_map(|i| &self.values[i * self.columns..][under(b, across, self.columns)])
+                    .fold(0.0, |largest: f64, x| largest.max(*x));
+                pixels.push((255.0 * shade(largest)).round() as u8);
             }
-            let top = MARGIN + 8 + 2 * STEP;
-            text(
-                (left, top - 22),
-                15,
-                &format!("{}, magnitudes of its {} entries", factor.name, factor.sorted.len()),
-            )?;
-            let mut counts = [0_usize; BINS];
-            for x in &factor.sorted {
-                counts[((x / factor.largest * BINS as f64) as usize).min(BINS - 1)] += 1;
-            }
-            let tallest = counts.iter().copied().max().unwrap_or(1).max(2) as f64;
-            for (k, &count) in counts.iter().enumerate() {
-                // Logarithmic height, so that the few large entries can be seen beside the many small.
-                let height = ((1.0 + count as f64).ln() / (1.0 + tallest).ln() * f64::from(HISTOGRAM)) as i32;
-                let x = |k: usize| left + (k as i32 * SIDE) / BINS as i32;
-                rectangle([(x(k), top + HISTOGRAM - height), (x(k + 1) - 1, top + HISTOGRAM)], red(0.7))?;
-            }
-            rectangle([(left, top + HISTOGRAM), (left + SIDE, top + HISTOGRAM + 1)], RGBColor(60, 60, 60))?;
-            text((left, top + HISTOGRAM + 8), 14, "0")?;
-            let largest = format!("{:.3}", factor.largest);
-            text((left + SIDE - 8 * largest.len() as i32, top + HISTOGRAM + 8), 14, &largest)?;
         }
-        text((MARGIN, MARGIN + 2 * STEP + HISTOGRAM + 38), 13, "Histogram heights are logarithmic.")
+        png::encode(across, palette, &pixels)
     }
 }
 
+/// Pixels of an image along a side: every entry of the usual sizes, and enough for a large screen.
+const MOST_PIXELS: usize = 640;
+
+const SIDE: f64 = 300.0;
+const LEFT: f64 = 76.0;
+const STEP: (f64, f64) = (SIDE + 96.0, SIDE + 92.0);
+const TOP: f64 = 74.0;
+const HISTOGRAM: f64 = 150.0;
+const BINS: usize = 50;
+
+fn picture(title: &str, factors: &[Factor; 2]) -> String {
+    let palette: [Color; 256] = std::array::from_fn(|k| red(k as f64 / 255.0));
+    let largest = factors.iter().map(|factor| factor.largest).fold(0.0, f64::max);
+    let mut svg = Svg::new();
+    svg.text((LEFT, 22.0), TITLE + 2.0, Anchor::Start, title);
+    for (k, factor) in factors.iter().enumerate() {
+        let left = LEFT + k as f64 * STEP.0;
+        let images = [
+            ("magnitude", factor.raster(&palette, |x| x / largest)),
+            ("rank of the magnitude", factor.raster(&palette, |x| factor.rank(x))),
+        ];
+        for (row, (caption, image)) in images.into_iter().enumerate() {
+            let frame = Frame {
+                corner: (left, TOP + row as f64 * STEP.1),
+                size: (SIDE, SIDE),
+                x: Scale::linear(0.0, factor.columns as f64),
+                y: Scale::linear(factor.rows as f64, 0.0),
+            };
+            frame.draw(&mut svg, &[format!("{}: {caption}", factor.name)], ["column", "row"]);
+            svg.raster(frame.corner, frame.size, &image);
+        }
+        histogram(&mut svg, factor, (left, TOP + 2.0 * STEP.1));
+    }
+    let right = LEFT + STEP.0 + SIDE + 20.0;
+    color_bar(&mut svg, &palette, (right, TOP), Scale::linear(0.0, largest), "magnitude of an entry");
+    let share = "share of entries not larger";
+    color_bar(&mut svg, &palette, (right, TOP + STEP.1), Scale::linear(0.0, 1.0), share);
+    svg.finish((right + 92.0, TOP + 2.0 * STEP.1 + HISTOGRAM + 56.0), title)
+}
+
+/// How often magnitudes occur, on a logarithmic axis, so that the few large are seen beside the many small.
+fn histogram(svg: &mut Svg, factor: &Factor, corner: (f64, f64)) {
+    let mut counts = [0_u32; BINS];
+    for x in &factor.sorted {
+        counts[((x / factor.largest * BINS as f64) as usize).min(BINS - 1)] += 1;
+    }
+    let tallest = counts.iter().copied().max().unwrap_or(1).max(10);
+    let frame = Frame {
+        corner,
+        size: (SIDE, HISTOGRAM),
+        x: Scale::linear(0.0, factor.largest),
+        // From a half, so that a bar for one entry has a height.
+        y: Scale::covering([0.5, f64::from(tallest)].into_iter(), true, 0.0),
+    };
+    let title = format!("{}: its {} entries", factor.name, factor.sorted.len());
+    frame.draw(svg, &[title], ["magnitude", "entries"]);
+    let edge = |bin: usize| factor.largest * bin as f64 / BINS as f64;
+    for (bin, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let (left, top) = frame.place((edge(bin), f64::from(count)));
+        let right = frame.place((edge(bin + 1), 1.0)).0;
+        svg.rectangle((left, top), (right - left - 0.5, corner.1 + HISTOGRAM - top), red(0.7));
+    }
+}
+
+/// Which colour stands for which number, as high as an image.
+fn color_bar(svg: &mut Svg, palette: &[Color; 256], (left, top): (f64, f64), scale: Scale, label: &str) {
+    let pixels: Vec<u8> = (0..=255).rev().collect();
+    svg.raster((left, top), (16.0, SIDE), &png::encode(1, palette, &pixels));
+    let right = left + 16.0;
+    let mut marks = vec![[(right, top), (right, top + SIDE)]];
+    for tick in scale.ticks(6) {
+        let y = top + SIDE * (1.0 - tick.place);
+        marks.push([(right, y), (right + 5.0, y)]);
+        svg.text((right + 8.0, y), LABEL - 1.0, Anchor::Start, &tick.label);
+    }
+    svg.segments(&marks, AXIS);
+    svg.upright_text((right + 58.0, top + SIDE / 2.0), LABEL, label);
+}
+
 /// White to dark red.
-fn red(shade: f64) -> RGBColor {
+fn red(shade: f64) -> Color {
     let s = shade.clamp(0.0, 1.0);
     let mix = |from: f64, to: f64, t: f64| (from + (to - from) * t).round() as u8;
     if s < 0.5 {
         let t = 2.0 * s;
-        RGBColor(mix(255.0, 239.0, t), mix(255.0, 83.0, t), mix(255.0, 65.0, t))
+        Color(mix(255.0, 239.0, t), mix(255.0, 83.0, t), mix(255.0, 65.0, t))
     } else {
         let t = 2.0 * s - 1.0;
-        RGBColor(mix(239.0, 95.0, t), mix(83.0, 0.0, t), mix(65.0, 13.0, t))
+        Color(mix(239.0, 95.0, t), mix(83.0, 0.0, t), mix(65.0, 13.0, t))
     }
 }

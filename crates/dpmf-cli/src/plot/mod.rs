@@ -5,13 +5,16 @@ mod convergence;
 mod error;
 pub mod figure;
 mod heatmap;
+mod png;
 mod privacy;
+mod scale;
+mod svg;
 
 use crate::report::Report;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Draw a figure to .svg or .png.
+/// Draw a figure to .svg.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// reached in an audit: on the curve if the promise is tight, below it if the promise is false.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf plot privacy --noise-multiplier 0.682 -o privacy.svg\n  \
-    dpmf plot privacy m8.safetensors -o privacy.png")]
+    dpmf plot privacy m8.safetensors -o privacy.svg")]
 pub struct Args {
     /// A calibrated mechanism file, to be audited
     file: Option<PathBuf>,
@@ -29,8 +29,8 @@ pub struct Args {
     #[arg(long, value_parser = count, default_value = "1e5")]
     trials: usize,
 
-    /// The picture, .svg or .png
-    #[arg(long, short, value_name = "FILE")]
+    /// The picture, .svg
+    #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: PathBuf,
 }
 

@@ -2,7 +2,7 @@
 
 use super::task::Task;
 use crate::compare::buffers;
-use crate::plot::figure::{COLORS, Mark, Panel, Series, svg};
+use crate::plot::figure::{COLORS, Color, Mark, Panel, Series, svg};
 use crate::report::{duration, number};
 use dpmf_train::{Choice, Ended, Local, Recipe, Steps, Summary};
 use std::fmt::Write;
@@ -146,7 +146,7 @@ fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn color(index: usize) -> plotters::style::RGBColor {
+fn color(index: usize) -> Color {
     COLORS[index % COLORS.len()]
 }
 
@@ -236,7 +236,7 @@ fn capitalized(text: &str) -> String {
 }
 
 fn figure(page: &mut String, panels: &[Panel], caption: &str) -> anyhow::Result<()> {
-    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels)?, escape(caption))?;
+    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels), escape(caption))?;
     Ok(())
 }
 

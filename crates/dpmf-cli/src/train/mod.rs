@@ -3,13 +3,13 @@
 mod html;
 pub mod task;
 
+use crate::matrix::read_vector;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::disk::{self, Access};
 use dpmf::family::{Budget, Knob};
-use dpmf::workload::read_vector;
 use dpmf::{Participation, Problem, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{

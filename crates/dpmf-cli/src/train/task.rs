@@ -12,8 +12,8 @@ use std::path::PathBuf;
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[command(next_help_heading = "Task")]
 pub struct TaskArgs {
-    /// names, quotes[:FILE], fashion-mnist[:DIR], stackoverflow:FILE, or a .csv, .tsv or .jsonl file with columns user
-    /// and text
+    /// names, quotes[:FILE], fashion-mnist[:DIR], stackoverflow:FILE (if built with --features stackoverflow), or a
+    /// .csv, .tsv or .jsonl file with columns user and text
     #[arg(long, value_name = "DATA", default_value = "names")]
     data: String,
 

@@ -11,6 +11,7 @@ mod images;
 mod names;
 mod part;
 mod source;
+#[cfg(feature = "stackoverflow")]
 mod stackoverflow;
 mod table;
 mod vocabulary;

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::images::{self, ImageData};
-use super::{TextData, Tokens, VocabularyFrom, names, stackoverflow, table};
+#[cfg(feature = "stackoverflow")]
+use super::stackoverflow;
+use super::{TextData, Tokens, VocabularyFrom, names, table};
 use crate::{Error, Result};
 
 /// Where data comes from.
@@ -179,7 +181,14 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
         Source::FashionMnist(path) => {
             images::fashion_mnist(path.as_deref(), options.user_limit()).map(Dataset::Images)
         }
+        #[cfg(feature = "stackoverflow")]
         Source::StackOverflow(path) => stackoverflow::read(path, options).map(Dataset::Text),
+        #[cfg(not(feature = "stackoverflow"))]
+        Source::StackOverflow(_) => Err(Error::argument(
+            "data",
+            source,
+            "this program was built without SQLite: build it with `--features stackoverflow`",
+        )),
         Source::File(path) => table::file(path, options).map(Dataset::Text),
     }
 }
@@ -209,6 +218,17 @@ mod tests {
             let error = text.parse::<Source>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("fashion-mnist"), "{error}");
         }
+    }
+
+    #[cfg(not(feature = "stackoverflow"))]
+    #[test]
+    fn a_source_left_out_of_the_build_says_how_to_have_it() {
+        let error =
+            open(&Source::StackOverflow("so.sqlite".into()), &Options::default()).unwrap_err().to_string();
+        assert!(
+            error.contains("stackoverflow:so.sqlite") && error.contains("--features stackoverflow"),
+            "{error}"
+        );
     }
 
     #[test]

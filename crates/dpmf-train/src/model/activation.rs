@@ -4,7 +4,8 @@
 //! library, whose last bit differs between machines. NaN passes through all of them, so that a diverged run
 //! shows itself.
 
-use super::packet::{LANES, Packet, dispatch, joined};
+use super::packet::{self, LANES, Packet, joined};
+use dpmf::simd::dispatch;
 
 /// The smaller bound if below it, the larger if above, NaN if NaN.
 #[inline(always)]
@@ -61,7 +62,8 @@ pub(super) fn tanh(x: f32) -> f32 {
 
 dispatch! {
     /// Puts `tanh` of every element in its place.
-    pub(super) fn tanh_all / tanh_all_portable / tanh_all_avx2 = tanh_all_any(values: &mut [f32]);
+    pub(super) fn tanh_all / tanh_all_portable / tanh_all_avx2 =
+        tanh_all_any<packet::Baseline | packet::Avx2>(values: &mut [f32]);
 }
 
 #[inline(always)]
@@ -73,9 +75,10 @@ fn tanh_all_any<P: Packet>(values: &mut [f32]) {
 
 dispatch! {
     /// Multiplies the gradient by the derivative of `tanh` at the point where it had the given values.
-    pub(super) fn tanh_backward / tanh_backward_portable / tanh_backward_avx2 = tanh_backward_any(
-        gradient: &mut [f32], values: &[f32]
-    );
+    pub(super) fn tanh_backward / tanh_backward_portable / tanh_backward_avx2 =
+        tanh_backward_any<packet::Baseline | packet::Avx2>(
+            gradient: &mut [f32], values: &[f32]
+        );
 }
 
 #[inline(always)]
@@ -88,9 +91,10 @@ fn tanh_backward_any<P: Packet>(gradient: &mut [f32], values: &[f32]) {
 dispatch! {
     /// Cross-entropy of one row of logits at its target, which must be below their number, and whether the target
     /// is the first of the largest; the logits become the gradient of `scale` times the cross-entropy.
-    pub(super) fn cross_entropy / cross_entropy_portable / cross_entropy_avx2 = cross_entropy_any(
-        logits: &mut [f32], target: usize, scale: f32
-    ) -> (f64, bool);
+    pub(super) fn cross_entropy / cross_entropy_portable / cross_entropy_avx2 =
+        cross_entropy_any<packet::Baseline | packet::Avx2>(
+            logits: &mut [f32], target: usize, scale: f32
+        ) -> (f64, bool);
 }
 
 #[inline(always)]

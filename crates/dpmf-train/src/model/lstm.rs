@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::activation::{cross_entropy, sigmoid, tanh};
 use super::initial::Uniform;
-use super::packet::{Packet, dispatch};
+use super::packet::{self, Packet};
 use super::product::{Interleaved, Matrix, Panels, accumulate, accumulate_inner, accumulate_rows};
 use super::{Block, Model, Score, checked_size};
 use crate::{Result, Text};
+use dpmf::simd::dispatch;
 
 /// Sequences worked on together: bounds the memory and is wide enough for full tiles.
 const TOGETHER: usize = 64;
@@ -426,9 +427,10 @@ fn zeros(buffer: &mut Vec<f32>, length: usize) {
 
 dispatch! {
     /// One step of one sequence: gates become their activations.
-    fn cell_forward / cell_forward_portable / cell_forward_avx2 = cell_forward_any(
-        gates: &mut [f32], previous: &[f32], cells: &mut [f32], squashed: &mut [f32], states: &mut [f32]
-    );
+    fn cell_forward / cell_forward_portable / cell_forward_avx2 =
+        cell_forward_any<packet::Baseline | packet::Avx2>(
+            gates: &mut [f32], previous: &[f32], cells: &mut [f32], squashed: &mut [f32], states: &mut [f32]
+        );
 }
 
 #[inline(always)]
@@ -458,9 +460,10 @@ fn cell_forward_any<P: Packet>(
 dispatch! {
     /// One step of one sequence, backwards: activations become the gradients of the gates before them, and the
     /// gradient of the cell becomes that of the cell before.
-    fn cell_backward / cell_backward_portable / cell_backward_avx2 = cell_backward_any(
-        gates: &mut [f32], previous: &[f32], squashed: &[f32], state_gradient: &[f32], cell_gradient: &mut [f32]
-    );
+    fn cell_backward / cell_backward_portable / cell_backward_avx2 =
+        cell_backward_any<packet::Baseline | packet::Avx2>(
+            gates: &mut [f32], previous: &[f32], squashed: &[f32], state_gradient: &[f32], cell_gradient: &mut [f32]
+        );
 }
 
 #[inline(always)]

@@ -4,7 +4,8 @@
 //! block or the number of rows beside it. A product and a sum are never fused. So a run that resumes on another
 //! machine goes on bit by bit, and a sequence scores the same alone and within a batch.
 
-use super::packet::{LANES, Packet, dispatch, joined};
+use super::packet::{self, LANES, Packet, joined};
+use dpmf::simd::dispatch;
 
 /// Columns of a panel: two packets.
 const PANEL: usize = 2 * LANES;
@@ -116,9 +117,10 @@ dispatch! {
     /// `out += left · right`, where `out` is row-major and its rows lie `stride` apart.
     ///
     /// Each element adds its terms to itself one by one, first to last.
-    pub(super) fn accumulate / accumulate_portable / accumulate_avx2 = accumulate_any(
-        out: &mut [f32], stride: usize, left: Matrix<'_>, right: &Panels, scratch: &mut Interleaved
-    );
+    pub(super) fn accumulate / accumulate_portable / accumulate_avx2 =
+        accumulate_any<packet::Baseline | packet::Avx2>(
+            out: &mut [f32], stride: usize, left: Matrix<'_>, right: &Panels, scratch: &mut Interleaved
+        );
 }
 
 #[inline(always)]
@@ -220,9 +222,10 @@ fn halves<P: Packet>(row: &[f32; PANEL]) -> [P; 2] {
 
 dispatch! {
     /// The same bits as `accumulate` for row-major matrices, without packing: for few rows of `left`.
-    pub(super) fn accumulate_few / accumulate_few_portable / accumulate_few_avx2 = accumulate_few_any(
-        out: &mut [f32], left: &[f32], right: &[f32], depth: usize, columns: usize
-    );
+    pub(super) fn accumulate_few / accumulate_few_portable / accumulate_few_avx2 =
+        accumulate_few_any<packet::Baseline | packet::Avx2>(
+            out: &mut [f32], left: &[f32], right: &[f32], depth: usize, columns: usize
+        );
 }
 
 #[inline(always)]
@@ -254,9 +257,10 @@ dispatch! {
     /// `out += left · rightᵀ` for two matrices with contiguous rows of `depth` elements, `rows` and `columns` many.
     ///
     /// Each element is an inner product in eight interleaved sums, joined pairwise every 512 terms.
-    pub(super) fn accumulate_inner / accumulate_inner_portable / accumulate_inner_avx2 = accumulate_inner_any(
-        out: &mut [f32], left: &[f32], right: &[f32], rows: usize, columns: usize, depth: usize
-    );
+    pub(super) fn accumulate_inner / accumulate_inner_portable / accumulate_inner_avx2 =
+        accumulate_inner_any<packet::Baseline | packet::Avx2>(
+            out: &mut [f32], left: &[f32], right: &[f32], rows: usize, columns: usize, depth: usize
+        );
 }
 
 #[inline(always)]
@@ -353,9 +357,10 @@ fn inner_tile<P: Packet, const ROWS: usize, const COLUMNS: usize>(
 
 dispatch! {
     /// `out += Σ_row rows`, row after row, for contiguous rows as long as `out`.
-    pub(super) fn accumulate_rows / accumulate_rows_portable / accumulate_rows_avx2 = accumulate_rows_any(
-        out: &mut [f32], rows: &[f32]
-    );
+    pub(super) fn accumulate_rows / accumulate_rows_portable / accumulate_rows_avx2 =
+        accumulate_rows_any<packet::Baseline | packet::Avx2>(
+            out: &mut [f32], rows: &[f32]
+        );
 }
 
 #[inline(always)]

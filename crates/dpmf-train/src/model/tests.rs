@@ -1,7 +1,6 @@
 //! Every model against a plain reference in double precision, and the laws a gradient obeys.
 
 use super::initial::Uniform;
-use super::packet::BASELINE_ONLY;
 use super::*;
 use crate::LabelledExample;
 
@@ -486,10 +485,10 @@ fn bits_are_stable() {
     let classifier = Mlp { features: 21, hidden: vec![13], classes: 5 };
     let points = Points::new(9, 21, 5);
     for baseline in [false, true] {
-        BASELINE_ONLY.set(baseline);
+        dpmf::simd::baseline_only(baseline);
         let (_, gradient) = gradient_of(&model, &model.initial(1), &batch);
         let (_, other) = gradient_of(&classifier, &classifier.initial(1), &points.examples());
-        BASELINE_ONLY.set(false);
+        dpmf::simd::baseline_only(false);
         assert_eq!(
             (digest(&gradient), digest(&other)),
             (18_395_653_456_499_460_155, 1_901_694_241_626_614_234),

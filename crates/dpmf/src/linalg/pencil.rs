@@ -2,6 +2,7 @@
 
 use super::front::{Front, InverseFront};
 use super::lanes::Lanes;
+use crate::simd::dispatch;
 
 /// Steps between checkpoints: the factor of a block, `N·M` numbers a step, stays in the second-level cache.
 const BLOCK: usize = 256;
@@ -32,20 +33,7 @@ impl<const N: usize, const M: usize, const RATIO: bool> Pencil<'_, N, M, RATIO> 
     ///
     /// Cost: O(n N²) time a lane; `n + O(n/256)` numbers of memory.
     pub fn diagonal(&self) -> Vec<f64> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[target_feature(enable = "avx2")]
-            fn with_avx2<const N: usize, const M: usize, const RATIO: bool>(
-                pencil: &Pencil<'_, N, M, RATIO>,
-            ) -> Vec<f64> {
-                pencil.sweep()
-            }
-            if std::arch::is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has AVX2, which is all that the function asks for.
-                return unsafe { with_avx2(self) };
-            }
-        }
-        self.sweep()
+        sweep(self)
     }
 
     /// Forward once, laying down a checkpoint every [`BLOCK`] steps; then block by block from the last, forward
@@ -115,6 +103,19 @@ impl<const N: usize, const M: usize, const RATIO: bool> Pencil<'_, N, M, RATIO> 
         row[0] = inverse;
         row
     }
+}
+
+#[inline(always)]
+fn sweep_any<const N: usize, const M: usize, const RATIO: bool>(
+    pencil: &Pencil<'_, N, M, RATIO>,
+) -> Vec<f64> {
+    pencil.sweep()
+}
+
+dispatch! {
+    fn sweep / sweep_portable / sweep_avx2 = sweep_any[const N: usize, const M: usize, const RATIO: bool](
+        pencil: &Pencil<'_, N, M, RATIO>
+    ) -> Vec<f64>;
 }
 
 #[inline(always)]

@@ -1,39 +1,27 @@
 //! HMAC-SHA-256 (RFC 2104), the one pseudorandom function from which every key here is derived.
 
-use sha2::{Digest, Sha256};
-use zeroize::{Zeroize, Zeroizing};
+use ctutils::CtEq;
+use hmac::{KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::Zeroizing;
 
-const BLOCK: usize = 64;
-
-/// A running HMAC-SHA-256.
-pub(crate) struct Hmac {
-    inner: Sha256,
-    outer_pad: Zeroizing<[u8; BLOCK]>,
-}
+/// A running HMAC-SHA-256; its state is wiped when dropped.
+pub(crate) struct Hmac(hmac::Hmac<Sha256>);
 
 impl Hmac {
     pub(crate) fn new(key: &[u8; 32]) -> Self {
-        let pad = |byte: u8| {
-            let mut pad = Zeroizing::new([byte; BLOCK]);
-            pad.iter_mut().zip(key).for_each(|(p, k)| *p ^= k);
-            pad
-        };
-        let mut inner = Sha256::new();
-        inner.update(pad(0x36).as_slice());
-        Self { inner, outer_pad: pad(0x5c) }
+        // A whole block, padded with zeros as by definition: a key that cannot be refused.
+        let mut block = Zeroizing::new([0; 64]);
+        block[..key.len()].copy_from_slice(key);
+        Self(KeyInit::new((&*block).into()))
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.inner.update(bytes);
+        self.0.update(bytes);
     }
 
     pub(crate) fn finish(self) -> [u8; 32] {
-        let mut inner: [u8; 32] = self.inner.finalize().into();
-        let mut outer = Sha256::new();
-        outer.update(self.outer_pad.as_slice());
-        outer.update(inner);
-        inner.zeroize();
-        outer.finalize().into()
+        self.0.finalize().into_bytes().into()
     }
 }
 
@@ -49,7 +37,7 @@ pub(crate) fn derive(key: &[u8; 32], label: &str, parts: &[&[u8]]) -> Zeroizing<
 
 /// Equality of two tags in time that does not depend on where they differ.
 pub(crate) fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && std::hint::black_box(a.iter().zip(b).fold(0, |acc, (x, y)| acc | (x ^ y))) == 0
+    a.ct_eq(b).to_bool()
 }
 
 #[cfg(test)]

@@ -3,10 +3,8 @@
 //! With `ψ = θ₀ − θ`, every optimizer here computes `P ψ = R g` with lower banded `P` and `R`, so
 //! `A = P⁻¹R`. `R` is the identity but for Nesterov, and then `P = A⁻¹` is the banded inverse itself.
 
-mod read;
 mod schedule;
 
-pub use read::{read_matrix, read_vector};
 pub use schedule::Schedule;
 
 use crate::error::{Error, Result};
