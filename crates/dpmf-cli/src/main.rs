@@ -6,9 +6,11 @@
 mod account;
 mod audit;
 mod bench;
+mod clock;
 mod compare;
 mod factorize;
 mod inspect;
+mod ledger;
 mod matrix;
 mod noise;
 mod plot;
@@ -54,6 +56,8 @@ enum Command {
     Account(account::Args),
     /// Attack a mechanism and bound its ε from below
     Audit(audit::Args),
+    /// Keep account of what was released about the same people, and of the budget for it
+    Ledger(ledger::Args),
     /// Make the secret key of a run
     Key(noise::KeyArgs),
     /// Write rows of a mechanism's noise to a NumPy file
@@ -86,6 +90,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => account::calibrate(args),
         Command::Account(args) => account::run(args),
         Command::Audit(args) => audit::run(args),
+        Command::Ledger(args) => ledger::run(args),
         Command::Key(args) => noise::key(args),
         Command::Noise(args) => noise::run(args),
         Command::Bench(args) => bench::run(args),

@@ -105,6 +105,21 @@ pub enum Error {
         /// Gap reached.
         gap: f64,
     },
+    /// A ledger has not enough left for a release.
+    #[error(
+        "the budget of the ledger is ε = {epsilon} at δ = {delta:e}, of which ε = {spent} is spent; with this it would be \
+         ε = {together}: nothing was recorded or released"
+    )]
+    Budget {
+        /// ε of the budget, for people.
+        epsilon: String,
+        /// δ of the budget.
+        delta: f64,
+        /// ε of what is recorded, for people.
+        spent: String,
+        /// ε with the release that is refused, for people.
+        together: String,
+    },
     /// A key file is refused.
     #[error("key file {path}: {reason}")]
     Key {
@@ -202,6 +217,7 @@ impl Error {
             Error::NotConverged { .. } => "not-converged",
             Error::Numerical { .. } => "numerical",
             Error::Interrupted { .. } => "interrupted",
+            Error::Budget { .. } => "budget",
             Error::Key { .. } => "key",
             Error::Randomness { .. } => "randomness",
             Error::Exhausted { .. } => "exhausted",

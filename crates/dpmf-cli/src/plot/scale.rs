@@ -37,7 +37,8 @@ impl Scale {
             return empty;
         }
         if log {
-            let margin = (high / low).powf(margin).max(1.05);
+            // By logarithms: the ratio of the ends may be no number.
+            let margin = 10_f64.powf((high.log10() - low.log10()) * margin).max(1.05);
             return Self { low: low / margin, high: high * margin, log };
         }
         let size = low.abs().max(high.abs());
@@ -58,7 +59,8 @@ impl Scale {
     /// Where a value lies: 0 is the low end, 1 the high.
     pub fn place(&self, value: f64) -> f64 {
         if self.log {
-            (value / self.low).log10() / (self.high / self.low).log10()
+            let low = self.low.log10();
+            (value.log10() - low) / (self.high.log10() - low)
         } else {
             (value - self.low) / (self.high - self.low)
         }

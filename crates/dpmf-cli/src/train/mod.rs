@@ -3,13 +3,17 @@
 mod html;
 pub mod task;
 
+use crate::clock;
 use crate::matrix::read_vector;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
+use dpmf::accounting::statement::epsilon_for_people;
+use dpmf::accounting::{LedgerFile, Release};
 use dpmf::disk::{self, Access};
 use dpmf::family::{Budget, Knob};
+use dpmf::noise::RunId;
 use dpmf::{Participation, Problem, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
@@ -24,7 +28,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use task::{Task, TaskArgs, with_task};
 
 /// Train a model under differential privacy, each user taking part once.
@@ -73,6 +76,11 @@ pub struct Args {
     /// Derive the key from a number, for experiments: the guarantee then holds only if the number is secret
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+
+    /// Record the private models in this ledger before anything is released, and refuse to begin if its budget does not
+    /// hold them
+    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
+    ledger: Option<PathBuf>,
 
     /// Directory of the run, new; runs/<date>-<time> by default
     #[arg(long, value_name = "DIR")]
@@ -233,19 +241,22 @@ const SCHEMA: u32 = 2;
 const EXPERIMENT: &str = "experiment.json";
 const RESULTS: &str = "results.json";
 const REPORT: &str = "report.html";
+const LOCK: &str = "lock";
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let (folder, experiment, task) = match &args.resume {
+    let (folder, experiment, task, _lock) = match &args.resume {
         Some(folder) => {
             let experiment = Experiment::read(folder)?;
+            let lock = hold(folder)?;
             let task = Task::open(&experiment.task)?;
-            (folder.clone(), experiment, task)
+            (folder.clone(), experiment, task, lock)
         }
         None => {
             let task = Task::open(&args.task)?;
-            let folder = args.out.clone().unwrap_or_else(default_folder);
-            let experiment = begin(args, &task, &folder)?;
-            (folder, experiment, task)
+            let folder =
+                args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}", clock::compact())));
+            let (experiment, lock) = begin(args, &task, &folder)?;
+            (folder, experiment, task, lock)
         }
     };
     eprintln!("{}", task.describe());
@@ -270,12 +281,31 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     finish(&folder, &task, &ended)
 }
 
-/// Makes all plans, once, and writes them down with the experiment.
-fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<Experiment> {
-    if folder.join(EXPERIMENT).exists() {
-        let name = folder.display();
-        bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+/// Keeps other processes out of a directory as long as it lives.
+fn hold(folder: &Path) -> anyhow::Result<fs::File> {
+    let path = folder.join(LOCK);
+    let lock = fs::File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = lock.with_context(|| format!("cannot write {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(fs::TryLockError::WouldBlock) => bail!(dpmf::Error::Locked { path }),
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
     }
+}
+
+/// Makes all plans, once, and writes them down with the experiment. The directory is made when nothing can fail any more
+/// but the disk and the ledger.
+fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment, fs::File)> {
+    let vacant = || -> anyhow::Result<()> {
+        if folder.join(EXPERIMENT).exists() {
+            let name = folder.display();
+            bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+        }
+        Ok(())
+    };
+    vacant()?;
     let recipes = recipes(args, task)?;
     let spinner = Spinner::new("planning");
     let problem: Problem = recipes[0].problem()?;
@@ -284,6 +314,20 @@ fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<Experiment> 
         spinner.say(&recipe.mechanism.to_string());
         let name = format!("{}-{}", recipe.mechanism.to_string().replace([':', '='], "-"), recipe.seed);
         plans.push((name, Plan::for_problem(recipe, &problem, &mut |p| spinner.observe(p))?));
+    }
+    let fresh = !folder.exists();
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let lock = hold(folder)?;
+    // Another process may have been first while this one was planning.
+    vacant()?;
+    if let Some(path) = &args.ledger
+        && let Err(refused) = enter(path, task, &plans)
+    {
+        if fresh {
+            // The refusal is what counts.
+            let _ = fs::remove_dir_all(folder);
+        }
+        return Err(refused);
     }
     for (name, plan) in &plans {
         let place = folder.join(name);
@@ -299,7 +343,34 @@ fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<Experiment> 
     };
     let text = serde_json::to_vec_pretty(&experiment)?;
     disk::replace(&folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
-    Ok(experiment)
+    Ok((experiment, lock))
+}
+
+/// Records every private model of a training in a ledger. From then on it counts, whether the run comes to its end or not.
+fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<()> {
+    let mut ledger = LedgerFile::open(path)?;
+    let training = RunId::generate()?;
+    let mut releases = Vec::new();
+    for (name, plan) in plans {
+        let Some(statement) = plan.mechanism().and_then(|mechanism| mechanism.privacy()) else { continue };
+        ledger.ledger().check(statement)?;
+        releases.push(Release {
+            id: format!("{training}/{name}"),
+            time: clock::now(),
+            what: format!("train {name} on {}", task.name()),
+            noise_multiplier: statement.calibration().noise_multiplier(),
+            sampling: plan.recipe().sampling,
+        });
+    }
+    ledger.record(releases)?;
+    let (spent, budget) = (ledger.ledger().spent()?, ledger.ledger().epsilon());
+    eprintln!(
+        "{}: ε = {} of {} spent with this training",
+        path.display(),
+        epsilon_for_people(spent),
+        epsilon_for_people(budget)
+    );
+    Ok(())
 }
 
 impl Experiment {
@@ -493,39 +564,4 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(disk::replace(path, Access::Everyone, |file| file.write_all(bytes))?)
-}
-
-/// `runs/` and the time in UTC.
-fn default_folder() -> PathBuf {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days as i64);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    PathBuf::from(format!("runs/{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}"))
-}
-
-/// The date of a day counted from 1970, in the Gregorian calendar, whose pattern repeats every 400 years.
-fn civil(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468; // from the first of March of the year 0
-    let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153; // from March
-    let date = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (year + era * 400 + next, month, date)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(-1), (1969, 12, 31));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(11_017), (2000, 3, 1));
-        assert_eq!(civil(20_454), (2026, 1, 1));
-    }
 }

@@ -75,8 +75,11 @@ impl PrivacyCurve {
     ///
     /// Reference: Corollary 3.3 of \[DRS22\].
     pub fn compose(curves: &[Self]) -> Result<Self> {
-        let Some(Self::Gaussian { accountant, .. }) = curves.first() else {
-            return Err(Error::argument("curves", 0, "at least one mechanism is needed"));
+        let accountant = match curves {
+            [] => return Err(Error::argument("curves", 0, "at least one mechanism is needed")),
+            // Alone, a mechanism is as private as it is, without another rounding.
+            [alone] => return Ok(alone.clone()),
+            [Self::Gaussian { accountant, .. }, ..] => accountant,
         };
         let largest = curves.iter().map(|Self::Gaussian { mu, .. }| *mu).fold(0.0, f64::max);
         // Scaled by the largest μ, so that no square overflows.

@@ -35,6 +35,7 @@
 pub mod calibrate;
 pub mod curve;
 pub mod gaussian;
+pub mod ledger;
 pub mod paper;
 pub mod rdp;
 pub mod statement;
@@ -47,6 +48,7 @@ pub(crate) mod search;
 
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::PrivacyCurve;
+pub use ledger::{Ledger, LedgerFile, Release};
 pub use statement::{KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 

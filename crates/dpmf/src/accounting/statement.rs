@@ -18,7 +18,8 @@ pub enum PrivacyUnit {
 }
 
 impl PrivacyUnit {
-    fn name(self) -> &'static str {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
         match self {
             PrivacyUnit::Record => "record",
             PrivacyUnit::User => "user",
