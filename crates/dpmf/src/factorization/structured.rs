@@ -262,7 +262,7 @@ impl Representation for Structured {
     /// Cost: O(n²(h + r)) for the recurrence it holds, O(n²(r + w)) for another.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         assert_eq!(workload.steps(), self.steps(), "the workload and the factorization differ in length");
-        if workload.recurrence() == Some(&self.recurrence) {
+        if workload.is_invertible() && workload.recurrence() == Some(&self.recurrence) {
             return self.row_norms_sq();
         }
         let mut rows = self.coloring_rows();

@@ -1,6 +1,7 @@
 //! Solvers: workload in, optimum and certificate out.
 
 mod anderson;
+mod bound;
 mod dense;
 mod dual;
 mod gradient;
@@ -8,6 +9,7 @@ mod linear;
 mod newton;
 mod primal;
 
+pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
 pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
 pub use linear::Linear as LinearOracle;
@@ -76,19 +78,34 @@ pub fn optimal(
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
         Solver::Auto | Solver::Linear | Solver::Dense => {
             let mut oracle = oracle(workload, solver)?;
-            let DualSolution { v, certificate, .. } = solve(oracle.as_mut(), start, options, observe)?;
-            Ok(Optimum { v, certificate, solver, primal: None })
+            let found = solve(oracle.as_mut(), start, options, observe)?;
+            let certificate = prove(workload, &found, options)?;
+            Ok(Optimum { v: found.v, certificate, solver, primal: None })
         }
     }
 }
 
-/// The lower bound `(Σ v_i x_i)² / Σ v_i` at any positive `v`, rounded down.
+/// The certificate of a dual solution: the bound that its `v` proves, and the loss that stands above it by the gap.
 ///
-/// Guarantee: no factorization of the workload has a loss below it.
-pub fn lower_bound_at(workload: &Workload, v: &[f64]) -> Result<f64> {
-    let Diagonal { x, relative_error } = oracle(workload, Solver::Auto)?.diagonal(v, 1e-12)?;
-    let phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
-    Ok(phi * phi / v.iter().sum::<f64>() * (1.0 - relative_error).powi(2))
+/// That bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised.
+/// It is then never below the bound, for `max x ≥ x̄`.
+///
+/// Errors: [`Error::NotConverged`] with the gap reached, when it is above the target.
+fn prove(workload: &Workload, found: &DualSolution, options: &Options) -> Result<Certificate> {
+    let lower_bound = lower_bound_at(workload, &found.v)?;
+    let error = (found.lower_bound / lower_bound - 1.0).abs();
+    let ratio = (found.loss / found.lower_bound).max(1.0) * (1.0 + error);
+    let certificate = Certificate::new(lower_bound * ratio, lower_bound, found.iterations);
+    match found.stopped {
+        None if certificate.gap <= options.gap => Ok(certificate),
+        reason => Err(Error::NotConverged {
+            gap: certificate.gap,
+            target: options.gap,
+            iterations: found.iterations,
+            reason: reason.unwrap_or("the rest is within the rounding of 64-bit arithmetic"),
+            v: found.v.clone(),
+        }),
+    }
 }
 
 fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
@@ -112,13 +129,20 @@ fn descend(
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
+    if !workload.is_invertible() {
+        return Err(Error::Unsupported {
+            what: "this solver for step sizes that vanish".into(),
+            hint: "it inverts the workload; use the linear or the dense solver",
+        });
+    }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
-    Ok(Optimum { v: found.v, certificate: found.certificate, solver, primal: Some(found.x) })
+    let certificate = prove(workload, &found.dual, options)?;
+    Ok(Optimum { v: found.dual.v, certificate, solver, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     within_dense_limit(workload.steps())?;
-    Ok(workload.to_dense())
+    Ok(workload.design_matrix())
 }
 
 fn within_dense_limit(n: usize) -> Result<()> {
@@ -163,17 +187,13 @@ impl Optimum {
     ///
     /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
     pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<factorization::StateSpace> {
-        let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
-            what: "streaming the optimum of a matrix".into(),
-            hint: "a dense workload has no recurrence; use its dense factorization",
-        })?;
         let order = match target {
             Target::Buffers(states) => Order::Fixed(states),
             Target::Tolerance(excess) => {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        factorization::StateSpace::truncated(recurrence, &self.v, order)
+        factorization::StateSpace::truncated_for(workload, &self.v, order)
     }
 
     /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own

@@ -15,7 +15,8 @@ mod truncate;
 pub use truncate::Order;
 
 use crate::error::{Error, Result};
-use crate::workload::Recurrence;
+use crate::factorization::Representation;
+use crate::workload::{Recurrence, Workload};
 
 /// A causal filter of `r` states that turns white noise `z` into gradient noise `u = N z`:
 ///
@@ -105,7 +106,18 @@ impl StateSpace {
     /// Reference: Shokoohi, Silverman and Van Dooren, "Linear time-variable systems: balancing and model
     /// reduction", IEEE Trans. Automatic Control 28 (1983).
     pub fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<Self> {
-        truncate::truncated(recurrence, v, order)
+        let energy = |filter: &Self| filter.row_norms_sq_after_recurrence(recurrence).iter().sum();
+        truncate::truncated(recurrence, v, order, &energy)
+    }
+
+    /// [`StateSpace::truncated`] for a workload, whose loss decides the order where its recurrence is not quite it.
+    pub(crate) fn truncated_for(workload: &Workload, v: &[f64], order: Order) -> Result<Self> {
+        let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
+            what: "streaming the optimum of a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense factorization",
+        })?;
+        let energy = |filter: &Self| filter.decoder_row_norms_sq(workload).iter().sum();
+        truncate::truncated(recurrence, v, order, &energy)
     }
 
     /// Puts coefficients together.

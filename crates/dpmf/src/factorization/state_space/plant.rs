@@ -1,5 +1,7 @@
 //! The workload itself as a state space.
 
+use super::StateSpace;
+use crate::factorization::Representation;
 use crate::linalg::banded::LowerBanded;
 use crate::workload::Recurrence;
 
@@ -54,6 +56,31 @@ impl<'a> Plant<'a> {
             out.feedback.push(owed * out.read);
             out.input.push(right.as_ref().map_or(0.0, |r| entry(r, k)) + owed * out.direct);
         }
+    }
+}
+
+impl StateSpace {
+    /// Squared row norms of `A N` for `A = P⁻¹R`, whose output joins its states.
+    pub(super) fn row_norms_sq_after_recurrence(&self, recurrence: &Recurrence) -> Vec<f64> {
+        let plant = Plant::new(recurrence);
+        assert_eq!(plant.steps(), self.steps(), "filter and workload have the same number of steps");
+        let m = plant.order();
+        let mut step = PlantStep::default();
+        self.row_norms_sq_after(m + 1, |i, (f, g)| {
+            plant.step(i, &mut step);
+            f.fill(0.0);
+            for k in 0..m {
+                f[k * (m + 1)] += step.feedback[k];
+                if k + 1 < m {
+                    f[k * (m + 1) + k + 1] += 1.0;
+                }
+            }
+            if m > 0 {
+                f[m * (m + 1)] = step.read;
+            }
+            g[..m].copy_from_slice(&step.input);
+            g[m] = step.direct;
+        })
     }
 }
 

@@ -36,7 +36,13 @@ pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Res
     assembly.finish()
 }
 
-pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<StateSpace> {
+/// `energy` is `‖A N‖_F²` of a filter, for the workload that it is to serve.
+pub(super) fn truncated(
+    recurrence: &Recurrence,
+    v: &[f64],
+    order: Order,
+    energy: &dyn Fn(&StateSpace) -> f64,
+) -> Result<StateSpace> {
     match order {
         Order::Fixed(order) => {
             let sweep = Sweep::new(recurrence, v, COVARIANCE_ERROR)?;
@@ -54,7 +60,7 @@ pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Res
             }
             // The loss is stationary: an error ε in the covariance costs about ε²/10.
             let sweep = Sweep::new(recurrence, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
-            let target = Target { recurrence, excess, lower_bound };
+            let target = Target { energy, excess, lower_bound };
             let max = max.min(sweep.useful_states());
             let mut room = FIRST_ATTEMPT.min(max);
             loop {
@@ -79,7 +85,7 @@ pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Res
 
 /// What the deployed filter has to reach.
 struct Target<'a> {
-    recurrence: &'a Recurrence,
+    energy: &'a dyn Fn(&StateSpace) -> f64,
     excess: f64,
     lower_bound: f64,
 }
@@ -92,7 +98,7 @@ impl Target<'_> {
         let attempt = |order: usize| -> Result<(f64, StateSpace)> {
             let filter = record.replay(order)?.deployed()?;
             let gamma_sq = filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
-            let loss = gamma_sq * filter.row_norms_sq_after(self.recurrence).iter().sum::<f64>();
+            let loss = gamma_sq * (self.energy)(&filter);
             Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
