@@ -103,7 +103,15 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         Some(mechanism)
     } else if args.out.is_some() {
         let (dense, _) = optimum.to_dense(&workload)?;
-        Some(deploy(workload, &Factorization::Dense(dense), &optimum)?)
+        let mechanism = deploy(workload, &Factorization::Dense(dense), &optimum)?;
+        let ratio = (mechanism.loss().total() / certificate.lower_bound).sqrt();
+        json["deployed"] = json!({
+            "sqrt_loss": mechanism.loss().sqrt_total(),
+            "ratio": ratio,
+            "sensitivity": mechanism.sensitivity(),
+        });
+        text += &format!("  deployed     {ratio:.8} times the bound, with its coefficients in single precision\n");
+        Some(mechanism)
     } else {
         None
     };

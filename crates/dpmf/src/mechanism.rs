@@ -65,8 +65,14 @@ impl Mechanism {
         }
         let factorization = factorization.deployed()?;
         let loss = Loss::of(&factorization, &workload, participation);
-        let index = loss.per_step().iter().position(|loss| !loss.is_finite());
-        if let Some(index) = index.or((!loss.sensitivity().is_finite()).then_some(0)) {
+        if !loss.sensitivity().is_finite() {
+            return Err(Error::Numerical {
+                what: "sensitivity of the mechanism",
+                index: 0,
+                reason: "rounding hides it: no bound on it can be proved for these coefficients",
+            });
+        }
+        if let Some(index) = loss.per_step().iter().position(|loss| !loss.is_finite()) {
             return Err(Error::Numerical {
                 what: "loss of the mechanism",
                 index,

@@ -10,6 +10,9 @@ mod polar;
 use crate::error::{Error, Result};
 use crate::workload::Workload;
 
+/// Relative distance that proving puts between the bound and its exact value, where rounding does not matter.
+pub(super) const COST: f64 = 1e-12;
+
 /// The lower bound `(Σ v_i x_i)² / Σ v_i` with `x = diag X(v)` at any positive `v`, rounded down.
 ///
 /// Guarantee: no factorization of the workload has a loss below it, for every `v`: rounding and quadrature are bounded,

@@ -125,8 +125,10 @@ pub struct DualSolution {
     pub x: Vec<f64>,
     /// Loss of `X(v) / max x`, raised by the error that the oracle expects of itself.
     pub loss: f64,
-    /// The dual bound at `v`, rounded down likewise: an estimate, not a proof.
+    /// The dual bound at `v`: an estimate, not a proof.
     pub lower_bound: f64,
+    /// The oracle's estimate of its own error.
+    pub relative_error: f64,
     /// Evaluations of `diag X(v)` spent.
     pub iterations: usize,
     /// Why it stopped, if not because the target was reached.
@@ -134,16 +136,16 @@ pub struct DualSolution {
 }
 
 impl DualSolution {
-    /// `loss / lower_bound − 1`.
+    /// `loss / lower_bound − 1`, with the bound lowered by that error.
     pub fn gap(&self) -> f64 {
-        self.loss / self.lower_bound - 1.0
+        self.loss / (self.lower_bound * (1.0 - self.relative_error).max(0.0).powi(2)) - 1.0
     }
 }
 
 /// Solves `diag X(v) = 1` from `start` until the gap at one `v` is as small as asked for, or as it gets.
 ///
-/// No entry of `v` falls below `10⁻³ gap` times the mean: where a constraint does not bind, its `v` tends to zero, and
-/// this is close enough, for all such entries together are `10⁻³ gap` of the sum.
+/// No entry of `v` falls below a twentieth of the gap times the mean: where a constraint does not bind, its `v` tends to zero,
+/// and this is close enough, for all such entries together hold up so much of the gap.
 ///
 /// Errors: [`Error::Interrupted`], and whatever the oracle reports.
 ///
@@ -170,9 +172,8 @@ pub fn solve(
         let sum_phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
         let max_x = x.iter().copied().fold(0.0, f64::max);
 
-        // Outward: the loss is rounded up and the bound down by what the oracle may be off.
         let loss = max_x * sum_phi * (1.0 + relative_error).powi(2);
-        let lower_bound = sum_phi * sum_phi / sum_v * (1.0 - relative_error).max(0.0).powi(2);
+        let lower_bound = sum_phi * sum_phi / sum_v;
         let floor = floor(&v, options.gap);
         let mut residual = log_step(&x, sum_phi / sum_v, options.iteration);
         residual.iter_mut().zip(&v).for_each(|(f, v)| *f = f.max((floor / v).ln()));
@@ -182,7 +183,8 @@ pub fn solve(
                 v.iter().zip(&residual).map(|(v, f)| v * f.exp()).collect()
             }
         };
-        let found = DualSolution { v, x, loss, lower_bound, iterations: iteration, stopped: None };
+        let found =
+            DualSolution { v, x, loss, lower_bound, relative_error, iterations: iteration, stopped: None };
         if best.as_ref().is_none_or(|best| found.gap() < best.gap()) {
             best = Some(found);
             best_at = iteration;
@@ -214,9 +216,12 @@ pub fn solve(
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }
 
-/// Share of the mean below which no entry of `v` falls.
+/// Share of the gap that entries of `v` on their floor may hold up.
+const FLOOR: f64 = 0.05;
+
+/// Below this no entry of `v` falls.
 fn floor(v: &[f64], gap: f64) -> f64 {
-    1e-3 * gap.min(1.0) * v.iter().sum::<f64>() / v.len() as f64
+    FLOOR * gap.min(1.0) * v.iter().sum::<f64>() / v.len() as f64
 }
 
 /// `v` with the floor under its entries, and of a size that products of it cannot leave the range of f64.

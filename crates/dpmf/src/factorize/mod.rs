@@ -24,6 +24,9 @@ use serde::{Deserialize, Serialize};
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
 
+/// Steps up to which a recurrence that the linear solver loses to rounding is left to the dense one.
+const SHORT: usize = 1024;
+
 /// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
 const MAX_STATES: usize = 32;
 
@@ -31,7 +34,7 @@ const MAX_STATES: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Solver {
-    /// `Linear` for recurrences, `Dense` for matrices.
+    /// `Linear` for recurrences, `Dense` for matrices, and for short recurrences where rounding stops `Linear`.
     #[default]
     Auto,
     /// The fixed point with banded selected inversions, O(n log n) an iteration.
@@ -67,35 +70,47 @@ pub fn optimal(
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
-    let solver = match solver {
-        Solver::Auto if workload.recurrence().is_some() => Solver::Linear,
-        Solver::Auto => Solver::Dense,
-        other => other,
-    };
+    if solver == Solver::Auto && workload.recurrence().is_some() {
+        let linear = optimal(workload, Solver::Linear, options, &mut *observe);
+        return match linear {
+            Err(Error::NotConverged { .. }) if workload.steps() <= SHORT => {
+                optimal(workload, Solver::Dense, options, observe)
+            }
+            other => other,
+        };
+    }
     let start: Vec<f64> = workload.column_norms_sq()?.into_iter().map(f64::sqrt).collect();
     match solver {
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
         Solver::Auto | Solver::Linear | Solver::Dense => {
-            let mut oracle = oracle(workload, solver)?;
-            let found = solve(oracle.as_mut(), start, options, observe)?;
-            let certificate = prove(workload, &found, options)?;
+            let solver = if solver == Solver::Linear { solver } else { Solver::Dense };
+            let found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
+            let largest = found.x.iter().copied().fold(0.0, f64::max);
+            let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
             Ok(Optimum { v: found.v, certificate, solver, primal: None })
         }
     }
 }
 
-/// The certificate of a dual solution: the bound that its `v` proves, and the loss that stands above it by the gap.
+/// The certificate of a dual solution: the bound that its `v` proves, and a loss, given `Σφ` by that bound.
 ///
-/// That bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised.
-/// It is then never below the bound, for `max x ≥ x̄`.
+/// The bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised. It is
+/// then not below the bound, for `max x ≥ x̄`.
 ///
 /// Errors: [`Error::NotConverged`] with the gap reached, when it is above the target.
-fn prove(workload: &Workload, found: &DualSolution, options: &Options) -> Result<Certificate> {
+fn prove(
+    workload: &Workload,
+    found: &DualSolution,
+    loss: impl Fn(f64) -> f64,
+    options: &Options,
+) -> Result<Certificate> {
     let lower_bound = lower_bound_at(workload, &found.v)?;
-    let error = (found.lower_bound / lower_bound - 1.0).abs();
-    let ratio = (found.loss / found.lower_bound).max(1.0) * (1.0 + error);
-    let certificate = Certificate::new(lower_bound * ratio, lower_bound, found.iterations);
+    let error =
+        found.relative_error.max(((found.lower_bound / lower_bound).sqrt() - 1.0).abs()) + bound::COST;
+    let sum_phi = (lower_bound * found.v.iter().sum::<f64>()).sqrt();
+    let raised = if error < 0.1 { loss(sum_phi) * (1.0 + error) / (1.0 - error) } else { f64::INFINITY };
+    let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
     match found.stopped {
         None if certificate.gap <= options.gap => Ok(certificate),
         reason => Err(Error::NotConverged {
@@ -110,7 +125,7 @@ fn prove(workload: &Workload, found: &DualSolution, options: &Options) -> Result
 
 fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
     Ok(match (solver, workload.recurrence()) {
-        (Solver::Linear | Solver::Auto, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
+        (Solver::Linear, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
         (Solver::Linear, None) => {
             return Err(Error::Unsupported {
                 what: "the linear solver for a matrix".into(),
@@ -136,13 +151,13 @@ fn descend(
         });
     }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
-    let certificate = prove(workload, &found.dual, options)?;
+    let certificate = prove(workload, &found.dual, |_| found.dual.loss, options)?;
     Ok(Optimum { v: found.dual.v, certificate, solver, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     within_dense_limit(workload.steps())?;
-    Ok(workload.design_matrix())
+    Ok(workload.to_dense())
 }
 
 fn within_dense_limit(n: usize) -> Result<()> {
@@ -170,7 +185,7 @@ fn rows_of(representation: &dyn Representation) -> Mat<f64> {
 /// How small a streaming factorization should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// As many states, one model-sized buffer each, as given.
+    /// As many states, one model-sized buffer each, as given, or fewer where that is better.
     Buffers(usize),
     /// As few states as keep the root loss within this relative excess over the lower bound.
     Tolerance(f64),
@@ -188,7 +203,7 @@ impl Optimum {
     /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
     pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<factorization::StateSpace> {
         let order = match target {
-            Target::Buffers(states) => Order::Fixed(states),
+            Target::Buffers(states) => Order::AtMost(states),
             Target::Tolerance(excess) => {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
@@ -205,13 +220,14 @@ impl Optimum {
         let dense = match (&self.primal, workload.recurrence()) {
             (Some(x), _) => factorization::Dense::from_primal(x.as_ref())?,
             // The filter before truncation has the same rows, at some n² operations a state pair.
-            (None, Some(recurrence)) if self.solver == Solver::Linear => {
+            (None, Some(_)) if self.solver == Solver::Linear => {
                 within_dense_limit(workload.steps())?;
-                let filter = factorization::StateSpace::optimal(recurrence, &self.v, tolerance)?;
+                let filter = factorization::StateSpace::optimal_for(workload, &self.v, tolerance)?;
                 factorization::Dense::from_coloring(rows_of(&filter))?.normalised()
             }
             _ => {
-                let x = DenseOracle::new(dense_matrix(workload)?).primal(&self.v, tolerance)?;
+                within_dense_limit(workload.steps())?;
+                let x = DenseOracle::new(workload.design_matrix()).primal(&self.v, tolerance)?;
                 factorization::Dense::from_primal(x.as_ref())?
             }
         };

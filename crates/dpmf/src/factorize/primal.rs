@@ -117,7 +117,7 @@ pub(crate) fn descend(
             let v: Vec<f64> = (0..n).map(|i| point.descent[(i, i)]).collect();
             let diagonal = oracle.diagonal(&v, 0.01 * options.gap)?;
             let phi: f64 = v.iter().zip(&diagonal.x).map(|(v, x)| v * x).sum();
-            let bound = phi * phi / v.iter().sum::<f64>() * (1.0 - diagonal.relative_error).powi(2);
+            let bound = phi * phi / v.iter().sum::<f64>();
             if bound > lower_bound {
                 (lower_bound, multipliers) = (bound, v);
             }
@@ -136,7 +136,8 @@ pub(crate) fn descend(
             false => continue,
         };
         let (v, loss, iterations) = (multipliers, point.loss, iteration);
-        let dual = DualSolution { v, x: vec![1.0; n], loss, lower_bound, iterations, stopped };
+        let dual =
+            DualSolution { v, x: vec![1.0; n], loss, lower_bound, relative_error: 0.0, iterations, stopped };
         return Ok(PrimalSolution { x: point.x, dual });
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))

@@ -82,7 +82,12 @@ pub struct Workload {
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Recurrence { optimizer: Optimizer, learning_rates: Vec<f64>, recurrence: Recurrence },
+    Recurrence {
+        optimizer: Optimizer,
+        learning_rates: Vec<f64>,
+        design_rates: Vec<f64>,
+        recurrence: Recurrence,
+    },
     Dense(Mat<f64>),
 }
 
@@ -117,8 +122,9 @@ impl Workload {
     /// Reference: Proposition 4.2 of \[DMRST22\] for momentum with a schedule.
     pub fn sgd(learning_rates: Vec<f64>, optimizer: Optimizer) -> Result<Self> {
         check_optimizer(&learning_rates, &optimizer)?;
-        let recurrence = Recurrence::new(&learning_rates, &optimizer)?;
-        Ok(Self { kind: Kind::Recurrence { optimizer, learning_rates, recurrence } })
+        let design_rates = raised(&learning_rates);
+        let recurrence = Recurrence::new(&design_rates, &learning_rates, &optimizer)?;
+        Ok(Self { kind: Kind::Recurrence { optimizer, learning_rates, design_rates, recurrence } })
     }
 
     /// Any lower-triangular matrix with a non-zero diagonal.
@@ -147,7 +153,22 @@ impl Workload {
 
     /// The optimizer's own recursion, unless the workload is a dense matrix.
     pub(crate) fn realisation(&self) -> Option<Realisation<'_>> {
-        self.optimizer().map(|(optimizer, learning_rates)| Realisation { optimizer, learning_rates })
+        match &self.kind {
+            Kind::Recurrence { optimizer, learning_rates, .. } => {
+                Some(Realisation { optimizer, learning_rates, decay_rates: learning_rates })
+            }
+            Kind::Dense(_) => None,
+        }
+    }
+
+    /// The same for the step sizes of [`Workload::recurrence`].
+    pub(crate) fn design_realisation(&self) -> Option<Realisation<'_>> {
+        match &self.kind {
+            Kind::Recurrence { optimizer, learning_rates, design_rates, .. } => {
+                Some(Realisation { optimizer, learning_rates: design_rates, decay_rates: learning_rates })
+            }
+            Kind::Dense(_) => None,
+        }
     }
 
     /// The optimizer and its step sizes, unless the workload is a dense matrix.
@@ -171,27 +192,26 @@ impl Workload {
     /// Whether [`Workload::recurrence`] is the workload to rounding, with no step size raised.
     pub(crate) fn is_invertible(&self) -> bool {
         match &self.kind {
-            Kind::Recurrence { learning_rates, .. } => raised(learning_rates) == *learning_rates,
+            Kind::Recurrence { learning_rates, design_rates, .. } => learning_rates == design_rates,
             Kind::Dense(_) => true,
         }
     }
 
     /// `A` as a dense matrix. Cost: O(n² w) time, n² numbers.
     pub fn to_dense(&self) -> Mat<f64> {
-        match (&self.kind, self.realisation()) {
-            (_, Some(realisation)) => by_columns(self.steps(), |column| realisation.apply(column)),
-            (Kind::Dense(a), None) => a.clone(),
-            (Kind::Recurrence { .. }, None) => unreachable!("a recurrence has an optimizer"),
+        match &self.kind {
+            Kind::Recurrence { .. } => by_columns(self.steps(), |column| self.apply(column)),
+            Kind::Dense(a) => a.clone(),
         }
     }
 
     /// The matrix that factorizations are designed for: that of [`Workload::recurrence`], or `A`.
     pub(crate) fn design_matrix(&self) -> Mat<f64> {
-        match &self.kind {
-            Kind::Recurrence { recurrence, .. } => {
-                by_columns(self.steps(), |column| recurrence.apply(column))
+        match (&self.kind, self.design_realisation()) {
+            (Kind::Dense(a), _) => a.clone(),
+            (_, realisation) => {
+                by_columns(self.steps(), |column| realisation.iter().for_each(|design| design.apply(column)))
             }
-            Kind::Dense(a) => a.clone(),
         }
     }
 
@@ -200,7 +220,7 @@ impl Workload {
         assert_eq!(x.len(), self.steps());
         match &self.kind {
             Kind::Recurrence { optimizer, learning_rates, .. } => {
-                Realisation { optimizer, learning_rates }.apply(x);
+                Realisation { optimizer, learning_rates, decay_rates: learning_rates }.apply(x);
             }
             Kind::Dense(a) => {
                 for i in (0..x.len()).rev() {
@@ -233,7 +253,8 @@ impl Workload {
         let n = self.steps();
         match &self.kind {
             Kind::Recurrence { optimizer, learning_rates, .. } => {
-                Realisation { optimizer, learning_rates }.row_norms_sq(columns, row)
+                let realisation = Realisation { optimizer, learning_rates, decay_rates: learning_rates };
+                realisation.row_norms_sq(columns, row)
             }
             Kind::Dense(a) => {
                 // Column-major N transposed: each row of N is one contiguous column here.
@@ -266,9 +287,9 @@ fn raised(learning_rates: &[f64]) -> Vec<f64> {
 }
 
 impl Recurrence {
-    fn new(learning_rates: &[f64], optimizer: &Optimizer) -> Result<Self> {
-        let n = learning_rates.len();
-        let eta = raised(learning_rates);
+    /// For the step sizes `eta`, where decoupled weight decay sees `decay_rates`.
+    fn new(eta: &[f64], decay_rates: &[f64], optimizer: &Optimizer) -> Result<Self> {
+        let n = eta.len();
         let Optimizer { momentum: beta, weight_decay: lambda, coupled, nesterov, average } = *optimizer;
         let bidiagonal = |diagonal: f64, below: f64| {
             LowerBanded::from_fn(n, 1, move |_, k| if k == 0 { diagonal } else { below })
@@ -277,7 +298,7 @@ impl Recurrence {
         // diag(1/η) times the inverse of the (decayed) running sum, then the inverse of the momentum.
         let decay = if coupled { 0.0 } else { lambda };
         let mut left = LowerBanded::from_fn(n, 1, |i, k| {
-            if k == 0 { 1.0 / eta[i] } else { -(1.0 - learning_rates[i] * decay) / eta[i] }
+            if k == 0 { 1.0 / eta[i] } else { -(1.0 - decay_rates[i] * decay) / eta[i] }
         });
         if beta > 0.0 {
             left = bidiagonal(1.0, -beta).product(&left);

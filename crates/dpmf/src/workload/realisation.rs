@@ -12,6 +12,8 @@ use crate::linalg::double::Double;
 pub(crate) struct Realisation<'a> {
     pub(super) optimizer: &'a Optimizer,
     pub(super) learning_rates: &'a [f64],
+    /// The rates that decoupled weight decay sees.
+    pub(super) decay_rates: &'a [f64],
 }
 
 /// One step, `s ← F s + g u`; the last state is the output.
@@ -54,6 +56,11 @@ impl Realisation<'_> {
         1 + usize::from(self.optimizer.momentum > 0.0) + usize::from(self.optimizer.average != Average::None)
     }
 
+    /// Number of steps `n`.
+    pub fn steps(&self) -> usize {
+        self.learning_rates.len()
+    }
+
     /// The largest learning rate.
     pub fn largest_rate(&self) -> f64 {
         self.learning_rates.iter().copied().fold(0.0, f64::max)
@@ -88,7 +95,10 @@ impl Realisation<'_> {
                 f[psi][0] = f[psi][0] * beta;
             }
         }
-        let decay = scalar(eta) * scalar(lambda) * if coupled { own } else { Double::ONE };
+        let decay = match coupled {
+            true => scalar(eta) * scalar(lambda) * own,
+            false => scalar(self.decay_rates[i]) * scalar(lambda),
+        };
         f[psi][psi] = Double::ONE - decay;
         g[psi] = rate * own;
         for a in 0..K {

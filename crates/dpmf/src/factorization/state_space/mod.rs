@@ -16,7 +16,9 @@ pub use truncate::Order;
 
 use crate::error::{Error, Result};
 use crate::factorization::Representation;
+use crate::linalg::banded::LowerBanded;
 use crate::workload::{Recurrence, Workload};
+use plant::Plant;
 
 /// A causal filter of `r` states that turns white noise `z` into gradient noise `u = N z`:
 ///
@@ -88,7 +90,13 @@ impl StateSpace {
     /// Cost: O(n·order³).
     /// Errors: `v` not positive and finite or not of length `n`; `tolerance` outside `(0, 1)`.
     pub fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Result<Self> {
-        truncate::optimal(recurrence, v, tolerance)
+        check_lengths(recurrence)?;
+        truncate::optimal(Plant::new(recurrence)?, v, tolerance)
+    }
+
+    /// [`StateSpace::optimal`] for a workload that is a recurrence, from the states of its optimizer.
+    pub(crate) fn optimal_for(workload: &Workload, v: &[f64], tolerance: f64) -> Result<Self> {
+        truncate::optimal(plant(workload)?, v, tolerance)
     }
 
     /// The factorization for the dual variable `v`, truncated to few states and [deployed](Self::deployed):
@@ -106,18 +114,17 @@ impl StateSpace {
     /// Reference: Shokoohi, Silverman and Van Dooren, "Linear time-variable systems: balancing and model
     /// reduction", IEEE Trans. Automatic Control 28 (1983).
     pub fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<Self> {
-        let energy = |filter: &Self| filter.row_norms_sq_after_recurrence(recurrence).iter().sum();
-        truncate::truncated(recurrence, v, order, &energy)
+        check_lengths(recurrence)?;
+        let measure = Plant::new(recurrence)?;
+        let energy = |filter: &Self| filter.row_norms_sq_after_plant(&measure).iter().sum();
+        truncate::truncated(Plant::new(recurrence)?, v, order, &energy)
     }
 
-    /// [`StateSpace::truncated`] for a workload, whose loss decides the order where its recurrence is not quite it.
+    /// [`StateSpace::truncated`] for a workload that is a recurrence, from the states of its optimizer; its own loss
+    /// decides the order.
     pub(crate) fn truncated_for(workload: &Workload, v: &[f64], order: Order) -> Result<Self> {
-        let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
-            what: "streaming the optimum of a matrix".into(),
-            hint: "a dense workload has no recurrence; use its dense factorization",
-        })?;
         let energy = |filter: &Self| filter.decoder_row_norms_sq(workload).iter().sum();
-        truncate::truncated(recurrence, v, order, &energy)
+        truncate::truncated(plant(workload)?, v, order, &energy)
     }
 
     /// Puts coefficients together.
@@ -188,6 +195,25 @@ impl StateSpace {
             increment: round(increment),
         };
         Self::from_parts(self.order, parts)
+    }
+}
+
+fn plant(workload: &Workload) -> Result<Plant<'_>> {
+    Plant::of(workload).unwrap_or_else(|| {
+        Err(Error::Unsupported {
+            what: "streaming the optimum of a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense factorization",
+        })
+    })
+}
+
+fn check_lengths(Recurrence { left, right }: &Recurrence) -> Result<()> {
+    match right.as_ref().map_or(left.n(), LowerBanded::n) {
+        actual if actual != left.n() => {
+            let (name, expected) = ("right side of the recurrence", left.n());
+            Err(Error::WrongLength { name, actual, expected })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -2,16 +2,18 @@
 
 use super::StateSpace;
 use super::assemble::Assembly;
+use super::plant::Plant;
 use super::sweep::{FullStep, Sweep};
 use crate::error::{Error, Result};
 use crate::factorization::Representation;
-use crate::workload::Recurrence;
 
 /// How many states to keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
     /// As many as given, or fewer when the filter has no more.
     Fixed(usize),
+    /// The best of all orders up to the one given: where coefficients are rounded, fewer states may be better.
+    AtMost(usize),
     /// As few as keep `√(loss/lower_bound)` of what is deployed within `1 + excess`.
     Tolerance {
         /// Admissible relative excess of the root loss over the bound.
@@ -29,8 +31,8 @@ const COVARIANCE_ERROR: f64 = 1e-4;
 /// Most states that the first attempt at a tolerance tells apart.
 const FIRST_ATTEMPT: usize = 12;
 
-pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Result<StateSpace> {
-    let sweep = Sweep::new(recurrence, v, tolerance)?;
+pub(super) fn optimal(plant: Plant<'_>, v: &[f64], tolerance: f64) -> Result<StateSpace> {
+    let sweep = Sweep::new(plant, v, tolerance)?;
     let mut assembly = Assembly::new(sweep.steps(), sweep.states());
     sweep.untruncated(|step| assembly.push(&step))?;
     assembly.finish()
@@ -38,18 +40,32 @@ pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Res
 
 /// `energy` is `‖A N‖_F²` of a filter, for the workload that it is to serve.
 pub(super) fn truncated(
-    recurrence: &Recurrence,
+    plant: Plant<'_>,
     v: &[f64],
     order: Order,
     energy: &dyn Fn(&StateSpace) -> f64,
 ) -> Result<StateSpace> {
     match order {
         Order::Fixed(order) => {
-            let sweep = Sweep::new(recurrence, v, COVARIANCE_ERROR)?;
+            let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
             let order = order.min(sweep.useful_states());
             let mut assembly = Assembly::new(sweep.steps(), order);
             sweep.truncated(order, |step| assembly.push(&step))?;
             assembly.finish()?.deployed()
+        }
+        Order::AtMost(order) => {
+            let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
+            let record = Record::of(&sweep, order.min(sweep.useful_states()))?;
+            let mut best: Option<(f64, StateSpace)> = None;
+            for order in 0..=record.order {
+                let filter = record.replay(order)?.deployed()?;
+                let loss = loss(&filter, energy);
+                if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+                    best = Some((loss, filter));
+                }
+            }
+            let (_, filter) = best.expect("the filter without states is one of them");
+            Ok(filter)
         }
         Order::Tolerance { excess, lower_bound, max } => {
             if !(excess > 0.0 && excess.is_finite()) {
@@ -59,28 +75,37 @@ pub(super) fn truncated(
                 return Err(Error::argument("lower bound", lower_bound, "it must be positive and finite"));
             }
             // The loss is stationary: an error ε in the covariance costs about ε²/10.
-            let sweep = Sweep::new(recurrence, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
+            let sweep = Sweep::new(plant, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
             let target = Target { energy, excess, lower_bound };
             let max = max.min(sweep.useful_states());
             let mut room = FIRST_ATTEMPT.min(max);
             loop {
-                let (least, found) = target.search(&sweep, room)?;
+                let record = Record::of(&sweep, room)?;
+                let (least, found) = target.search(&record)?;
                 match found {
                     Some(filter) => return Ok(filter),
                     None if room < max => room = (room + FIRST_ATTEMPT).min(max),
                     None => {
-                        return Err(Error::NotConverged {
-                            gap: (1.0 + least) * (1.0 + least) - 1.0,
-                            target: (1.0 + excess) * (1.0 + excess) - 1.0,
-                            iterations: max,
-                            reason: "no filter of this many states or fewer is close enough to the bound",
-                            v: v.to_vec(),
+                        let reason = match record.lost[room] <= excess * lower_bound {
+                            true => "its coefficients are 32-bit numbers, and rounding is what is left",
+                            false => "more states would come closer",
+                        };
+                        return Err(Error::TooFewStates {
+                            states: max,
+                            excess: least,
+                            target: excess,
+                            reason,
                         });
                     }
                 }
             }
         }
     }
+}
+
+/// `γ²‖A N‖_F²`.
+fn loss(filter: &StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> f64 {
+    filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
 }
 
 /// What the deployed filter has to reach.
@@ -91,15 +116,12 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// The smallest filter of up to `max` states that reaches the target, if any, and the least excess seen.
-    fn search(&self, sweep: &Sweep<'_>, max: usize) -> Result<(f64, Option<StateSpace>)> {
-        let mut record = Record::new(sweep.steps(), max);
-        sweep.truncated(max, |step| record.push(&step))?;
+    /// The smallest filter that reaches the target, if any, and the least excess seen.
+    fn search(&self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
+        let max = record.order;
         let attempt = |order: usize| -> Result<(f64, StateSpace)> {
             let filter = record.replay(order)?.deployed()?;
-            let gamma_sq = filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
-            let loss = gamma_sq * (self.energy)(&filter);
-            Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
+            Ok(((loss(&filter, self.energy) / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
         let mut order = (0..max).find(guess).unwrap_or(max);
@@ -144,9 +166,13 @@ struct Record {
 }
 
 impl Record {
-    fn new(steps: usize, order: usize) -> Self {
+    /// The sweep in bases of `order` states.
+    fn of(sweep: &Sweep<'_>, order: usize) -> Result<Self> {
+        let steps = sweep.steps();
         let values = Vec::with_capacity(steps * (order + 1) * (order + 1));
-        Self { steps, order, values, lost: vec![0.0; order + 1] }
+        let mut record = Self { steps, order, values, lost: vec![0.0; order + 1] };
+        sweep.truncated(order, |step| record.push(&step))?;
+        Ok(record)
     }
 
     fn push(&mut self, step: &FullStep<'_>) {

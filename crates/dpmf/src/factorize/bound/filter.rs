@@ -25,7 +25,7 @@ const LANES: usize = 8;
 const BATCH: usize = 2 * LANES;
 
 /// Octaves between the trace and the first node.
-const HEADROOM: i32 = 27;
+const HEADROOM: i32 = 30;
 
 /// Nodes lie above 2⁻⁴⁰⁰, so that nothing underflows that matters.
 const LOWEST: i32 = -400;
@@ -95,7 +95,7 @@ impl<const K: usize> Nodes<'_, K> {
             }
             count = BATCH;
         }
-        sum * (LN_2 / (2.0 * PI)) * (1.0 - 3e-13)
+        sum * (LN_2 / (2.0 * PI)) * (1.0 - 2e-13)
     }
 
     /// `tr M`, to choose nodes by, and a lower bound on `ln det M`.
