@@ -110,7 +110,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             "ratio": ratio,
             "sensitivity": mechanism.sensitivity(),
         });
-        text += &format!("  deployed     {ratio:.8} times the bound, with its coefficients in single precision\n");
+        text += &format!(
+            "  deployed     {ratio:.8} times the bound, with its coefficients in single precision\n"
+        );
         Some(mechanism)
     } else {
         None

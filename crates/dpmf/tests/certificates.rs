@@ -88,8 +88,9 @@ impl Ends {
         if certificate.lower_bound != bound || !(0.0..=1e-6).contains(&certificate.gap) {
             return Err(format!("{certificate:?}, but its v proves {bound:e}"));
         }
+        // An optimum in its dual form is measured in f64, for rates that are not too small: to the gap asked for.
         let short = (Real::from(certificate.loss) / truth.loss - Real::ONE).0;
-        if Real::from(certificate.loss).less(truth.bound) || short < -1e-7 {
+        if Real::from(certificate.loss).less(truth.bound) || short < -1e-6 {
             return Err(format!("the loss is off by {short:e}"));
         }
         self.certified += 1;
@@ -185,7 +186,7 @@ fn deployed_losses_and_sensitivities_are_true() {
             assert!(stated.sensitivity() >= sensitivity, "{} {sensitivity}", stated.sensitivity());
             assert!(stated.total() >= loss * (1.0 - 1e-9), "{} {loss}", stated.total());
             let ratio = (loss / optimum.certificate.lower_bound).sqrt();
-            println!("{:?} {:?}: {ratio}", case.optimizer, &case.rates[..case.rates.len().min(7)]);
+            assert!(ratio < 1.0 + 1e-5, "{:?} {:?}: {ratio}", case.optimizer, case.rates);
         }
     }
 }
@@ -357,4 +358,48 @@ fn no_dual_variable_fools_the_bound() {
         }
     }
     assert!(loosest > -1e-10, "{loosest:e}");
+}
+
+/// The dual variable of a forged file, whose bound was computed as 12,413.9 where the optimum is 3.8.
+#[test]
+fn a_forged_dual_variable_proves_no_more_than_it_should() {
+    let rates = [0.00101827, 0.00570028, 0.03191031, 0.17863457, 1.0];
+    let workload = Workload::sgd(rates.to_vec(), nesterov(0.9)).unwrap();
+    let v = [2.68351962e31, 2.89199245e6, 1.54456491e30, 8.33962490e18, 1.75290550e-43];
+    let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut quiet).unwrap();
+    let bound = lower_bound_at(&workload, &v).unwrap();
+    assert!(bound > 0.0 && bound <= optimum.certificate.loss, "{bound} {:?}", optimum.certificate);
+    assert!((1.9..2.0).contains(&optimum.certificate.loss.sqrt()), "{:?}", optimum.certificate);
+}
+
+/// Spikes and teeth in a schedule turn the state at once; streams follow, and more buffers are never worse.
+#[test]
+fn rough_schedules_stream_well() {
+    let spikes = (0..300)
+        .map(|i| if [12, 70, 104, 151, 156, 222].contains(&i) { 1e6 } else { 1.0 })
+        .collect::<Vec<_>>();
+    let teeth = (0..300).map(|i| 1.0 - f64::from(i % 40) / 41.0).collect::<Vec<_>>();
+    let averaged = Optimizer { average: Average::Ema(0.999), ..nesterov(0.99) };
+    let cases = [
+        (Case::new(&spikes, heavy(0.9)), 8, 1e-5),
+        (Case::new(&teeth, heavy(0.9)), 12, 1e-6),
+        (Case::new(&[1.0, 173.77632307470486, 1.0, 1.0, 1.0, 1.0], averaged), 3, 1e-4),
+    ];
+    for (case, most, limit) in cases {
+        let workload = case.workload();
+        let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut quiet).unwrap();
+        let excess = |stream| {
+            let stream = Factorization::StateSpace(stream);
+            let mechanism = Mechanism::new(workload.clone(), &stream, Participation::Single).unwrap();
+            (mechanism.loss().total() / optimum.certificate.lower_bound).sqrt() - 1.0
+        };
+        let mut last = f64::INFINITY;
+        for buffers in 0..=most {
+            let now = excess(optimum.to_state_space(&workload, Target::Buffers(buffers)).unwrap());
+            assert!(now <= last * (1.0 + 1e-3) + 1e-7, "{buffers} buffers: {now:e} after {last:e}");
+            last = now.min(last);
+        }
+        assert!(last < limit, "{:?}: {last:e}", case.optimizer);
+        assert!(excess(optimum.to_state_space(&workload, Target::Tolerance(1e-4)).unwrap()) <= 1e-4);
+    }
 }

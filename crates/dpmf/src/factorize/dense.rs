@@ -41,7 +41,7 @@ impl Dense {
             let scaled = Mat::from_fn(n, n, |i, j| self.a[(i, j)] * root[j]);
             let svd = scaled.svd().map_err(|_| failed())?;
             let sigma: Vec<f64> = svd.S().column_vector().iter().copied().collect();
-            let error = f64::EPSILON * (n as f64).sqrt() * sigma[0];
+            let error = f64::EPSILON * sigma[0];
             Ok(Spectrum { sigma, vectors: svd.V().to_owned(), error })
         } else {
             let scaled = Mat::from_fn(n, n, |i, j| root[i] * self.gram[(i, j)] * root[j]);

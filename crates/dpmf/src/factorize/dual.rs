@@ -163,6 +163,7 @@ pub fn solve(
     let mut v = tamed(start, options.gap);
     let mut gap = f64::INFINITY;
     let mut best_at = 0;
+    let mut movement = options.iteration;
 
     for iteration in 1..=options.max_iterations {
         // The quadrature or rounding error need only be small beside the gap that is still open.
@@ -174,14 +175,10 @@ pub fn solve(
 
         let loss = max_x * sum_phi * (1.0 + relative_error).powi(2);
         let lower_bound = sum_phi * sum_phi / sum_v;
-        let floor = floor(&v, options.gap);
-        let mut residual = log_step(&x, sum_phi / sum_v, options.iteration);
-        residual.iter_mut().zip(&v).for_each(|(f, v)| *f = f.max((floor / v).ln()));
-        let next = match options.iteration {
+        let residual = log_step(&v, &x, options);
+        let mut next = match movement {
             Iteration::Anderson => anderson.step(&v, &residual),
-            Iteration::Relaxed | Iteration::Plain => {
-                v.iter().zip(&residual).map(|(v, f)| v * f.exp()).collect()
-            }
+            Iteration::Relaxed | Iteration::Plain => advance(&v, &residual),
         };
         let found =
             DualSolution { v, x, loss, lower_bound, relative_error, iterations: iteration, stopped: None };
@@ -208,6 +205,11 @@ pub fn solve(
         } else if iteration - best_at >= 1000 {
             Some("the loss stopped falling")
         } else {
+            if movement == Iteration::Anderson && iteration - best_at >= PATIENCE {
+                // The map contracts even where its extrapolation goes astray.
+                movement = Iteration::Relaxed;
+                next = advance(&solution.v, &log_step(&solution.v, &solution.x, options));
+            }
             v = tamed(next, options.gap);
             continue;
         };
@@ -215,6 +217,9 @@ pub fn solve(
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }
+
+/// Evaluations without progress after which acceleration is given up.
+const PATIENCE: usize = 100;
 
 /// Share of the gap that entries of `v` on their floor may hold up.
 const FLOOR: f64 = 0.05;
@@ -233,10 +238,16 @@ fn tamed(mut v: Vec<f64>, gap: f64) -> Vec<f64> {
     v
 }
 
-/// Step in `log v`, free of the scale of `x`.
-fn log_step(x: &[f64], mean: f64, iteration: Iteration) -> Vec<f64> {
-    let factor = if iteration == Iteration::Plain { 1.0 } else { 2.0 };
-    x.iter().map(|x| factor * (x / mean).ln()).collect()
+/// Step in `log v`, free of the scale of `x`, that ends on the floor at the lowest.
+fn log_step(v: &[f64], x: &[f64], options: &Options) -> Vec<f64> {
+    let factor = if options.iteration == Iteration::Plain { 1.0 } else { 2.0 };
+    let mean = v.iter().zip(x).map(|(v, x)| v * x).sum::<f64>() / v.iter().sum::<f64>();
+    let floor = floor(v, options.gap);
+    v.iter().zip(x).map(|(v, x)| (factor * (x / mean).ln()).max((floor / v).ln())).collect()
+}
+
+fn advance(v: &[f64], residual: &[f64]) -> Vec<f64> {
+    v.iter().zip(residual).map(|(v, f)| v * f.exp()).collect()
 }
 
 fn check(steps: usize, start: &[f64], options: &Options) -> Result<()> {

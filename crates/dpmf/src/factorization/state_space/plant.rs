@@ -9,12 +9,14 @@ use crate::workload::realisation::Realisation;
 use crate::workload::{Recurrence, Workload};
 
 /// `y = A u` in states of its own.
+#[derive(Clone)]
 pub(super) struct Plant<'a> {
     form: Form<'a>,
     order: usize,
     spectrum: Spectrum,
 }
 
+#[derive(Clone, Copy)]
 enum Form<'a> {
     /// Observer form of `P y = R u`: the state `a` holds what past steps still owe to the equations ahead, `a[k]` the part
     /// of equation `i + k` that is known before step `i`. Its length is the longer of the two bandwidths, and no division

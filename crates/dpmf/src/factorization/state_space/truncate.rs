@@ -28,6 +28,9 @@ pub enum Order {
 /// Relative error of the covariance when the order is fixed: its square, 1e-8, is what the loss sees.
 const COVARIANCE_ERROR: f64 = 1e-4;
 
+/// The least that is asked of the covariance for a tolerance.
+const COVARIANCE_FLOOR: f64 = 1e-6;
+
 /// Most states that the first attempt at a tolerance tells apart.
 const FIRST_ATTEMPT: usize = 12;
 
@@ -58,8 +61,7 @@ pub(super) fn truncated(
             let record = Record::of(&sweep, order.min(sweep.useful_states()))?;
             let mut best: Option<(f64, StateSpace)> = None;
             for order in 0..=record.order {
-                let filter = record.replay(order)?.deployed()?;
-                let loss = loss(&filter, energy);
+                let (loss, filter) = deployed(record.replay(order)?, energy)?;
                 if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                     best = Some((loss, filter));
                 }
@@ -74,38 +76,33 @@ pub(super) fn truncated(
             if !(lower_bound > 0.0 && lower_bound.is_finite()) {
                 return Err(Error::argument("lower bound", lower_bound, "it must be positive and finite"));
             }
-            // The loss is stationary: an error ε in the covariance costs about ε²/10.
-            let sweep = Sweep::new(plant, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
             let target = Target { energy, excess, lower_bound };
-            let max = max.min(sweep.useful_states());
-            let mut room = FIRST_ATTEMPT.min(max);
-            loop {
-                let record = Record::of(&sweep, room)?;
-                let (least, found) = target.search(&record)?;
-                match found {
-                    Some(filter) => return Ok(filter),
-                    None if room < max => room = (room + FIRST_ATTEMPT).min(max),
-                    None => {
-                        let reason = match record.lost[room] <= excess * lower_bound {
-                            true => "its coefficients are 32-bit numbers, and rounding is what is left",
-                            false => "more states would come closer",
-                        };
-                        return Err(Error::TooFewStates {
-                            states: max,
-                            excess: least,
-                            target: excess,
-                            reason,
-                        });
-                    }
+            // The loss is stationary, an error ε in the covariance costs about ε²/10, but where constraints do not bind.
+            let coarse = (0.1 * excess.sqrt()).clamp(COVARIANCE_FLOOR, 1e-2);
+            let mut failure = None;
+            for tolerance in [coarse, COVARIANCE_FLOOR] {
+                match target.reach(&Sweep::new(plant.clone(), v, tolerance)?, max)? {
+                    Ok(filter) => return Ok(filter),
+                    Err(error) => failure = Some(error),
                 }
             }
+            Err(failure.expect("both attempts failed"))
         }
     }
 }
 
-/// `γ²‖A N‖_F²`.
-fn loss(filter: &StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> f64 {
-    filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
+/// A filter as deployed, with its loss `γ²‖A N‖_F²`: with all columns of norm 1, or with slack if that is better.
+fn deployed(filter: StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> Result<(f64, StateSpace)> {
+    let loss = |filter: &StateSpace| {
+        filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
+    };
+    let slack = filter.clone().deployed_with_slack().transpose()?;
+    let full = filter.deployed()?;
+    let least = loss(&full);
+    Ok(match slack.map(|slack| (loss(&slack), slack)) {
+        Some(better) if better.0 < least => better,
+        _ => (least, full),
+    })
 }
 
 /// What the deployed filter has to reach.
@@ -116,12 +113,34 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
+    /// The smallest filter of up to `max` states that reaches the target, or why there is none.
+    fn reach(&self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
+        let max = max.min(sweep.useful_states());
+        let mut room = FIRST_ATTEMPT.min(max);
+        loop {
+            let record = Record::of(sweep, room)?;
+            let (least, found) = self.search(&record)?;
+            match found {
+                Some(filter) => return Ok(Ok(filter)),
+                None if room < max => room = (room + FIRST_ATTEMPT).min(max),
+                None => {
+                    let reason = match record.lost[room] <= self.excess * self.lower_bound {
+                        true => "its coefficients are 32-bit numbers, and rounding is what is left",
+                        false => "more states would come closer",
+                    };
+                    let (excess, target) = (least, self.excess);
+                    return Ok(Err(Error::TooFewStates { states: max, excess, target, reason }));
+                }
+            }
+        }
+    }
+
     /// The smallest filter that reaches the target, if any, and the least excess seen.
     fn search(&self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
         let max = record.order;
         let attempt = |order: usize| -> Result<(f64, StateSpace)> {
-            let filter = record.replay(order)?.deployed()?;
-            Ok(((loss(&filter, self.energy) / self.lower_bound).sqrt() - 1.0, filter))
+            let (loss, filter) = deployed(record.replay(order)?, self.energy)?;
+            Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
         let mut order = (0..max).find(guess).unwrap_or(max);

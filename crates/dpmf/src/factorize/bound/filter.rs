@@ -271,3 +271,42 @@ fn sound<const K: usize, const M: usize>(p: &[[Double<M>; K]; K]) -> [bool; M] {
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Average, Optimizer, Workload};
+
+    #[test]
+    fn two_steps_in_closed_form() {
+        // S D^{1/2}: det(1 + M/t) = (1 + 2v₀/t)(1 + v₁/t) − v₀v₁/t².
+        let (workload, v) = (Workload::prefix_sum(2).unwrap(), [1.5, 0.75]);
+        let nodes = Nodes::<1> { realisation: workload.realisation().unwrap(), v: &v, scale: 1.0 };
+        for (l, log_det) in nodes.log_dets(3).into_iter().enumerate() {
+            let t = libm::scalbn(1.0, 3 - l as i32);
+            let exact = ((1.0 + 2.0 * v[0] / t) * (1.0 + v[1] / t) - v[0] * v[1] / (t * t)).ln();
+            let short = exact - log_det;
+            assert!((0.0..1e-14).contains(&(short / exact)), "{exact} {log_det}");
+        }
+    }
+
+    #[test]
+    fn registers_do_not_change_a_bit() {
+        let rates = (0..50).map(|i| if i % 7 == 0 { 0.0 } else { 1.0 + f64::from(i).sin() }).collect();
+        let optimizer =
+            Optimizer { momentum: 0.9, nesterov: true, average: Average::Ema(0.9), ..Default::default() };
+        let workload = Workload::sgd(rates, optimizer).unwrap();
+        let v: Vec<f64> = (0..50).map(|i| 1.5 + f64::from(i).cos() / 2.0).collect();
+        let nodes = Nodes::<3> { realisation: workload.realisation().unwrap(), v: &v, scale: 1.0 };
+        assert_eq!(nodes.log_dets(0), nodes.sweep(0));
+    }
+
+    /// Covariances that no filter can have are replaced by zero, and say nothing.
+    #[test]
+    fn impossible_covariances_are_dropped() {
+        let lanes = |x: f64| Double::<2>::new(Lanes([x, 1.0]));
+        let p = [[lanes(1.0), Double::ZERO], [lanes(2.0), lanes(1.0)]];
+        assert_eq!(sound(&p), [false, true]);
+        assert_eq!(sound(&[[Double::<1>::scalar(f64::NAN)]]), [false]);
+    }
+}

@@ -41,3 +41,19 @@ pub(super) fn nuclear_norm(a: MatRef<'_, f64>, v: &[f64]) -> Result<(f64, i32)> 
     let bound = trace / norm * (1.0 - 4.0 * f64::EPSILON);
     Ok((bound.max(0.0), exponent))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_steps_in_closed_form() {
+        // ‖G‖_*² = ‖G‖_F² + 2|det G| for 2 × 2 matrices.
+        let a = Mat::from_fn(2, 2, |i, j| if i >= j { 3.0 } else { 0.0 });
+        let v = [1.5_f64, 0.25];
+        let exact = (9.0 * (2.0 * v[0] + v[1]) + 2.0 * 9.0 * (v[0] * v[1]).sqrt()).sqrt();
+        let (norm, exponent) = nuclear_norm(a.as_ref(), &v).unwrap();
+        let short = 1.0 - libm::scalbn(norm, exponent) / exact;
+        assert!((0.0..1e-14).contains(&short), "{short:e}");
+    }
+}
