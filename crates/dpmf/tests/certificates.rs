@@ -88,9 +88,9 @@ impl Ends {
         if certificate.lower_bound != bound || !(0.0..=1e-6).contains(&certificate.gap) {
             return Err(format!("{certificate:?}, but its v proves {bound:e}"));
         }
-        // An optimum in its dual form is measured in f64, for rates that are not too small: to the gap asked for.
+        // An optimum in its dual form is measured in f64.
         let short = (Real::from(certificate.loss) / truth.loss - Real::ONE).0;
-        if Real::from(certificate.loss).less(truth.bound) || short < -1e-6 {
+        if Real::from(certificate.loss).less(truth.bound) || short < -1e-9 {
             return Err(format!("the loss is off by {short:e}"));
         }
         self.certified += 1;
@@ -320,7 +320,7 @@ fn campaign(seed: u64, sizes: impl Iterator<Item = usize>) -> Ends {
 #[test]
 fn certificates_of_random_workloads_hold() {
     let ends = campaign(1, (0..400).map(|i| 1 + i % 8).chain([20, 33, 47]));
-    ends.conclude(8);
+    ends.conclude(4);
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn certificates_of_ten_thousand_workloads_hold() {
     let small = (0..9_700).map(|i| 1 + i % 8);
     let medium = (0..295).map(|i| 9 + i % 40);
     let ends = campaign(2, small.chain(medium).chain([100, 120, 150, 180, 200]));
-    ends.conclude(200);
+    ends.conclude(20);
 }
 
 /// Whoever writes a file chooses `v`.

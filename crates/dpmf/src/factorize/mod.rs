@@ -17,12 +17,18 @@ pub use linear::Linear as LinearOracle;
 use crate::error::{Error, Result};
 use crate::factorization::state_space::Order;
 use crate::factorization::{self, Representation};
-use crate::workload::Workload;
+use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
+
+/// Steps up to which the loss of the linear solver may be measured anew by a decomposition, which takes milliseconds.
+const REMEASURED: usize = 256;
+
+/// Ratio of the smallest to the largest step size below which the coefficients of a recurrence lose digits that count.
+const ROUGH: f64 = 1e-3;
 
 /// Steps up to which a recurrence that the linear solver loses to rounding is left to the dense one.
 const SHORT: usize = 1024;
@@ -85,12 +91,27 @@ pub fn optimal(
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
         Solver::Auto | Solver::Linear | Solver::Dense => {
             let solver = if solver == Solver::Linear { solver } else { Solver::Dense };
-            let found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
+            let mut found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
+            if solver == Solver::Linear {
+                remeasure(workload, &mut found)?;
+            }
             let largest = found.x.iter().copied().fold(0.0, f64::max);
             let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
             Ok(Optimum { v: found.v, certificate, solver, primal: None })
         }
     }
+}
+
+/// Where step sizes differ much, replaces `diag X(v)`, found for the recurrence, by that of the workload if a decomposition
+/// is cheap; else allows for the step sizes that the recurrence has raised.
+fn remeasure(workload: &Workload, found: &mut DualSolution) -> Result<()> {
+    if workload.steps() <= REMEASURED && workload.smallest_rate() < ROUGH {
+        let diagonal = DenseOracle::new(workload.to_dense()).diagonal(&found.v, f64::EPSILON)?;
+        (found.x, found.relative_error) = (diagonal.x, diagonal.relative_error);
+    } else if !workload.is_invertible() {
+        found.relative_error += 16.0 * SMALLEST_RATE;
+    }
+    Ok(())
 }
 
 /// The certificate of a dual solution: the bound that its `v` proves, and a loss, given `Σφ` by that bound.

@@ -95,7 +95,7 @@ enum Kind {
 ///
 /// Smaller ones would cost the coefficients of `P` more in rounding than they are worth in the iterates: there they count
 /// by their size, while a coefficient beside `1/η` loses `ε/η`.
-const SMALLEST_RATE: f64 = 1e-8;
+pub(crate) const SMALLEST_RATE: f64 = 1e-8;
 
 /// `A = P⁻¹R` with lower banded `P` and `R`.
 #[derive(Clone, Debug, PartialEq)]
@@ -187,6 +187,15 @@ impl Workload {
             }
             Kind::Dense(a) => (0..a.nrows()).all(|i| (0..=i).all(|j| a[(i, j)] == 1.0)),
         }
+    }
+
+    /// The smallest step size, relative to the largest; 1 for a dense matrix.
+    pub(crate) fn smallest_rate(&self) -> f64 {
+        let rates = self.optimizer().map_or(&[1.0][..], |(_, rates)| rates);
+        let (smallest, largest) = rates
+            .iter()
+            .fold((f64::INFINITY, 0.0_f64), |(least, most), &eta| (least.min(eta), most.max(eta)));
+        smallest / largest
     }
 
     /// Whether [`Workload::recurrence`] is the workload to rounding, with no step size raised.

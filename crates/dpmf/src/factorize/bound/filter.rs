@@ -69,7 +69,10 @@ impl<const K: usize> Nodes<'_, K> {
         let top = libm::ilogb(trace).max(LOWEST) + HEADROOM;
         let weight =
             |q: i32| libm::scalbn(if q % 2 == 0 { 1.0 } else { std::f64::consts::SQRT_2 }, q.div_euclid(2));
-        let at_least = |q: i32| log_det - n * LN_2 * f64::from(q);
+        let at_least = |q: i32| {
+            let shift = n * LN_2 * f64::from(q);
+            log_det - shift - 4.0 * f64::EPSILON * (log_det.abs() + shift.abs())
+        };
 
         // Down to eight octaves below the geometric mean of the spectrum at once, then batch by batch.
         let mean = if log_det.is_finite() { (log_det / (n * LN_2)) as i32 } else { top };
@@ -173,11 +176,7 @@ impl<const K: usize, const M: usize> Filter<K, M> {
     #[inline(always)]
     fn step(&mut self, transition: &Transition<K>, v: f64) {
         let (y, one) = (K - 1, Double::new(Lanes::splat(1.0)));
-        let mut p = self.predicted(transition, v);
-        let sound = sound(&p);
-        for row in &mut p {
-            row.iter_mut().for_each(|x| *x = x.keep(sound));
-        }
+        let p = sound(self.predicted(transition, v));
 
         let ratio = one + p[y][y].scaled(self.precision);
         self.product = self.product * ratio;
@@ -200,6 +199,7 @@ impl<const K: usize, const M: usize> Filter<K, M> {
             self.covariance[y][a] = p[y][a] * inverse;
         }
         self.covariance[y][y] = less(self.covariance[y][y], self.covariance[y][y].hi());
+        self.covariance = sound(self.covariance);
     }
 
     /// `F P Fᵀ + v g gᵀ`, rounded down.
@@ -257,19 +257,20 @@ fn less<const M: usize>(x: Double<M>, entered: Lanes<M>) -> Double<M> {
     x - Double::new(entered * Lanes::splat(SLACK))
 }
 
-/// Whether all correlations are between −1 and 1, to a per cent, as the bound on rounding assumes.
-///
-/// Where not, the covariance is replaced by zero, which is a lower bound too.
+/// A covariance, or zero, a lower bound too, in lanes where it has correlations that are not between −1 and 1, to a per
+/// cent: the bound on rounding assumes them.
 #[inline(always)]
-fn sound<const K: usize, const M: usize>(p: &[[Double<M>; K]; K]) -> [bool; M] {
-    std::array::from_fn(|l| {
+fn sound<const K: usize, const M: usize>(mut p: [[Double<M>; K]; K]) -> [[Double<M>; K]; K] {
+    let sound = std::array::from_fn(|l| {
         let at = |a: usize, b: usize| p[a][b].hi().0[l];
         (0..K).all(|a| {
             at(a, a) >= 0.0
                 && at(a, a).is_finite()
                 && (0..a).all(|b| at(a, b) == 0.0 || (at(a, b) / at(a, a)) * (at(a, b) / at(b, b)) <= 1.01)
         })
-    })
+    });
+    p.as_flattened_mut().iter_mut().for_each(|x| *x = x.keep(sound));
+    p
 }
 
 #[cfg(test)]
@@ -306,7 +307,7 @@ mod tests {
     fn impossible_covariances_are_dropped() {
         let lanes = |x: f64| Double::<2>::new(Lanes([x, 1.0]));
         let p = [[lanes(1.0), Double::ZERO], [lanes(2.0), lanes(1.0)]];
-        assert_eq!(sound(&p), [false, true]);
-        assert_eq!(sound(&[[Double::<1>::scalar(f64::NAN)]]), [false]);
+        assert_eq!(sound(p).map(|row| row.map(|x| x.hi().0)), [[[0.0, 1.0], [0.0; 2]], [[0.0, 1.0]; 2]]);
+        assert_eq!(sound([[Double::<1>::scalar(f64::NAN)]]), [[Double::ZERO]]);
     }
 }
