@@ -102,7 +102,19 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         );
         Some(mechanism)
     } else if args.out.is_some() {
-        Some(problem.mechanism(optimal.with(Budget { dense: true, ..Budget::default() })?, &mut observe)?)
+        let dense = optimal.with(Budget { dense: true, ..Budget::default() })?;
+        let mechanism = problem.mechanism(dense, &mut observe)?;
+        let row = Row::new(dense.name(), &mechanism, certificate.lower_bound);
+        json["deployed"] = json!({
+            "sqrt_loss": row.sqrt_loss,
+            "ratio": row.ratio_to_bound,
+            "sensitivity": mechanism.sensitivity(),
+        });
+        text += &format!(
+            "  deployed     {:.8} times the bound, with its coefficients in single precision\n",
+            row.ratio_to_bound
+        );
+        Some(mechanism)
     } else {
         None
     };

@@ -87,6 +87,21 @@ pub enum Error {
         /// The dual iterate reached; a certificate can be rebuilt from it.
         v: Vec<f64>,
     },
+    /// No stream with as many states as allowed comes as close to the bound as asked for.
+    #[error(
+        "no stream of up to {states} states comes within {target:.1e} of the lower bound in √loss; the best is \
+         {excess:.3e} above it: {reason}"
+    )]
+    TooFewStates {
+        /// The most states that were tried.
+        states: usize,
+        /// Relative excess of √loss over the bound, of the best.
+        excess: f64,
+        /// The excess that was asked for.
+        target: f64,
+        /// What limits it.
+        reason: &'static str,
+    },
     /// Numbers left the range in which the computation means anything.
     #[error("{what} broke down at index {index}: {reason}")]
     Numerical {
@@ -214,7 +229,7 @@ impl Error {
             | Error::InvalidMatrixEntry { .. } => "invalid-argument",
             Error::WrongLength { .. } => "wrong-length",
             Error::Unsupported { .. } => "unsupported",
-            Error::NotConverged { .. } => "not-converged",
+            Error::NotConverged { .. } | Error::TooFewStates { .. } => "not-converged",
             Error::Numerical { .. } => "numerical",
             Error::Interrupted { .. } => "interrupted",
             Error::Budget { .. } => "budget",

@@ -82,13 +82,19 @@ impl Mechanism {
         let form = form.deployed()?;
         let proved = participation.sensitivity(&form)?.gamma;
         let sensitivity = stated.unwrap_or(proved * (1.0 + MARGIN));
-        if sensitivity.is_nan() || sensitivity < proved {
+        if !proved.is_finite() || !sensitivity.is_finite() {
+            return Err(Error::Numerical {
+                what: "sensitivity of the mechanism",
+                index: 0,
+                reason: "rounding hides it: no bound on it can be proved for these coefficients",
+            });
+        }
+        if sensitivity < proved {
             let rule = "it must not be below that of the coefficients as they are deployed";
             return Err(Error::argument("sensitivity", sensitivity, rule));
         }
         let loss = Loss::new(sensitivity, form.decoder_row_norms_sq(&workload));
-        let index = loss.per_step().iter().position(|loss| !loss.is_finite());
-        if let Some(index) = index.or((!sensitivity.is_finite()).then_some(0)) {
+        if let Some(index) = loss.per_step().iter().position(|loss| !loss.is_finite()) {
             return Err(Error::Numerical {
                 what: "loss of the mechanism",
                 index,

@@ -10,6 +10,9 @@ const MEMORY: usize = 12;
 /// near the end of a schedule, which hold up the gap at last, are seen.
 const WEIGHT_FLOOR: f64 = 0.1;
 
+/// Farthest that an entry of `log v` moves at once: extrapolation knows no bounds.
+const LONGEST_STEP: f64 = 8.0;
+
 /// Combines the last steps of `log v ← log v + f` so that the combined residual is smallest in the norm
 /// `Σ w_i f_i²`, where `w` is `v` (the metric in which the paper proves the map a contraction) with a floor.
 ///
@@ -67,11 +70,13 @@ impl Anderson {
         for ((du, df), &g) in self.history.iter().zip(&gamma) {
             next.par_iter_mut().zip(du.par_iter().zip(df)).for_each(|(x, (du, df))| *x -= g * (du + df));
         }
+        let held = |(next, now): (&f64, &f64)| (now + (next - now).clamp(-LONGEST_STEP, LONGEST_STEP)).exp();
+        let next = next.iter().zip(&now.log_v).map(held).collect();
         if self.best.as_ref().is_none_or(|best| now.norm < best.norm) {
             self.best = Some(now.clone());
         }
         self.last = Some(now);
-        next.into_iter().map(f64::exp).collect()
+        next
     }
 
     /// Least-squares coefficients of the residual on the stored differences.

@@ -21,7 +21,7 @@ pub struct Dense {
 struct Spectrum {
     sigma: Vec<f64>,
     vectors: Mat<f64>,
-    /// Bound on the error of `VΣVᵀ` in the spectral norm.
+    /// Size of the error of `VΣVᵀ` in the spectral norm, by the usual backward error of a decomposition.
     error: f64,
 }
 
@@ -41,7 +41,7 @@ impl Dense {
             let scaled = Mat::from_fn(n, n, |i, j| self.a[(i, j)] * root[j]);
             let svd = scaled.svd().map_err(|_| failed())?;
             let sigma: Vec<f64> = svd.S().column_vector().iter().copied().collect();
-            let error = f64::EPSILON * (n as f64).sqrt() * sigma[0];
+            let error = f64::EPSILON * sigma[0];
             Ok(Spectrum { sigma, vectors: svd.V().to_owned(), error })
         } else {
             let scaled = Mat::from_fn(n, n, |i, j| root[i] * self.gram[(i, j)] * root[j]);
@@ -61,7 +61,9 @@ impl Dense {
     /// The spectrum at `v`, from the eigenproblem if it is exact enough.
     fn spectrum_within(&mut self, v: &[f64], tolerance: f64) -> Result<Spectrum> {
         let spectrum = self.spectrum(v)?;
-        if self.svd || spectrum.relative_error() <= tolerance {
+        let smallest =
+            v.iter().copied().fold(f64::INFINITY, f64::min) / v.iter().sum::<f64>() * v.len() as f64;
+        if self.svd || spectrum.relative_error() <= tolerance * smallest.min(1.0) {
             return Ok(spectrum);
         }
         self.svd = true;
@@ -90,8 +92,11 @@ impl Oracle for Dense {
                 *phi += s * u * u;
             }
         }
-        let x = phi.iter().zip(v).map(|(phi, v)| phi / v).collect();
-        Ok(Diagonal { x, relative_error: spectrum.relative_error() })
+        let x: Vec<f64> = phi.iter().zip(v).map(|(phi, v)| phi / v).collect();
+        // What counts is the largest entry: how far above it another might be.
+        let largest = x.iter().copied().fold(0.0, f64::max);
+        let possible = x.iter().zip(v).map(|(x, v)| x + spectrum.error / v).fold(0.0, f64::max);
+        Ok(Diagonal { x, relative_error: spectrum.relative_error().max(possible / largest - 1.0) })
     }
 }
 

@@ -6,7 +6,8 @@
 //! - no factorization has a loss below `(Σ v_i x_i)² / Σ v_i`, the paper's dual bound at its best scale of `v`.
 //!
 //! Their ratio is `max x / x̄`, so the gap closes where `x` becomes constant. The loop never sees a matrix: an
-//! [`Oracle`] turns `v` into `x`.
+//! [`Oracle`] turns `v` into `x`. Nothing here is a proof: the bound is proved once, at the `v` that is returned, by
+//! [`lower_bound_at`](crate::factorize::lower_bound_at).
 
 use crate::error::{Error, Result};
 use crate::factorize::anderson::Anderson;
@@ -23,12 +24,13 @@ pub trait Oracle {
     fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal>;
 }
 
-/// `diag X(v)`, and how far it may be off.
+/// `diag X(v)`, and how far it is believed to be off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagonal {
     /// The diagonal.
     pub x: Vec<f64>,
-    /// Bound on the relative error of every entry.
+    /// Relative error of the entries, estimated: by it the iteration knows when rounding stops it. No certificate
+    /// rests on it.
     pub relative_error: f64,
 }
 
@@ -37,7 +39,8 @@ pub struct Diagonal {
 /// Guarantee: no factorization of the workload has a loss below `lower_bound`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Certificate {
-    /// Total squared loss `γ²‖B‖_F²` of the factorization at hand.
+    /// Total squared loss `γ²‖B‖_F²` of the factorization at hand; of an optimum in its dual form, what factorizations
+    /// come arbitrarily close to.
     pub loss: f64,
     /// Lower bound on the loss of every factorization.
     pub lower_bound: f64,
@@ -113,21 +116,38 @@ pub struct Progress {
 /// Called after every evaluation; `Break` stops the solver with [`Error::Interrupted`].
 pub type Observer<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 
-/// A dual iterate with its certificate.
+/// A dual iterate, and the gap there.
 #[derive(Clone, Debug)]
 pub struct DualSolution {
-    /// The dual variable whose `X(v)` attains the loss.
+    /// The dual variable.
     pub v: Vec<f64>,
     /// `diag X(v)`.
     pub x: Vec<f64>,
-    /// Loss, lower bound and gap.
-    pub certificate: Certificate,
+    /// Loss of `X(v) / max x`, raised by the error that the oracle expects of itself.
+    pub loss: f64,
+    /// The dual bound at `v`: an estimate, not a proof.
+    pub lower_bound: f64,
+    /// The oracle's estimate of its own error.
+    pub relative_error: f64,
+    /// Evaluations of `diag X(v)` spent.
+    pub iterations: usize,
+    /// Why it stopped, if not because the target was reached.
+    pub stopped: Option<&'static str>,
 }
 
-/// Solves `diag X(v) = 1` from `start` to a certified gap.
+impl DualSolution {
+    /// `loss / lower_bound − 1`, with the bound lowered by that error.
+    pub fn gap(&self) -> f64 {
+        self.loss / (self.lower_bound * (1.0 - self.relative_error).max(0.0).powi(2)) - 1.0
+    }
+}
+
+/// Solves `diag X(v) = 1` from `start` until the gap at one `v` is as small as asked for, or as it gets.
 ///
-/// Errors: [`Error::NotConverged`] with the gap and the iterate reached, [`Error::Interrupted`], and whatever
-/// the oracle reports.
+/// No entry of `v` falls below a twentieth of the gap times the mean: where a constraint does not bind, its `v` tends to zero,
+/// and this is close enough, for all such entries together hold up so much of the gap.
+///
+/// Errors: [`Error::Interrupted`], and whatever the oracle reports.
 ///
 /// Reference: Theorem 3.2 of \[DMRST22\] for the fixed point.
 pub fn solve(
@@ -140,10 +160,10 @@ pub fn solve(
     let clock = Instant::now();
     let mut anderson = Anderson::new();
     let mut best: Option<DualSolution> = None;
-    let mut lower_bound = 0.0_f64;
-    let mut v = start;
+    let mut v = tamed(start, options.gap);
     let mut gap = f64::INFINITY;
     let mut best_at = 0;
+    let mut movement = options.iteration;
 
     for iteration in 1..=options.max_iterations {
         // The quadrature or rounding error need only be small beside the gap that is still open.
@@ -152,64 +172,82 @@ pub fn solve(
         let sum_v: f64 = v.iter().sum();
         let sum_phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
         let max_x = x.iter().copied().fold(0.0, f64::max);
-        if !(sum_phi.is_finite() && max_x.is_finite() && x.iter().all(|&x| x > 0.0)) {
-            let index = x.iter().position(|x| !(x.is_finite() && *x > 0.0)).unwrap_or(0);
-            return Err(Error::Numerical {
-                what: "diag X(v)",
-                index,
-                reason: "an entry is not positive and finite",
-            });
-        }
 
-        // Outward: the loss is rounded up and the bound down by what the oracle may be off.
         let loss = max_x * sum_phi * (1.0 + relative_error).powi(2);
-        lower_bound = lower_bound.max(sum_phi * sum_phi / sum_v * (1.0 - relative_error).powi(2));
-        let residual = log_step(&x, sum_phi / sum_v, options.iteration);
-        let next = match options.iteration {
+        let lower_bound = sum_phi * sum_phi / sum_v;
+        let residual = log_step(&v, &x, options);
+        let mut next = match movement {
             Iteration::Anderson => anderson.step(&v, &residual),
-            Iteration::Relaxed | Iteration::Plain => {
-                v.iter().zip(&residual).map(|(v, f)| v * f.exp()).collect()
-            }
+            Iteration::Relaxed | Iteration::Plain => advance(&v, &residual),
         };
-        if best.as_ref().is_none_or(|best| loss < best.certificate.loss) {
-            let certificate = Certificate { loss, lower_bound, gap: 0.0, iterations: iteration };
-            best = Some(DualSolution { v: std::mem::take(&mut v), x, certificate });
+        let found =
+            DualSolution { v, x, loss, lower_bound, relative_error, iterations: iteration, stopped: None };
+        if best.as_ref().is_none_or(|best| found.gap() < best.gap()) {
+            best = Some(found);
             best_at = iteration;
         }
-        let Some(solution) = &mut best else { unreachable!("the first iterate has a finite loss") };
-        solution.certificate.lower_bound = lower_bound;
-        solution.certificate.iterations = iteration;
-        gap = solution.certificate.loss / lower_bound - 1.0;
-        solution.certificate.gap = gap;
+        let Some(solution) = &mut best else { unreachable!("the first iterate is the best so far") };
+        solution.iterations = iteration;
+        gap = solution.gap();
 
         let seconds = clock.elapsed().as_secs_f64();
-        let progress = Progress { iteration, loss: solution.certificate.loss, lower_bound, gap, seconds };
+        let (loss, lower_bound) = (solution.loss, solution.lower_bound);
+        let progress = Progress { iteration, loss, lower_bound, gap, seconds };
         if observe(&progress).is_break() {
             return Err(Error::Interrupted { iterations: iteration, gap });
         }
-        if gap <= options.gap {
-            return Ok(best.expect("set above"));
-        }
-        let reason = if 4.0 * relative_error >= gap && relative_error > 0.01 * options.gap {
-            "the rest is within the rounding of 64-bit arithmetic"
+        solution.stopped = if gap <= options.gap {
+            None
+        } else if 4.0 * relative_error >= gap && relative_error > 0.01 * options.gap {
+            Some("the rest is within the rounding of 64-bit arithmetic")
         } else if iteration == options.max_iterations {
-            "the iterations ran out"
+            Some("the iterations ran out")
         } else if iteration - best_at >= 1000 {
-            "the loss stopped falling"
+            Some("the loss stopped falling")
         } else {
-            v = next;
+            if movement == Iteration::Anderson && iteration - best_at >= PATIENCE {
+                // The map contracts even where its extrapolation goes astray.
+                movement = Iteration::Relaxed;
+                next = advance(&solution.v, &log_step(&solution.v, &solution.x, options));
+            }
+            v = tamed(next, options.gap);
             continue;
         };
-        let v = best.map(|best| best.v).unwrap_or_default();
-        return Err(Error::NotConverged { gap, target: options.gap, iterations: iteration, reason, v });
+        return Ok(best.expect("set above"));
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }
 
-/// Step in `log v`, free of the scale of `x`.
-fn log_step(x: &[f64], mean: f64, iteration: Iteration) -> Vec<f64> {
-    let factor = if iteration == Iteration::Plain { 1.0 } else { 2.0 };
-    x.iter().map(|x| factor * (x / mean).ln()).collect()
+/// Evaluations without progress after which acceleration is given up.
+const PATIENCE: usize = 100;
+
+/// Share of the gap that entries of `v` on their floor may hold up.
+const FLOOR: f64 = 0.05;
+
+/// Below this no entry of `v` falls.
+fn floor(v: &[f64], gap: f64) -> f64 {
+    FLOOR * gap.min(1.0) * v.iter().sum::<f64>() / v.len() as f64
+}
+
+/// `v` with the floor under its entries, and of a size that products of it cannot leave the range of f64.
+fn tamed(mut v: Vec<f64>, gap: f64) -> Vec<f64> {
+    let floor = floor(&v, gap);
+    let exponent = libm::ilogb(floor / gap);
+    let unit = if exponent.abs() > 64 { libm::scalbn(1.0, -exponent) } else { 1.0 };
+    v.iter_mut().for_each(|v| *v = v.max(floor) * unit);
+    v
+}
+
+/// Step in `log v`, free of the scale of `x`, that ends on the floor at the lowest.
+fn log_step(v: &[f64], x: &[f64], options: &Options) -> Vec<f64> {
+    let factor = if options.iteration == Iteration::Plain { 1.0 } else { 2.0 };
+    let mean = v.iter().zip(x).map(|(v, x)| v * x).sum::<f64>() / v.iter().sum::<f64>();
+    let floor = floor(v, options.gap);
+    v.iter().zip(x).map(|(v, x)| (factor * (x / mean).ln()).max((floor / v).ln())).collect()
+}
+
+fn advance(v: &[f64], residual: &[f64]) -> Vec<f64> {
+    v.iter().zip(residual).map(|(v, f)| v * f.exp()).collect()
 }
 
 fn check(steps: usize, start: &[f64], options: &Options) -> Result<()> {

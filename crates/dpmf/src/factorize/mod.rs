@@ -1,6 +1,7 @@
 //! Solvers: workload in, optimum and certificate out.
 
 mod anderson;
+mod bound;
 mod dense;
 mod dual;
 mod gradient;
@@ -8,6 +9,7 @@ mod linear;
 mod newton;
 mod primal;
 
+pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
 pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
 pub use linear::Linear as LinearOracle;
@@ -15,13 +17,22 @@ pub use linear::Linear as LinearOracle;
 use crate::error::{Error, Result};
 use crate::form::state_space::Order;
 use crate::form::{self, Representation};
-use crate::workload::Workload;
+use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
+
+/// Steps up to which the loss of the linear solver may be measured anew by a decomposition, which takes milliseconds.
+const REMEASURED: usize = 256;
+
+/// Ratio of the smallest to the largest step size below which the coefficients of a recurrence lose digits that count.
+const ROUGH: f64 = 1e-3;
+
+/// Steps up to which a recurrence that the linear solver loses to rounding is left to the dense one.
+const SHORT: usize = 1024;
 
 /// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
 const MAX_STATES: usize = 32;
@@ -30,7 +41,7 @@ const MAX_STATES: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Solver {
-    /// `Linear` for recurrences, `Dense` for matrices.
+    /// `Linear` for recurrences, `Dense` for matrices, and for short recurrences where rounding stops `Linear`.
     #[default]
     Auto,
     /// The fixed point with banded selected inversions, O(n log n) an iteration.
@@ -71,35 +82,77 @@ pub fn optimal(
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
-    let solver = match solver {
-        Solver::Auto if workload.recurrence().is_some() => Solver::Linear,
-        Solver::Auto => Solver::Dense,
-        other => other,
-    };
+    if solver == Solver::Auto && workload.recurrence().is_some() {
+        let linear = optimal(workload, Solver::Linear, options, &mut *observe);
+        return match linear {
+            Err(Error::NotConverged { .. }) if workload.steps() <= SHORT => {
+                optimal(workload, Solver::Dense, options, observe)
+            }
+            other => other,
+        };
+    }
     let start: Vec<f64> = workload.column_norms_sq()?.into_iter().map(f64::sqrt).collect();
     match solver {
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
         Solver::Auto | Solver::Linear | Solver::Dense => {
-            let mut oracle = oracle(workload, solver)?;
-            let DualSolution { v, certificate, .. } = solve(oracle.as_mut(), start, options, observe)?;
-            Ok(Optimum { v, certificate, solver, primal: None })
+            let solver = if solver == Solver::Linear { solver } else { Solver::Dense };
+            let mut found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
+            if solver == Solver::Linear {
+                remeasure(workload, &mut found)?;
+            }
+            let largest = found.x.iter().copied().fold(0.0, f64::max);
+            let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
+            Ok(Optimum { v: found.v, certificate, solver, primal: None })
         }
     }
 }
 
-/// The lower bound `(Σ v_i x_i)² / Σ v_i` at any positive `v`, rounded down.
+/// Where step sizes differ much, replaces `diag X(v)`, found for the recurrence, by that of the workload if a decomposition
+/// is cheap; else allows for the step sizes that the recurrence has raised.
+fn remeasure(workload: &Workload, found: &mut DualSolution) -> Result<()> {
+    if workload.steps() <= REMEASURED && workload.smallest_rate() < ROUGH {
+        let diagonal = DenseOracle::new(workload.to_dense()).diagonal(&found.v, f64::EPSILON)?;
+        (found.x, found.relative_error) = (diagonal.x, diagonal.relative_error);
+    } else if !workload.is_invertible() {
+        found.relative_error += 16.0 * SMALLEST_RATE;
+    }
+    Ok(())
+}
+
+/// The certificate of a dual solution: the bound that its `v` proves, and a loss, given `Σφ` by that bound.
 ///
-/// Guarantee: no factorization of the workload has a loss below it.
-pub fn lower_bound_at(workload: &Workload, v: &[f64]) -> Result<f64> {
-    let Diagonal { x, relative_error } = oracle(workload, Solver::Auto)?.diagonal(v, 1e-12)?;
-    let phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
-    Ok(phi * phi / v.iter().sum::<f64>() * (1.0 - relative_error).powi(2))
+/// The bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised. It is
+/// then not below the bound, for `max x ≥ x̄`.
+///
+/// Errors: [`Error::NotConverged`] with the gap reached, when it is above the target.
+fn prove(
+    workload: &Workload,
+    found: &DualSolution,
+    loss: impl Fn(f64) -> f64,
+    options: &Options,
+) -> Result<Certificate> {
+    let lower_bound = lower_bound_at(workload, &found.v)?;
+    let error =
+        found.relative_error.max(((found.lower_bound / lower_bound).sqrt() - 1.0).abs()) + bound::COST;
+    let sum_phi = (lower_bound * found.v.iter().sum::<f64>()).sqrt();
+    let raised = if error < 0.1 { loss(sum_phi) * (1.0 + error) / (1.0 - error) } else { f64::INFINITY };
+    let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
+    match found.stopped {
+        None if certificate.gap <= options.gap => Ok(certificate),
+        reason => Err(Error::NotConverged {
+            gap: certificate.gap,
+            target: options.gap,
+            iterations: found.iterations,
+            reason: reason.unwrap_or("the rest is within the rounding of 64-bit arithmetic"),
+            v: found.v.clone(),
+        }),
+    }
 }
 
 fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
     Ok(match (solver, workload.recurrence()) {
-        (Solver::Linear | Solver::Auto, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
+        (Solver::Linear, Some(recurrence)) => Box::new(LinearOracle::new(recurrence)?),
         (Solver::Linear, None) => {
             return Err(Error::Unsupported {
                 what: "the linear solver for a matrix".into(),
@@ -118,8 +171,15 @@ fn descend(
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
+    if !workload.is_invertible() {
+        return Err(Error::Unsupported {
+            what: "this solver for step sizes that vanish".into(),
+            hint: "it inverts the workload; use the linear or the dense solver",
+        });
+    }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
-    Ok(Optimum { v: found.v, certificate: found.certificate, solver, primal: Some(found.x) })
+    let certificate = prove(workload, &found.dual, |_| found.dual.loss, options)?;
+    Ok(Optimum { v: found.dual.v, certificate, solver, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
@@ -140,7 +200,7 @@ fn within_dense_limit(n: usize) -> Result<()> {
 /// How small a streaming factorization should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// As many states, one model-sized buffer each, as given.
+    /// As many states, one model-sized buffer each, as given, or fewer where that is better.
     Buffers(usize),
     /// As few states as keep the root loss within this relative excess over the lower bound.
     Tolerance(f64),
@@ -157,17 +217,13 @@ impl Optimum {
     ///
     /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
     pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<form::StateSpace> {
-        let recurrence = workload.recurrence().ok_or_else(|| Error::Unsupported {
-            what: "streaming the optimum of a matrix".into(),
-            hint: "a dense workload has no recurrence; use its dense factorization",
-        })?;
         let order = match target {
-            Target::Buffers(states) => Order::Fixed(states),
+            Target::Buffers(states) => Order::AtMost(states),
             Target::Tolerance(excess) => {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        form::StateSpace::truncated(recurrence, &self.v, order)
+        form::StateSpace::truncated_for(workload, &self.v, order)
     }
 
     /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own
@@ -179,13 +235,14 @@ impl Optimum {
         let dense = match (&self.primal, workload.recurrence()) {
             (Some(x), _) => form::Dense::from_primal(x.as_ref())?,
             // The filter before truncation has the same rows, at some n² operations a state pair.
-            (None, Some(recurrence)) if self.solver == Solver::Linear => {
+            (None, Some(_)) if self.solver == Solver::Linear => {
                 within_dense_limit(workload.steps())?;
-                let filter = form::StateSpace::optimal(recurrence, &self.v, tolerance)?;
+                let filter = form::StateSpace::optimal_for(workload, &self.v, tolerance)?;
                 form::Dense::from_coloring(filter.coloring())?.normalised()
             }
             _ => {
-                let x = DenseOracle::new(dense_matrix(workload)?).primal(&self.v, tolerance)?;
+                within_dense_limit(workload.steps())?;
+                let x = DenseOracle::new(workload.design_matrix()).primal(&self.v, tolerance)?;
                 form::Dense::from_primal(x.as_ref())?
             }
         };

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::factorize::dense::Dense;
-use crate::factorize::dual::{Certificate, Observer, Options, Oracle, Progress};
+use crate::factorize::dual::{DualSolution, Observer, Options, Oracle, Progress};
 use faer::linalg::solvers::{DenseSolveCore, Llt};
 use faer::{Mat, Side};
 use std::time::{Duration, Instant};
@@ -74,15 +74,13 @@ pub(crate) trait Direction {
     fn first_step(&self, last: Option<f64>) -> f64;
 }
 
-/// The primal optimum found, with its certificate.
+/// The primal optimum found, beside the multipliers with the best bound.
 pub(crate) struct PrimalSolution {
     pub(crate) x: Mat<f64>,
-    /// The multipliers `diag(X⁻¹AᵀA X⁻¹)`.
-    pub(crate) v: Vec<f64>,
-    pub(crate) certificate: Certificate,
+    pub(crate) dual: DualSolution,
 }
 
-/// Line-search descent from `X(v₀)`, scaled to unit diagonal, until the certified gap is reached.
+/// Line-search descent from `X(v₀)`, scaled to unit diagonal, until the gap is reached.
 ///
 /// The lower bound is the dual at `v = diag(X⁻¹AᵀA X⁻¹)`, the multipliers at the optimum; its time is not
 /// counted in [`Progress::seconds`], since only the certificate needs it.
@@ -105,7 +103,7 @@ pub(crate) fn descend(
         || Error::Numerical { what: "start X(v₀)", index: 0, reason: "it is not positive definite" };
     let mut point = objective.point(x).ok_or_else(not_definite)?;
     let mut last_step = None;
-    let mut lower_bound = 0.0_f64;
+    let (mut lower_bound, mut multipliers) = (0.0_f64, start.to_vec());
     for iteration in 1..=options.max_iterations {
         let movement = direction.direction(&point);
         let moved = objective.search(&point, &movement, direction.first_step(last_step));
@@ -119,8 +117,10 @@ pub(crate) fn descend(
             let v: Vec<f64> = (0..n).map(|i| point.descent[(i, i)]).collect();
             let diagonal = oracle.diagonal(&v, 0.01 * options.gap)?;
             let phi: f64 = v.iter().zip(&diagonal.x).map(|(v, x)| v * x).sum();
-            let bound = phi * phi / v.iter().sum::<f64>() * (1.0 - diagonal.relative_error).powi(2);
-            lower_bound = lower_bound.max(bound);
+            let bound = phi * phi / v.iter().sum::<f64>();
+            if bound > lower_bound {
+                (lower_bound, multipliers) = (bound, v);
+            }
             paused += pause.elapsed();
         }
         let gap = point.loss / lower_bound - 1.0;
@@ -129,16 +129,16 @@ pub(crate) fn descend(
         if observe(&progress).is_break() {
             return Err(Error::Interrupted { iterations: iteration, gap });
         }
-        let certificate = Certificate { loss: point.loss, lower_bound, gap, iterations: iteration };
-        if gap <= options.gap {
-            let v = (0..n).map(|i| point.descent[(i, i)]).collect();
-            return Ok(PrimalSolution { x: point.x, v, certificate });
-        }
-        if stuck || iteration == options.max_iterations {
-            let reason = if stuck { "no step decreases the loss further" } else { "the iterations ran out" };
-            let v = (0..n).map(|i| point.descent[(i, i)]).collect();
-            return Err(Error::NotConverged { gap, target: options.gap, iterations: iteration, reason, v });
-        }
+        let stopped = match gap <= options.gap {
+            true => None,
+            false if stuck => Some("no step decreases the loss further"),
+            false if iteration == options.max_iterations => Some("the iterations ran out"),
+            false => continue,
+        };
+        let (v, loss, iterations) = (multipliers, point.loss, iteration);
+        let dual =
+            DualSolution { v, x: vec![1.0; n], loss, lower_bound, relative_error: 0.0, iterations, stopped };
+        return Ok(PrimalSolution { x: point.x, dual });
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }

@@ -289,9 +289,9 @@ impl Representation for Tree {
     /// [`Decoder::HonakerFull`], O(n² m) for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         assert_eq!(workload.steps(), self.steps, "the workload and the tree differ in length");
-        match (self.decoder, workload.recurrence()) {
+        match (self.decoder, workload.realisation()) {
             (Decoder::HonakerFull, _) => full::row_norms_sq(self.steps, workload),
-            (_, Some(recurrence)) => row_norms::row_norms_sq(&self.levels, recurrence),
+            (_, Some(optimizer)) => row_norms::row_norms_sq(&self.levels, optimizer),
             (_, None) => {
                 let mut rows = self.coloring_rows();
                 workload.row_norms_sq_of_product(self.noise_rows(), |_, out| rows(out))

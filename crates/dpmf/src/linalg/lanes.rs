@@ -4,7 +4,8 @@ use std::ops::{Add, AddAssign, Mul, MulAssign, Sub};
 
 /// `M` numbers that go through the same operations.
 ///
-/// No fused multiply-add: every lane carries the bits that scalar code on any processor would.
+/// Fused multiply-adds only where they are asked for: every lane carries the bits that scalar code on any processor
+/// would.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Lanes<const M: usize>(pub [f64; M]);
 
@@ -21,6 +22,26 @@ impl<const M: usize> Lanes<M> {
         let mut out = self.0;
         for lane in &mut out {
             *lane = 1.0 / *lane;
+        }
+        Self(out)
+    }
+
+    /// `self · factor + term`, rounded once.
+    #[inline(always)]
+    pub fn fused(self, factor: Self, term: Self) -> Self {
+        let mut out = self.0;
+        for i in 0..M {
+            out[i] = out[i].mul_add(factor.0[i], term.0[i]);
+        }
+        Self(out)
+    }
+
+    /// The lanes in `keep`, and zero elsewhere.
+    #[inline(always)]
+    pub fn keep(self, keep: [bool; M]) -> Self {
+        let mut out = self.0;
+        for i in 0..M {
+            out[i] = if keep[i] { out[i] } else { 0.0 };
         }
         Self(out)
     }

@@ -1,6 +1,7 @@
 //! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
 
 pub mod banded;
+pub(crate) mod double;
 pub(crate) mod front;
 pub(crate) mod gramian;
 pub(crate) mod lanes;

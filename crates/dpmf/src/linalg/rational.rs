@@ -42,7 +42,7 @@ pub struct InverseSqrt {
 }
 
 impl InverseSqrt {
-    /// Allowance for rounding in nodes, weights and their sum.
+    /// What rounding in nodes, weights and their sum may come to: an estimate, on which no certificate rests.
     ///
     /// Every term is positive, so a relative error δ in all `t_q` and `ω_q` moves the sum by at most 2δ. The elliptic
     /// functions come from a dozen Landen steps in which nothing is subtracted; what remains is their own condition,

@@ -2,7 +2,12 @@
 //!
 //! With `ψ = θ₀ − θ`, every optimizer here computes `P ψ = R g` with lower banded `P` and `R`, so
 //! `A = P⁻¹R`. `R` is the identity but for Nesterov, and then `P = A⁻¹` is the banded inverse itself.
+//!
+//! Factorizations are designed on `P` and `R`, which hold inverses of step sizes; so for them a step size of zero, or one
+//! far below the largest, is a small one. What is said of a factorization, its loss and the lower bound, is said of the
+//! optimizer itself.
 
+pub(crate) mod realisation;
 mod schedule;
 
 pub use schedule::Schedule;
@@ -11,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
 use crate::linalg::spectrum::column_norms_sq;
 use faer::Mat;
+use realisation::Realisation;
 use serde::{Deserialize, Serialize};
 
 /// What the optimizer does with a gradient, beside the step sizes.
@@ -76,7 +82,7 @@ impl std::str::FromStr for Average {
     }
 }
 
-/// The lower-triangular, full-rank map `A` that is to be released privately.
+/// The lower-triangular map `A` that is to be released privately.
 #[derive(Clone, Debug)]
 pub struct Workload {
     kind: Kind,
@@ -84,9 +90,20 @@ pub struct Workload {
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Recurrence { optimizer: Optimizer, learning_rates: Vec<f64>, recurrence: Recurrence },
+    Recurrence {
+        optimizer: Optimizer,
+        learning_rates: Vec<f64>,
+        design_rates: Vec<f64>,
+        recurrence: Recurrence,
+    },
     Dense(Mat<f64>),
 }
+
+/// Smallest step size in a [`Recurrence`], relative to the largest.
+///
+/// Smaller ones would cost the coefficients of `P` more in rounding than they are worth in the iterates: there they count
+/// by their size, while a coefficient beside `1/η` loses `ε/η`.
+pub(crate) const SMALLEST_RATE: f64 = 1e-8;
 
 /// `A = P⁻¹R` with lower banded `P` and `R`.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,14 +122,17 @@ impl Workload {
 
     /// The iterates of SGD with the given step sizes η.
     ///
-    /// Errors: no steps, η not positive and finite, β outside `[0, 1)`, λ < 0 or `λ η_i ≥ 1`, an averaging
-    /// decay outside `[0, 1)`, `coupled` without weight decay, `nesterov` without momentum.
+    /// Step sizes may be zero: a warm-up from 0, a decay to 0, a pause.
+    ///
+    /// Errors: no steps, all η zero, an η that is neither 0 nor between 1e-50 and 1e50, β outside `[0, 1)`, λ < 0 or
+    /// `λ η_i ≥ 1`, an averaging decay outside `[0, 1)`, `coupled` without weight decay, `nesterov` without momentum.
     ///
     /// Reference: Proposition 4.2 of \[DMRST22\] for momentum with a schedule.
     pub fn sgd(learning_rates: Vec<f64>, optimizer: Optimizer) -> Result<Self> {
         check_optimizer(&learning_rates, &optimizer)?;
-        let recurrence = Recurrence::new(&learning_rates, &optimizer)?;
-        Ok(Self { kind: Kind::Recurrence { optimizer, learning_rates, recurrence } })
+        let design_rates = raised(&learning_rates);
+        let recurrence = Recurrence::new(&design_rates, &learning_rates, &optimizer)?;
+        Ok(Self { kind: Kind::Recurrence { optimizer, learning_rates, design_rates, recurrence } })
     }
 
     /// Any lower-triangular matrix with a non-zero diagonal.
@@ -129,10 +149,32 @@ impl Workload {
         }
     }
 
-    /// The banded form, unless the workload is a dense matrix.
+    /// The banded form that factorizations are designed for, unless the workload is a dense matrix.
+    ///
+    /// It is the workload itself, but for step sizes below 1e-8 of the largest, zero among them: it has that instead.
     pub fn recurrence(&self) -> Option<&Recurrence> {
         match &self.kind {
             Kind::Recurrence { recurrence, .. } => Some(recurrence),
+            Kind::Dense(_) => None,
+        }
+    }
+
+    /// The optimizer's own recursion, unless the workload is a dense matrix.
+    pub(crate) fn realisation(&self) -> Option<Realisation<'_>> {
+        match &self.kind {
+            Kind::Recurrence { optimizer, learning_rates, .. } => {
+                Some(Realisation { optimizer, learning_rates, decay_rates: learning_rates })
+            }
+            Kind::Dense(_) => None,
+        }
+    }
+
+    /// The same for the step sizes of [`Workload::recurrence`].
+    pub(crate) fn design_realisation(&self) -> Option<Realisation<'_>> {
+        match &self.kind {
+            Kind::Recurrence { optimizer, learning_rates, design_rates, .. } => {
+                Some(Realisation { optimizer, learning_rates: design_rates, decay_rates: learning_rates })
+            }
             Kind::Dense(_) => None,
         }
     }
@@ -155,29 +197,49 @@ impl Workload {
         }
     }
 
+    /// The smallest step size, relative to the largest; 1 for a dense matrix.
+    pub(crate) fn smallest_rate(&self) -> f64 {
+        let rates = self.optimizer().map_or(&[1.0][..], |(_, rates)| rates);
+        let (smallest, largest) = rates
+            .iter()
+            .fold((f64::INFINITY, 0.0_f64), |(least, most), &eta| (least.min(eta), most.max(eta)));
+        smallest / largest
+    }
+
+    /// Whether [`Workload::recurrence`] is the workload to rounding, with no step size raised.
+    pub(crate) fn is_invertible(&self) -> bool {
+        match &self.kind {
+            Kind::Recurrence { learning_rates, design_rates, .. } => learning_rates == design_rates,
+            Kind::Dense(_) => true,
+        }
+    }
+
     /// `A` as a dense matrix. Cost: O(n² w) time, n² numbers.
     pub fn to_dense(&self) -> Mat<f64> {
         match &self.kind {
-            Kind::Recurrence { recurrence, .. } => {
-                let n = self.steps();
-                let mut a = Mat::zeros(n, n);
-                for j in 0..n {
-                    let column = a.col_as_slice_mut(j);
-                    column[j] = 1.0;
-                    recurrence.apply(column);
-                }
-                a
-            }
+            Kind::Recurrence { .. } => by_columns(self.steps(), |column| self.apply(column)),
             Kind::Dense(a) => a.clone(),
+        }
+    }
+
+    /// The matrix that factorizations are designed for: that of [`Workload::recurrence`], or `A`.
+    pub(crate) fn design_matrix(&self) -> Mat<f64> {
+        match (&self.kind, self.design_realisation()) {
+            (Kind::Dense(a), _) => a.clone(),
+            (_, realisation) => {
+                by_columns(self.steps(), |column| realisation.iter().for_each(|design| design.apply(column)))
+            }
         }
     }
 
     /// `A x`, in place: the optimizer run on scalar gradients `x`.
     pub fn apply(&self, x: &mut [f64]) {
+        assert_eq!(x.len(), self.steps());
         match &self.kind {
-            Kind::Recurrence { recurrence, .. } => recurrence.apply(x),
+            Kind::Recurrence { optimizer, learning_rates, .. } => {
+                Realisation { optimizer, learning_rates, decay_rates: learning_rates }.apply(x);
+            }
             Kind::Dense(a) => {
-                assert_eq!(x.len(), a.nrows());
                 for i in (0..x.len()).rev() {
                     x[i] = (0..=i).map(|j| a[(i, j)] * x[j]).sum();
                 }
@@ -194,7 +256,7 @@ impl Workload {
         matrix
     }
 
-    /// Squared column norms `‖A e_j‖²`.
+    /// Squared column norms `‖A e_j‖²`, of [`Workload::recurrence`] if there is one: none is zero.
     ///
     /// Cost: O(n w²), or O(n²) for a dense matrix.
     ///
@@ -216,9 +278,9 @@ impl Workload {
     ) -> Vec<f64> {
         let n = self.steps();
         match &self.kind {
-            Kind::Recurrence { recurrence, .. } => {
-                let mut rows = RowRecurrence::new(recurrence, columns);
-                (0..n).map(|i| rows.push(|out| row(i, out)).iter().map(|b| b * b).sum()).collect()
+            Kind::Recurrence { optimizer, learning_rates, .. } => {
+                let realisation = Realisation { optimizer, learning_rates, decay_rates: learning_rates };
+                realisation.row_norms_sq(columns, row)
             }
             Kind::Dense(a) => {
                 // Column-major N transposed: each row of N is one contiguous column here.
@@ -233,8 +295,26 @@ impl Workload {
     }
 }
 
+/// The matrix whose columns `apply` makes of unit vectors, in place.
+fn by_columns(n: usize, apply: impl Fn(&mut [f64])) -> Mat<f64> {
+    let mut a = Mat::zeros(n, n);
+    for j in 0..n {
+        let column = a.col_as_slice_mut(j);
+        column[j] = 1.0;
+        apply(column);
+    }
+    a
+}
+
+/// Step sizes, none below [`SMALLEST_RATE`] of the largest.
+fn raised(learning_rates: &[f64]) -> Vec<f64> {
+    let smallest = SMALLEST_RATE * learning_rates.iter().copied().fold(0.0, f64::max);
+    learning_rates.iter().map(|eta| eta.max(smallest)).collect()
+}
+
 impl Recurrence {
-    fn new(eta: &[f64], optimizer: &Optimizer) -> Result<Self> {
+    /// For the step sizes `eta`, where decoupled weight decay sees `decay_rates`.
+    fn new(eta: &[f64], decay_rates: &[f64], optimizer: &Optimizer) -> Result<Self> {
         let n = eta.len();
         let Optimizer { momentum: beta, weight_decay: lambda, coupled, nesterov, average } = *optimizer;
         let bidiagonal = |diagonal: f64, below: f64| {
@@ -243,12 +323,9 @@ impl Recurrence {
 
         // diag(1/η) times the inverse of the (decayed) running sum, then the inverse of the momentum.
         let decay = if coupled { 0.0 } else { lambda };
-        let mut left =
-            LowerBanded::from_fn(
-                n,
-                1,
-                |i, k| if k == 0 { 1.0 / eta[i] } else { -(1.0 - eta[i] * decay) / eta[i] },
-            );
+        let mut left = LowerBanded::from_fn(n, 1, |i, k| {
+            if k == 0 { 1.0 / eta[i] } else { -(1.0 - decay_rates[i] * decay) / eta[i] }
+        });
         if beta > 0.0 {
             left = bidiagonal(1.0, -beta).product(&left);
         }
@@ -371,9 +448,16 @@ fn check_optimizer(eta: &[f64], optimizer: &Optimizer) -> Result<()> {
     {
         return Err(Error::argument("average decay", alpha, "it must lie in [0, 1)"));
     }
+    if eta.iter().all(|&eta| eta == 0.0) {
+        return Err(Error::argument(
+            "learning rate",
+            0,
+            "it must not be 0 at every step: nothing would be learned",
+        ));
+    }
     for (index, &value) in eta.iter().enumerate() {
-        let rule = if !(value > 0.0 && value.is_finite()) {
-            "it must be positive and finite"
+        let rule = if value != 0.0 && !(1e-50..=1e50).contains(&value) {
+            "it must be 0 or lie between 1e-50 and 1e50"
         } else if weight_decay * value >= 1.0 {
             "step size times weight decay must stay below 1"
         } else {

@@ -70,22 +70,24 @@ impl Factor {
             .map(|part| part.parse().map_err(|_| bad("its arguments must be numbers")))
             .collect::<Result<_>>()?;
         let positive = |x: f64| x > 0.0 && x.is_finite();
+        let not_negative = |x: f64| x >= 0.0 && x.is_finite();
         let fraction_in_range = |f: f64| f > 0.0 && f <= 1.0;
         match (name, arguments.as_slice()) {
             ("constant", []) => Ok(Factor::Constant),
-            ("cooldown", &[fraction, end]) if fraction_in_range(fraction) && positive(end) => {
+            ("cooldown", &[fraction, end]) if fraction_in_range(fraction) && not_negative(end) => {
                 Ok(Factor::Cooldown { fraction, end })
             }
-            ("decay", &[fraction, value]) if fraction_in_range(fraction) && positive(value) => {
+            ("decay", &[fraction, value]) if fraction_in_range(fraction) && not_negative(value) => {
                 Ok(Factor::Decay { fraction, value })
             }
-            ("cosine", &[end]) if positive(end) => Ok(Factor::Cosine { end }),
+            ("cosine", &[end]) if not_negative(end) => Ok(Factor::Cosine { end }),
             ("warmup", &[steps]) if steps >= 1.0 && steps.is_finite() => Ok(Factor::Warmup { steps }),
             ("exp", &[rate]) if positive(rate) => Ok(Factor::Exponential { rate }),
             ("cooldown" | "decay", &[_, _]) => {
-                Err(bad("the fraction must lie in (0, 1] and the value must be positive"))
+                Err(bad("the fraction must lie in (0, 1] and the value must not be negative"))
             }
-            ("cosine" | "exp", &[_]) => Err(bad("the argument must be positive and finite")),
+            ("cosine", &[_]) => Err(bad("the argument must be finite and not negative")),
+            ("exp", &[_]) => Err(bad("the argument must be positive and finite")),
             ("warmup", &[_]) => Err(bad("warm-up needs at least one step")),
             ("constant" | "cooldown" | "decay" | "cosine" | "warmup" | "exp", _) => {
                 Err(bad("it has the wrong number of arguments"))
@@ -128,6 +130,13 @@ mod tests {
     fn a_fraction_that_rounds_to_no_steps_changes_nothing() {
         assert_eq!(values("cooldown:0.1:0.05", 3), [1.0; 3]);
         assert_eq!(values("cooldown:1:0.5", 1), [1.0]);
+    }
+
+    #[test]
+    fn schedules_may_end_at_zero() {
+        assert_eq!(values("cooldown:1:0", 3), [1.0, 0.5, 0.0]);
+        assert_eq!(values("decay:0.5:0", 2), [1.0, 0.0]);
+        assert!(values("cosine:0", 4)[3] > 0.0);
     }
 
     #[test]

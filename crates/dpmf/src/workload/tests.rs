@@ -118,7 +118,9 @@ fn bad_input_names_the_value_and_the_place() {
     assert!(sgd(&[1.0, 2.0], decay).contains("learning rate[1] is 2"));
     let ema = Optimizer { average: Average::Ema(1.0), ..Default::default() };
     assert!(sgd(&[1.0], ema).contains("average decay is 1"));
-    assert!(sgd(&[1e-320], with_momentum(0.5)).contains("finite"));
+    assert!(sgd(&[1e-320], with_momentum(0.5)).contains("learning rate[0] is 0.0000"));
+    assert!(sgd(&[0.0, 1e51], with_momentum(0.5)).contains("between 1e-50 and 1e50"));
+    assert!(sgd(&[0.0; 3], with_momentum(0.5)).contains("it must not be 0 at every step"));
 
     let dense = |a| Workload::dense(a).unwrap_err().to_string();
     assert!(dense(Mat::zeros(0, 0)).contains("steps is 0"));
@@ -129,4 +131,23 @@ fn bad_input_names_the_value_and_the_place() {
     );
     assert!(dense(Mat::from_fn(2, 2, |i, j| f64::from(u8::from(i == 0 && j == 0)))).contains("[1, 1] is 0"));
     assert!(dense(Mat::from_fn(2, 2, |i, _| if i == 1 { f64::NAN } else { 0.0 })).contains("[0, 0] is 0"));
+}
+
+/// Steps of size zero move nothing, and are counted: by momentum, by decay, by averages.
+#[test]
+fn rates_of_zero_are_what_the_optimizer_does() {
+    let rates = vec![0.0, 1.0, 0.0, 0.0, 0.5, 0.0];
+    let heavy = Optimizer { momentum: 0.5, ..Default::default() };
+    let a = Workload::sgd(rates.clone(), heavy).unwrap().to_dense();
+    // ψ = (0, m_2, m_2, m_2, m_2 + m_5/2, the same), m_i = Σ_j 2^{j−i} g_j.
+    let m = |i: usize, j: usize| if j <= i { 0.5_f64.powi((i - j) as i32) } else { 0.0 };
+    for j in 0..6 {
+        let rows = [0.0, m(1, j), m(1, j), m(1, j), m(1, j) + 0.5 * m(4, j), m(1, j) + 0.5 * m(4, j)];
+        for (i, exact) in rows.into_iter().enumerate() {
+            assert!((a[(i, j)] - exact).abs() < 1e-15, "({i}, {j}): {}", a[(i, j)]);
+        }
+    }
+    let averaged = Optimizer { average: Average::Uniform, ..Default::default() };
+    let a = Workload::sgd(rates, averaged).unwrap().to_dense();
+    assert_eq!((a[(0, 0)], a[(1, 1)], a[(2, 1)]), (0.0, 0.5, 2.0 / 3.0));
 }

@@ -16,7 +16,26 @@ impl StateSpace {
     /// depends on `d_i`, `g_i` and later steps only, so going backward each `d_i` is chosen for the rounded
     /// coefficients that follow, and rounded up. The sensitivity that is stated, and that noise is scaled to, is
     /// rounded up once more and may be an ulp above 1.
-    pub fn deployed(mut self) -> Result<Self> {
+    pub fn deployed(self) -> Result<Self> {
+        let targets = vec![1.0; self.steps()];
+        self.deployed_to(&targets)
+    }
+
+    /// [`StateSpace::deployed`], but columns whose norm is far from the largest keep their ratio to it; `None` if there
+    /// are none.
+    ///
+    /// Such a column is one whose constraint does not bind: the optimum wants it short, and to stretch it would cost
+    /// in first order.
+    pub(super) fn deployed_with_slack(self) -> Option<Result<Self>> {
+        let norms = self.encoder_column_norms_sq();
+        let largest = norms.iter().copied().fold(0.0, f64::max);
+        let target = |norm: &f64| if *norm < BINDING * largest { norm / largest } else { 1.0 };
+        let targets: Vec<f64> = norms.iter().map(target).collect();
+        targets.iter().any(|&target| target < 1.0).then(|| self.deployed_to(&targets))
+    }
+
+    /// Coefficients on the f32 grid, squared column norms at most the targets.
+    fn deployed_to(mut self, targets: &[f64]) -> Result<Self> {
         let r = self.order;
         let Parts { input, increment, .. } = &mut self.parts;
         for values in [input, increment] {
@@ -24,7 +43,7 @@ impl StateSpace {
         }
         let mut norms = ColumnNorms::new(r);
         for i in (0..self.steps()).rev() {
-            let scaled = unit_norm_direct(norms.with_unit_direct(self.step(i)));
+            let scaled = direct_for(norms.with_unit_direct(self.step(i)), targets[i]);
             let scale = scaled / self.parts.direct[i];
             self.parts.direct[i] = scaled;
             self.parts.output[i * r..][..r].iter_mut().for_each(|h| *h = f64::from((*h * scale) as f32));
@@ -34,10 +53,13 @@ impl StateSpace {
     }
 }
 
-/// The smallest f32 for which a column, of squared norm `unit` for 1, has a norm of at most 1.
-fn unit_norm_direct(unit: f64) -> f64 {
-    let mut d = unit.sqrt() as f32;
-    while d.is_finite() && ColumnNorms::with_direct(unit, f64::from(d)) > 1.0 {
+/// Squared column norms, relative to the largest, from which a constraint counts as binding.
+const BINDING: f64 = 0.999;
+
+/// The smallest f32 for which a column, of squared norm `unit` for 1, has a squared norm of at most `target`.
+fn direct_for(unit: f64, target: f64) -> f64 {
+    let mut d = (unit / target).sqrt() as f32;
+    while d.is_finite() && ColumnNorms::with_direct(unit, f64::from(d)) > target {
         d = d.next_up();
     }
     f64::from(d)

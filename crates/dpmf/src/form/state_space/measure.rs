@@ -1,14 +1,13 @@
 //! Sensitivity and loss of the filter, exact for the coefficients it has.
 
 use super::engine::StateSpaceEngine;
-use super::plant::{Plant, PlantStep};
 use super::{KIND, StateSpace, Step, triangle};
 use crate::error::Result;
 use crate::form::{Cost, Form, Representation, Rows};
 use crate::linalg::gramian::{Energy, Root};
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
-use crate::workload::{Recurrence, Workload};
+use crate::workload::Workload;
 use faer::Mat;
 
 impl Representation for StateSpace {
@@ -74,8 +73,15 @@ impl Representation for StateSpace {
     /// A forward recursion for the covariance of the filter's state and the workload's together.
     /// Cost: O(n(r + w)³), or that of the dense rows for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
-        match workload.recurrence() {
-            Some(recurrence) => self.row_norms_sq_after(recurrence),
+        match workload.realisation() {
+            Some(realisation) => {
+                let (mut f, mut g) = (Vec::new(), Vec::new());
+                self.row_norms_sq_after(realisation.states(), |i, joint| {
+                    realisation.write(i, &mut f, &mut g);
+                    joint.0.copy_from_slice(&f);
+                    joint.1.copy_from_slice(&g);
+                })
+            }
             None => {
                 let mut rows = self.coloring_rows();
                 workload.row_norms_sq_of_product(self.noise_rows(), |_, out| rows(out))
@@ -143,47 +149,42 @@ impl ColumnNorms {
 }
 
 impl StateSpace {
-    /// Squared row norms of `A N`, `A = P⁻¹R`.
+    /// Squared row norms of `A N` for an `A` with `m` states: `step(i, (F, g))` writes its step `a ← F a + g u`, and the
+    /// last state is the output.
     ///
     /// Carries the root of the covariance of `(s, a)`, the states of the filter and the workload: `A N` is
     /// small where `A` and `N` are not, and the covariance itself would lose it. With the filter's states
     /// last to first, transposed transitions are upper triangular.
-    pub(super) fn row_norms_sq_after(&self, recurrence: &Recurrence) -> Vec<f64> {
-        let plant = Plant::new(recurrence);
-        assert_eq!(plant.steps(), self.steps(), "filter and workload have the same number of steps");
-        let (r, m) = (self.order(), plant.order());
+    pub(super) fn row_norms_sq_after(
+        &self,
+        m: usize,
+        mut workload: impl FnMut(usize, (&mut [f64], &mut [f64])),
+    ) -> Vec<f64> {
+        let r = self.order();
         let mut covariance = Root::new(r + m);
-        let mut at_plant = PlantStep::default();
+        let (mut f, mut g, mut old) = (vec![0.0; m * m], vec![0.0; m], vec![0.0; m]);
         let mut row = vec![0.0; r + m];
         let mut norms = vec![0.0; self.steps()];
         for (i, norm) in norms.iter_mut().enumerate() {
             let step = self.step(i);
-            plant.step(i, &mut at_plant);
-            let PlantStep { read, direct, feedback, input } = &at_plant;
-
-            // y = read·a[0] + direct·u with u = h s + d z.
-            row.fill(0.0);
-            row[..r].iter_mut().zip(step.output.iter().rev()).for_each(|(x, h)| *x = direct * h);
-            row[r..].iter_mut().take(1).for_each(|x| *x = *read);
-            let fresh = direct * step.direct;
-            *norm = covariance.quadratic(&row) + fresh * fresh;
-
+            workload(i, (&mut f, &mut g));
             covariance.transform(r, m, |_, row| {
                 let (s, a) = row.split_at_mut(r);
                 let u: f64 = s.iter().rev().zip(step.output).map(|(s, h)| s * h).sum();
                 s.reverse();
                 step.advance(s, 1);
                 s.reverse();
-                let head = a.first().copied().unwrap_or(0.0);
-                a.rotate_left(m.min(1));
-                a.iter_mut().skip(m.saturating_sub(1)).for_each(|x| *x = 0.0);
+                old.copy_from_slice(a);
                 for (k, a) in a.iter_mut().enumerate() {
-                    *a += feedback[k] * head + input[k] * u;
+                    *a = g[k] * u + f[k * m..][..m].iter().zip(&old).map(|(f, a)| f * a).sum::<f64>();
                 }
             });
             row[..r].iter_mut().zip(step.input.iter().rev()).for_each(|(x, g)| *x = *g);
-            row[r..].iter_mut().zip(input).for_each(|(x, input)| *x = input * step.direct);
+            row[r..].iter_mut().zip(&g).for_each(|(x, g)| *x = g * step.direct);
             covariance.append(&mut row);
+            row.fill(0.0);
+            row[r + m - 1] = 1.0;
+            *norm = covariance.quadratic(&row);
         }
         norms
     }

@@ -16,8 +16,11 @@ mod truncate;
 pub use truncate::Order;
 
 use crate::error::{Error, Result};
+use crate::form::Representation;
+use crate::linalg::banded::LowerBanded;
 use crate::tensors::{Tensors, damaged};
-use crate::workload::Recurrence;
+use crate::workload::{Recurrence, Workload};
+use plant::Plant;
 
 pub(super) const KIND: &str = "state-space";
 
@@ -96,7 +99,13 @@ impl StateSpace {
     /// Cost: O(n·order³).
     /// Errors: `v` not positive and finite or not of length `n`; `tolerance` outside `(0, 1)`.
     pub fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Result<Self> {
-        truncate::optimal(recurrence, v, tolerance)
+        check_lengths(recurrence)?;
+        truncate::optimal(Plant::new(recurrence)?, v, tolerance)
+    }
+
+    /// [`StateSpace::optimal`] for a workload that is a recurrence, from the states of its optimizer.
+    pub(crate) fn optimal_for(workload: &Workload, v: &[f64], tolerance: f64) -> Result<Self> {
+        truncate::optimal(plant(workload)?, v, tolerance)
     }
 
     /// The factorization for the dual variable `v`, truncated to few states and [deployed](Self::deployed):
@@ -114,7 +123,17 @@ impl StateSpace {
     /// Reference: Shokoohi, Silverman and Van Dooren, "Linear time-variable systems: balancing and model
     /// reduction", IEEE Trans. Automatic Control 28 (1983).
     pub fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<Self> {
-        truncate::truncated(recurrence, v, order)
+        check_lengths(recurrence)?;
+        let measure = Plant::new(recurrence)?;
+        let energy = |filter: &Self| filter.row_norms_sq_after_plant(&measure).iter().sum();
+        truncate::truncated(Plant::new(recurrence)?, v, order, &energy)
+    }
+
+    /// [`StateSpace::truncated`] for a workload that is a recurrence, from the states of its optimizer; its own loss
+    /// decides the order.
+    pub(crate) fn truncated_for(workload: &Workload, v: &[f64], order: Order) -> Result<Self> {
+        let energy = |filter: &Self| filter.decoder_row_norms_sq(workload).iter().sum();
+        truncate::truncated(plant(workload)?, v, order, &energy)
     }
 
     /// Independent noise, `N = C = I`: the filter of no states, the mechanism of DP-SGD.
@@ -214,6 +233,25 @@ impl StateSpace {
         tensors.put_f32(OUTPUT, &[n, r], parts.output.iter().copied());
         tensors.put_f32(INPUT, &[n, r], parts.input.iter().copied());
         tensors.put_f32(INCREMENT, &[n, triangle(r)], parts.increment.iter().copied());
+    }
+}
+
+fn plant(workload: &Workload) -> Result<Plant<'_>> {
+    Plant::of(workload).unwrap_or_else(|| {
+        Err(Error::Unsupported {
+            what: "streaming the optimum of a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense factorization",
+        })
+    })
+}
+
+fn check_lengths(Recurrence { left, right }: &Recurrence) -> Result<()> {
+    match right.as_ref().map_or(left.n(), LowerBanded::n) {
+        actual if actual != left.n() => {
+            let (name, expected) = ("right side of the recurrence", left.n());
+            Err(Error::WrongLength { name, actual, expected })
+        }
+        _ => Ok(()),
     }
 }
 

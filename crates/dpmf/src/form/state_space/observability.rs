@@ -23,6 +23,7 @@ pub(super) struct Backward<'p, 'a> {
     transition: Modes,
     h: Vec<f64>,
     row: Vec<f64>,
+    old: Vec<f64>,
 }
 
 impl Checkpoint {
@@ -45,15 +46,16 @@ impl<'p, 'a> Backward<'p, 'a> {
             transition: Modes::zeros(m, processes.len()),
             h: vec![0.0; states],
             row: vec![0.0; m + states],
+            old: vec![0.0; m],
         }
     }
 
     /// Takes `at` from after step `i` to before it and writes the law of the step.
     ///
-    /// Joint system: `u = h s`, `y = read·a[0] + direct·u`, `a ← Φa + Γu`, `s ← F s`; so
+    /// Joint system: `u = h s`, `y = read·a + direct·u`, `a ← Φa + Γu`, `s ← F s`; so
     /// `R ← R [Φ Γh; 0 F]` and the row of `y` joins.
     pub fn step(&mut self, i: usize, at: &mut Checkpoint, gains: &mut [f64], spread: &mut [f64]) {
-        let Self { processes, work, plant, transition: f, h, row } = self;
+        let Self { processes, work, plant, transition: f, h, row, old } = self;
         let m = processes.plant.order();
         processes.plant.step(i, plant);
         processes.step_back(i, plant, &mut at.cost, gains, spread, work);
@@ -71,14 +73,14 @@ impl<'p, 'a> Backward<'p, 'a> {
             }
             let (a, s) = row.split_at_mut(m);
             let drive: f64 = a.iter().zip(&plant.input).map(|(a, g)| a * g).sum();
-            let back: f64 = a.iter().zip(&plant.feedback).map(|(a, f)| a * f).sum();
-            a.rotate_right(1);
-            a[0] = back;
+            old.copy_from_slice(a);
+            for (k, a) in a.iter_mut().enumerate() {
+                *a = old.iter().zip(plant.transition[k..].iter().step_by(m)).map(|(a, f)| a * f).sum();
+            }
             f.apply_left(0, s);
             s.iter_mut().zip(h.iter()).for_each(|(s, h)| *s += drive * h);
         });
-        row[..m].fill(0.0);
-        row[0] = plant.read;
+        row[..m].copy_from_slice(&plant.read);
         row[m..].iter_mut().zip(h.iter()).for_each(|(r, h)| *r = plant.direct * h);
         at.energy.append(row);
     }

@@ -11,8 +11,6 @@ use super::modes::Modes;
 use super::plant::{Plant, PlantStep};
 use crate::error::Result;
 use crate::linalg::rational::InverseSqrt;
-use crate::linalg::spectrum::Spectrum;
-use crate::workload::Recurrence;
 
 pub(super) struct Processes<'a> {
     pub plant: Plant<'a>,
@@ -47,13 +45,12 @@ pub(super) struct Workspace {
 impl<'a> Processes<'a> {
     /// Processes whose summed covariance has relative error at most `tolerance`.
     ///
-    /// Errors: a bandwidth above [`MAX_BANDWIDTH`](crate::linalg::MAX_BANDWIDTH), a tolerance outside
-    /// `(0, 1)`.
-    pub fn new(recurrence: &'a Recurrence, v: &'a [f64], tolerance: f64) -> Result<Self> {
-        let (min, max) = Spectrum::new(recurrence)?.bounds(v);
+    /// Errors: a tolerance outside `(0, 1)`.
+    pub fn new(plant: Plant<'a>, v: &'a [f64], tolerance: f64) -> Result<Self> {
+        let (min, max) = plant.spectrum(v);
         let root = InverseSqrt::on(1.0 / max, 1.0 / min, tolerance)?;
         Ok(Self {
-            plant: Plant::new(recurrence),
+            plant,
             v,
             sqrt_nodes: root.nodes.iter().map(|t| t.sqrt()).collect(),
             sqrt_weights: root.weights.iter().map(|w| w.sqrt()).collect(),
@@ -103,8 +100,8 @@ impl<'a> Processes<'a> {
         let sqrt_precision = self.v[i].sqrt().recip();
         for l in 0..q {
             array[l] = self.sqrt_nodes[l] * step.direct;
-            if m > 0 {
-                array[q + l] = self.sqrt_nodes[l] * step.read;
+            for (k, read) in step.read.iter().enumerate() {
+                array[(k + 1) * q + l] = self.sqrt_nodes[l] * read;
             }
             array[columns * q + l] = sqrt_precision;
         }
@@ -116,9 +113,10 @@ impl<'a> Processes<'a> {
                     row[column * q..][..q].iter_mut().zip(factor).for_each(|(o, f)| *o += f * x);
                 };
                 add(0, step.input[c]);
-                add(1, step.feedback[c]);
-                if c + 1 < m {
-                    add(c + 2, 1.0);
+                for (k, &f) in step.transition[c * m..][..m].iter().enumerate() {
+                    if f != 0.0 {
+                        add(k + 1, f);
+                    }
                 }
             }
         }
@@ -143,12 +141,8 @@ impl<'a> Processes<'a> {
         let m = self.plant.order();
         for (block, gains) in out.blocks_mut().zip(law.gains.chunks_exact(m.max(1))) {
             for (c, row) in block.chunks_exact_mut(m).enumerate() {
-                for (f, gain) in row.iter_mut().zip(gains) {
-                    *f = -step.input[c] * gain;
-                }
-                row[0] += step.feedback[c];
-                if c + 1 < m {
-                    row[c + 1] += 1.0;
+                for ((f, gain), open) in row.iter_mut().zip(gains).zip(&step.transition[c * m..]) {
+                    *f = open - step.input[c] * gain;
                 }
             }
         }

@@ -9,15 +9,17 @@ use super::balance::{Balance, Roots, by_rows, multiply};
 use super::innovations::Innovations;
 use super::modes::Modes;
 use super::observability::{Backward, Checkpoint};
-use super::plant::PlantStep;
+use super::plant::{Plant, PlantStep};
 use super::processes::{Law, Processes};
 use crate::error::{Error, Result};
-use crate::workload::Recurrence;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Longest block: within it a basis is carried from step to step, at its ends found anew.
 const BLOCK: usize = 128;
+
+/// Factor within which singular values follow each other from step to step while a basis is carried along.
+const ABRUPT: f64 = 1.1;
 
 /// Columns that a basis carries beyond those kept, to follow them more closely.
 const GUARD: usize = 2;
@@ -79,20 +81,16 @@ impl Block {
 impl<'a> Sweep<'a> {
     /// Errors: `v` not positive and finite or not of length `n`; `tolerance`, the relative error of the
     /// covariance, outside `(0, 1)`.
-    pub fn new(recurrence: &'a Recurrence, v: &'a [f64], tolerance: f64) -> Result<Self> {
-        if v.len() != recurrence.left.n() {
-            let (actual, expected) = (v.len(), recurrence.left.n());
+    pub fn new(plant: Plant<'a>, v: &'a [f64], tolerance: f64) -> Result<Self> {
+        if v.len() != plant.steps() {
+            let (actual, expected) = (v.len(), plant.steps());
             return Err(Error::WrongLength { name: "dual variable", actual, expected });
-        }
-        if let Some(right) = recurrence.right.as_ref().filter(|right| right.n() != v.len()) {
-            let (actual, expected) = (right.n(), v.len());
-            return Err(Error::WrongLength { name: "right side of the recurrence", actual, expected });
         }
         if let Some((index, &value)) = v.iter().enumerate().find(|(_, v)| !(**v > 0.0 && v.is_finite())) {
             let rule = "it must be positive and finite";
             return Err(Error::InvalidEntry { name: "dual variable", index, value, rule });
         }
-        Ok(Self { processes: Processes::new(recurrence, v, tolerance)? })
+        Ok(Self { processes: Processes::new(plant, v, tolerance)? })
     }
 
     pub fn steps(&self) -> usize {
@@ -255,6 +253,7 @@ impl<'a> Sweep<'a> {
         let mut modes = Modes::zeros(m, processes.len());
         let mut moved = vec![0.0; states * columns];
         let mut transition = vec![0.0; columns * columns];
+        let mut hankel = vec![0.0; columns];
         // Columns beyond those of the basis are states that stay zero.
         let project = |basis: &[f64], x: &[f64], c: usize| -> f64 {
             if c >= kept {
@@ -275,7 +274,13 @@ impl<'a> Sweep<'a> {
             if i + 1 == block.steps.end || i < columns {
                 basis.find(roots(k + 1), i + 1)?;
             } else {
+                hankel.copy_from_slice(&basis.hankel);
                 basis.refine(roots(k + 1));
+                // A spike in the schedule turns the Gramians at once: the basis cannot be carried across.
+                let same = |(old, new): (&f64, &f64)| *new <= ABRUPT * old && *old <= ABRUPT * new;
+                if !hankel.iter().zip(&basis.hankel).take(kept).all(same) {
+                    basis.find(roots(k + 1), i + 1)?;
+                }
             }
             let input = &block.input[k * states..][..states];
             reduced.extend((0..keep).map(|c| project(&basis.w, input, c)));

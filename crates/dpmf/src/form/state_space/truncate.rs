@@ -2,16 +2,18 @@
 
 use super::StateSpace;
 use super::assemble::Assembly;
+use super::plant::Plant;
 use super::sweep::{FullStep, Sweep};
 use crate::error::{Error, Result};
 use crate::form::Representation;
-use crate::workload::Recurrence;
 
 /// How many states to keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Order {
     /// As many as given, or fewer when the filter has no more.
     Fixed(usize),
+    /// The best of all orders up to the one given: where coefficients are rounded, fewer states may be better.
+    AtMost(usize),
     /// As few as keep `√(loss/lower_bound)` of what is deployed within `1 + excess`.
     Tolerance {
         /// Admissible relative excess of the root loss over the bound.
@@ -26,24 +28,46 @@ pub enum Order {
 /// Relative error of the covariance when the order is fixed: its square, 1e-8, is what the loss sees.
 const COVARIANCE_ERROR: f64 = 1e-4;
 
+/// The least that is asked of the covariance for a tolerance.
+const COVARIANCE_FLOOR: f64 = 1e-6;
+
 /// Most states that the first attempt at a tolerance tells apart.
 const FIRST_ATTEMPT: usize = 12;
 
-pub(super) fn optimal(recurrence: &Recurrence, v: &[f64], tolerance: f64) -> Result<StateSpace> {
-    let sweep = Sweep::new(recurrence, v, tolerance)?;
+pub(super) fn optimal(plant: Plant<'_>, v: &[f64], tolerance: f64) -> Result<StateSpace> {
+    let sweep = Sweep::new(plant, v, tolerance)?;
     let mut assembly = Assembly::new(sweep.steps(), sweep.states());
     sweep.untruncated(|step| assembly.push(&step))?;
     assembly.finish()
 }
 
-pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Result<StateSpace> {
+/// `energy` is `‖A N‖_F²` of a filter, for the workload that it is to serve.
+pub(super) fn truncated(
+    plant: Plant<'_>,
+    v: &[f64],
+    order: Order,
+    energy: &dyn Fn(&StateSpace) -> f64,
+) -> Result<StateSpace> {
     match order {
         Order::Fixed(order) => {
-            let sweep = Sweep::new(recurrence, v, COVARIANCE_ERROR)?;
+            let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
             let order = order.min(sweep.useful_states());
             let mut assembly = Assembly::new(sweep.steps(), order);
             sweep.truncated(order, |step| assembly.push(&step))?;
             assembly.finish()?.deployed()
+        }
+        Order::AtMost(order) => {
+            let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
+            let record = Record::of(&sweep, order.min(sweep.useful_states()))?;
+            let mut best: Option<(f64, StateSpace)> = None;
+            for order in 0..=record.order {
+                let (loss, filter) = deployed(record.replay(order)?, energy)?;
+                if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+                    best = Some((loss, filter));
+                }
+            }
+            let (_, filter) = best.expect("the filter without states is one of them");
+            Ok(filter)
         }
         Order::Tolerance { excess, lower_bound, max } => {
             if !(excess > 0.0 && excess.is_finite()) {
@@ -52,47 +76,70 @@ pub(super) fn truncated(recurrence: &Recurrence, v: &[f64], order: Order) -> Res
             if !(lower_bound > 0.0 && lower_bound.is_finite()) {
                 return Err(Error::argument("lower bound", lower_bound, "it must be positive and finite"));
             }
-            // The loss is stationary: an error ε in the covariance costs about ε²/10.
-            let sweep = Sweep::new(recurrence, v, (0.1 * excess.sqrt()).clamp(1e-6, 1e-2))?;
-            let target = Target { recurrence, excess, lower_bound };
-            let max = max.min(sweep.useful_states());
-            let mut room = FIRST_ATTEMPT.min(max);
-            loop {
-                let (least, found) = target.search(&sweep, room)?;
-                match found {
-                    Some(filter) => return Ok(filter),
-                    None if room < max => room = (room + FIRST_ATTEMPT).min(max),
-                    None => {
-                        return Err(Error::NotConverged {
-                            gap: (1.0 + least) * (1.0 + least) - 1.0,
-                            target: (1.0 + excess) * (1.0 + excess) - 1.0,
-                            iterations: max,
-                            reason: "no filter of this many states or fewer is close enough to the bound",
-                            v: v.to_vec(),
-                        });
-                    }
+            let target = Target { energy, excess, lower_bound };
+            // The loss is stationary, an error ε in the covariance costs about ε²/10, but where constraints do not bind.
+            let coarse = (0.1 * excess.sqrt()).clamp(COVARIANCE_FLOOR, 1e-2);
+            let mut failure = None;
+            for tolerance in [coarse, COVARIANCE_FLOOR] {
+                match target.reach(&Sweep::new(plant.clone(), v, tolerance)?, max)? {
+                    Ok(filter) => return Ok(filter),
+                    Err(error) => failure = Some(error),
                 }
             }
+            Err(failure.expect("both attempts failed"))
         }
     }
 }
 
+/// A filter as deployed, with its loss `γ²‖A N‖_F²`: with all columns of norm 1, or with slack if that is better.
+fn deployed(filter: StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> Result<(f64, StateSpace)> {
+    let loss = |filter: &StateSpace| {
+        filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
+    };
+    let slack = filter.clone().deployed_with_slack().transpose()?;
+    let full = filter.deployed()?;
+    let least = loss(&full);
+    Ok(match slack.map(|slack| (loss(&slack), slack)) {
+        Some(better) if better.0 < least => better,
+        _ => (least, full),
+    })
+}
+
 /// What the deployed filter has to reach.
 struct Target<'a> {
-    recurrence: &'a Recurrence,
+    energy: &'a dyn Fn(&StateSpace) -> f64,
     excess: f64,
     lower_bound: f64,
 }
 
 impl Target<'_> {
-    /// The smallest filter of up to `max` states that reaches the target, if any, and the least excess seen.
-    fn search(&self, sweep: &Sweep<'_>, max: usize) -> Result<(f64, Option<StateSpace>)> {
-        let mut record = Record::new(sweep.steps(), max);
-        sweep.truncated(max, |step| record.push(&step))?;
+    /// The smallest filter of up to `max` states that reaches the target, or why there is none.
+    fn reach(&self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
+        let max = max.min(sweep.useful_states());
+        let mut room = FIRST_ATTEMPT.min(max);
+        loop {
+            let record = Record::of(sweep, room)?;
+            let (least, found) = self.search(&record)?;
+            match found {
+                Some(filter) => return Ok(Ok(filter)),
+                None if room < max => room = (room + FIRST_ATTEMPT).min(max),
+                None => {
+                    let reason = match record.lost[room] <= self.excess * self.lower_bound {
+                        true => "its coefficients are 32-bit numbers, and rounding is what is left",
+                        false => "more states would come closer",
+                    };
+                    let (excess, target) = (least, self.excess);
+                    return Ok(Err(Error::TooFewStates { states: max, excess, target, reason }));
+                }
+            }
+        }
+    }
+
+    /// The smallest filter that reaches the target, if any, and the least excess seen.
+    fn search(&self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
+        let max = record.order;
         let attempt = |order: usize| -> Result<(f64, StateSpace)> {
-            let filter = record.replay(order)?.deployed()?;
-            let gamma_sq = filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
-            let loss = gamma_sq * filter.row_norms_sq_after(self.recurrence).iter().sum::<f64>();
+            let (loss, filter) = deployed(record.replay(order)?, self.energy)?;
             Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
@@ -138,9 +185,13 @@ struct Record {
 }
 
 impl Record {
-    fn new(steps: usize, order: usize) -> Self {
+    /// The sweep in bases of `order` states.
+    fn of(sweep: &Sweep<'_>, order: usize) -> Result<Self> {
+        let steps = sweep.steps();
         let values = Vec::with_capacity(steps * (order + 1) * (order + 1));
-        Self { steps, order, values, lost: vec![0.0; order + 1] }
+        let mut record = Self { steps, order, values, lost: vec![0.0; order + 1] };
+        sweep.truncated(order, |step| record.push(&step))?;
+        Ok(record)
     }
 
     fn push(&mut self, step: &FullStep<'_>) {

@@ -299,7 +299,7 @@ proptest! {
             prop_assert!((product - Mat::<f64>::identity(n, n)).norm_max() < 1e-11 * size);
             for (j, norm) in fit.encoder_column_norms_sq().into_iter().enumerate() {
                 let exact = c.col(j).squared_norm_l2();
-                prop_assert!(norm >= exact && norm < exact * (1.0 + 1e-13));
+                prop_assert!(norm >= exact && norm < exact * (1.0 + 1e-12 * size), "{} {}", norm, exact);
             }
             for workload in [&workload, &other] {
                 let b = workload.to_dense() * coloring(fit);
@@ -329,5 +329,18 @@ proptest! {
         }
         prop_assert_eq!(fit.cost().work, terms as f64 / n as f64);
         prop_assert_eq!(fit.cost().buffers, Some(h - 1 + r + 2 + nesterov as usize));
+    }
+}
+
+/// In f64 the last row hides 2²⁰ behind 2⁸⁰.
+#[test]
+fn no_sensitivity_hides_in_rounding() {
+    let (a, b) = (2f64.powi(40), 2f64.powi(80));
+    let rows = [[1.0, 0.0, 0.0, 0.0], [a, -a, 0.0, 0.0], [b, 0.0, -b, 0.0], [1.0, b, 2f64.powi(20), -b]];
+    let band = LowerBanded::from_fn(4, 3, |i, k| rows[i][k]);
+    let recurrence = Recurrence { left: LowerBanded::identity(4), right: None };
+    match Structured::new(band, 0, Vec::new(), Vec::new(), recurrence) {
+        Ok(structured) => assert!(structured.encoder_column_norms_sq()[0] >= a),
+        Err(error) => assert_eq!(error.kind(), "numerical"),
     }
 }

@@ -1,27 +1,25 @@
 //! Squared row norms of `A N` for the streaming decoders, without forming a row of length `m`.
 //!
 //! The live estimates rest on disjoint nodes, so they are orthogonal directions in noise space. All that the
-//! future needs of the past outputs is their coordinates on these directions and, for the part that no live
+//! future needs of the optimizer's states is their coordinates on these directions and, for the part that no live
 //! estimate shares, a triangular factor of their Gram matrix. Coordinates, not covariances, are carried along:
 //! differences of nearly equal outputs (momentum, averages) lose no more digits than in dense rows.
 
 use super::Level;
-use crate::linalg::banded::LowerBanded;
-use crate::workload::Recurrence;
+use crate::workload::realisation::Realisation;
 
-/// Cost: O(n ρ (log n + ρ²)) with `ρ` the number of past outputs and inputs that the recurrence reaches.
-pub(super) fn row_norms_sq(levels: &[Level], recurrence: &Recurrence) -> Vec<f64> {
-    let w = recurrence.left.bandwidth();
-    let reach = recurrence.right.as_ref().map_or(0, LowerBanded::bandwidth);
-    let past = w + reach;
+/// Cost: O(n ρ (log n + ρ²)) with `ρ` the number of states of the optimizer.
+pub(super) fn row_norms_sq(levels: &[Level], optimizer: Realisation<'_>) -> Vec<f64> {
+    let past = optimizer.states();
     let deviations = deviations(levels);
 
-    // Rows: the outputs ψ_{i−1}, …, ψ_{i−w}, then the inputs u_{i−1}, …, u_{i−reach}.
-    // Columns: `past` coordinates shared with no live estimate, then one for the live estimate of each level.
+    // Rows: the states. Columns: `past` coordinates shared with no live estimate, then one for the live estimate of
+    // each level.
     let mut rows = vec![vec![0.0; past + levels.len()]; past];
+    let (mut f, mut g) = (Vec::new(), Vec::new());
     let mut combination = Vec::with_capacity(levels.len());
-    let mut norms = Vec::with_capacity(recurrence.left.n());
-    for i in 0..recurrence.left.n() {
+    let mut norms = Vec::with_capacity(optimizer.steps());
+    for i in 0..optimizer.steps() {
         // The estimate completed here, on the unit directions of the estimates that merge and, last, on the
         // fresh noise; this uses the column of its own level, which is free.
         let merged = (i + 1).trailing_zeros() as usize;
@@ -41,25 +39,14 @@ pub(super) fn row_norms_sq(levels: &[Level], recurrence: &Recurrence) -> Vec<f64
             input[past + k] -= deviations[k];
         }
 
-        let mut output: Vec<f64> = match &recurrence.right {
-            None => input.clone(),
-            Some(right) => {
-                let mut sum: Vec<f64> = input.iter().map(|u| right.row(i)[0] * u).collect();
-                for k in 1..=reach.min(i) {
-                    accumulate(&mut sum, right.row(i)[k], &rows[w + k - 1]);
-                }
-                sum
-            }
-        };
-        let left = recurrence.left.row(i);
-        for k in 1..=w.min(i) {
-            accumulate(&mut output, -left[k], &rows[k - 1]);
+        optimizer.write(i, &mut f, &mut g);
+        let old = rows.clone();
+        for ((row, f), g) in rows.iter_mut().zip(f.chunks_exact(past)).zip(&g) {
+            row.iter_mut().zip(&input).for_each(|(x, u)| *x = g * u);
+            f.iter().zip(&old).for_each(|(f, old)| accumulate(row, *f, old));
         }
-        output.iter_mut().for_each(|x| *x /= left[0]);
-        norms.push(output.iter().map(|x| x * x).sum());
+        norms.push(rows[past - 1].iter().map(|x| x * x).sum());
 
-        push_front(&mut rows[..w], output);
-        push_front(&mut rows[w..], input);
         if merged > 0 {
             // Turn the directions of the merged estimates so that the new one has the last column.
             let sign = reflect(&mut rows, past, &combination, merged);
@@ -103,13 +90,6 @@ fn reflect(rows: &mut [Vec<f64>], first: usize, vector: &[f64], pivot: usize) ->
         part.iter_mut().zip(&normal).for_each(|(x, v)| *x -= along * v);
     }
     sign
-}
-
-fn push_front(rows: &mut [Vec<f64>], row: Vec<f64>) {
-    if let Some(last) = rows.last_mut() {
-        *last = row;
-        rows.rotate_right(1);
-    }
 }
 
 fn accumulate(out: &mut [f64], factor: f64, x: &[f64]) {
