@@ -72,6 +72,23 @@ impl Tensors {
         }
     }
 
+    /// Changes the numbers of one tensor, for tests of what a forged file can do.
+    #[cfg(test)]
+    pub(crate) fn tamper(&mut self, change: &mut dyn FnMut(&mut [f64]), which: usize) {
+        let names: Vec<String> =
+            self.0.iter().filter(|(_, t)| !t.bytes.is_empty()).map(|(name, _)| name.clone()).collect();
+        let name = &names[which % names.len()];
+        let tensor = self.0[name].clone();
+        let dimensions: Vec<Option<usize>> = tensor.shape.iter().map(|_| None).collect();
+        if let Ok((shape, mut values)) = self.take(name, &dimensions) {
+            change(&mut values);
+            match tensor.dtype {
+                Dtype::F32 => self.put_f32(name, &shape, values),
+                _ => self.put_f64(name, &shape, values),
+            }
+        }
+    }
+
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }

@@ -254,4 +254,6 @@ fn decode(header: MechanismHeader, tensors: &mut Tensors) -> Result<Mechanism> {
 }
 
 #[cfg(test)]
+mod forgery_tests;
+#[cfg(test)]
 mod tests;
