@@ -85,6 +85,7 @@ fn training_answers_as_the_contract_says() {
     // The report stands alone: pictures inside, nothing fetched.
     let report = fs::read_to_string(answer["report"].as_str().unwrap()).unwrap();
     assert!(report.contains("<svg") && report.contains("optimal") && report.contains("validation accuracy"));
+    assert!(report.len() < 100_000, "{} bytes", report.len());
     for fetched in ["<script", "<link", "<img", "src="] {
         assert!(!report.contains(fetched), "{fetched}");
     }

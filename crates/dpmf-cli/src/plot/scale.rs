@@ -1,7 +1,8 @@
 //! Axes: where a value lies, and which values are marked.
 
-/// Numbers below count as zero and above its reciprocal as infinite: ratios and products of the others are finite.
-const LEAST: f64 = 1e-150;
+/// Numbers below count as zero and above its reciprocal as infinite: the ends of an axis, margins included, have a finite
+/// ratio.
+const LEAST: f64 = 1e-140;
 
 /// A linear or logarithmic axis.
 #[derive(Clone, Copy, Debug)]
@@ -204,6 +205,8 @@ mod tests {
         assert!(axis.place(1e-3) >= 0.0 && axis.place(10.0) <= 1.0 && !axis.shows(-1.0));
         assert_eq!(of(&[7.0], false).place(7.0), 0.5);
         assert!(!of(&[], false).ticks(5).is_empty());
+        let widest = Scale::covering([LEAST, 1.0 / LEAST].into_iter(), true, 0.04);
+        assert!(widest.place(1.0 / LEAST) <= 1.0 && !widest.ticks(6).is_empty());
     }
 
     proptest! {
