@@ -186,7 +186,8 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
 
     run(&folder.train("first", &["--ledger", &ledger]));
     let spent = json(&["ledger", "show", &ledger]);
-    assert_eq!(spent["epsilon_spent"], 2.0);
+    let epsilon = spent["epsilon_spent"].as_f64().unwrap();
+    assert!(epsilon <= 2.0 && epsilon > 2.0 - 1e-9, "{epsilon}");
     // Resuming is no second release.
     json(&["train", "--resume", &folder.text("first")]);
     assert_eq!(json(&["ledger", "show", &ledger])["releases"].as_array().unwrap().len(), 1);

@@ -74,7 +74,7 @@ impl Tensors {
 
     /// Changes the numbers of one tensor, for tests of what a forged file can do.
     #[cfg(test)]
-    pub(crate) fn tamper(&mut self, change: &mut dyn FnMut(&mut [f64]), which: usize) {
+    pub(crate) fn tamper(&mut self, which: usize, change: &mut dyn FnMut(&mut [f64])) {
         let names: Vec<String> =
             self.0.iter().filter(|(_, t)| !t.bytes.is_empty()).map(|(name, _)| name.clone()).collect();
         let name = &names[which % names.len()];

@@ -155,19 +155,17 @@ fn run(files: usize, seed: u64) -> (usize, usize) {
         if rng.random() {
             assert!(edit(&mut header, &mut rng), "{label}");
         } else {
-            tensors.tamper(
-                &mut |values| {
-                    let at = rng.random_range(0..values.len());
-                    values[at] = match rng.random_range(0..5) {
-                        0 => -values[at],
-                        1 => values[at] * (1.0 + 1e-6),
-                        2 => values[at] * 0.5,
-                        3 => 0.0,
-                        _ => values[at] * 1e8 + f64::from(rng.next_u32() % 3),
-                    };
-                },
-                rng.random_range(0..1000),
-            );
+            let which = rng.random_range(0..1000);
+            tensors.tamper(which, &mut |values| {
+                let at = rng.random_range(0..values.len());
+                values[at] = match rng.random_range(0..5) {
+                    0 => -values[at],
+                    1 => values[at] * (1.0 + 1e-6),
+                    2 => values[at] * 0.5,
+                    3 => 0.0,
+                    _ => values[at] * 1e8 + f64::from(rng.next_u32() % 3),
+                };
+            });
         }
         match verified(&tensors::write(&header.to_string(), &tensors).unwrap()) {
             Err(_) => refused += 1,
