@@ -32,8 +32,8 @@ fn workload(rng: &mut Random) -> Workload {
         1 => Average::Ema(rng.random_range(0.1..0.95)),
         _ => Average::None,
     };
-    let optimizer =
-        Optimizer { momentum, nesterov: rng.random(), weight_decay, coupled: rng.random(), average };
+    let (nesterov, coupled) = (momentum > 0.0 && rng.random(), weight_decay > 0.0 && rng.random());
+    let optimizer = Optimizer { momentum, nesterov, weight_decay, coupled, average };
     Workload::sgd(rates, optimizer).unwrap()
 }
 
