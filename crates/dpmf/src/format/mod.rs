@@ -107,7 +107,7 @@ pub fn pack(mechanism: Option<&Mechanism>, recipe: Option<&Value>) -> Result<Vec
 /// Errors: [`Error::Format`] for anything that is not a whole, consistent file, including one whose sensitivity or ε is
 /// below what its coefficients and noise prove.
 pub fn unpack(bytes: &[u8]) -> Result<File> {
-    let Contents { header, mut tensors, sha256 } = tensors::read(bytes)?;
+    let Contents { header, mut tensors, sha256, intact } = tensors::read(bytes)?;
     let bad = |error: serde_json::Error| damaged(format!("bad header: {error}"));
     let value: Value = serde_json::from_str(&header).map_err(bad)?;
     match value.get("format").and_then(Value::as_u64) {
@@ -125,6 +125,9 @@ pub fn unpack(bytes: &[u8]) -> Result<File> {
             )));
         }
         None => return Err(damaged("its header states no format".into())),
+    }
+    if !intact {
+        return Err(damaged("the hash does not match: the file is damaged or was edited".into()));
     }
     // From the text once more: a JSON value would lose the digits of numbers, and unknown fields.
     let Header { mechanism, recipe, .. } = serde_json::from_str(&header).map_err(bad)?;
