@@ -82,3 +82,17 @@ def test_samplers_that_keep_it():
         MOMENTUM.check_sampling("sorted")
     with pytest.raises(ValueError, match="epochs is 0"):
         MOMENTUM.check_sampling("epochs", epochs=0)
+
+
+def test_a_warm_up_from_zero_is_checked_up_to_its_scale():
+    schedule = [0.0, 0.5, 1.0, 1.0, 0.0]
+    mechanism = dpmf.plan(schedule=schedule, epsilon=2, delta=1e-6)
+    mechanism.check_optimizer(learning_rates=[0.3 * rate for rate in schedule])
+    mechanism.check_optimizer(learning_rates=[0.0])
+    for rates in ([0.1], [0.0, 0.15, 0.2], [0.0, 0.1, 0.2, 0.2, 0.1]):
+        with pytest.raises(dpmf.MismatchError, match="plan with"):
+            mechanism.check_optimizer(learning_rates=rates)
+    for step, rate in enumerate(schedule):
+        mechanism.check_learning_rate(step, 0.3 * rate, 0.0)
+    with pytest.raises(dpmf.MismatchError, match="step 0 has learning rate 0.1"):
+        mechanism.check_learning_rate(0, 0.1, 0.1)

@@ -174,12 +174,12 @@ def test_compare_has_the_rows_of_the_command_line():
     assert by_name["independent"]["ratio_to_bound"] > by_name["honaker-online"]["ratio_to_bound"] > 1.1
     # The stream of the tolerance has its place among those with a number of buffers, each number once.
     best = dpmf.make_mechanism(WORKLOADS["momentum"]).buffers
-    only = dpmf.compare(WORKLOADS["momentum"], ["tree", "state-space"], buffers=[best + 2, best - 1, best])
+    only = dpmf.compare(WORKLOADS["momentum"], ["tree", "state-space"], buffers=[best + 1, best - 1, best])
     assert [row["mechanism"] for row in only] == ["tree"] + 3 * ["state-space"]
-    assert [row["buffers"] for row in only[1:]] == [best - 1, best, best + 2]
-    chosen = dpmf.compare(WORKLOADS["momentum"], ["optimal:tolerance=1e-4", "state-space:buffers=3", "optimal"])
+    assert [row["buffers"] for row in only[1:]] == [best - 1, best, best + 1]
+    chosen = dpmf.compare(WORKLOADS["momentum"], ["optimal:tolerance=1e-4", "state-space:buffers=1", "optimal"])
     assert [(row["mechanism"], row["buffers"]) for row in chosen] == [
-        ("optimal", best), ("state-space", 3), ("optimal", None)]
+        ("optimal", best), ("state-space", 1), ("optimal", None)]
     assert chosen[2] == by_name["optimal"]
 
 
@@ -342,7 +342,7 @@ def test_mechanisms_show_themselves():
     mechanism = planned()
     text = repr(mechanism)
     for part in ("momentum 0.9, 32 steps", f"optimal (state-space), {mechanism.buffers} model-sized buffers",
-                 "times the lower bound", "ε = 8.0000, δ = 1e-6, each user in at most one step"):
+                 "times the lower bound", "ε = 8.0000, δ = 1e-6, each record in at most one step"):
         assert part in text
     dense = repr(dpmf.make_mechanism(WORKLOADS["momentum"], dense=True))
     assert "optimal:dense (dense), all earlier noise drawn again" in dense and "not calibrated" in dense

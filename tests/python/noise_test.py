@@ -109,17 +109,19 @@ def test_words_name_a_run_only_where_it_may_begin_again(tmp_path):
     for secret in (dpmf.NoiseKey.generate(), key, dpmf.NoiseKey.read(tmp_path / "key")):
         for options in (dict(), dict(unit_noise=True)):
             with pytest.raises(ValueError, match=r'run is "test", .* begins again with the same noise at every start.*'
-                                                 r"leave run out.*\.run \(32 hexadecimal digits\).*DurableStream"):
+                                                 r"leave run out.*\.run \(32 hexadecimal digits\).*from_seed"):
                 stream(key=secret, **options)
     first = stream(key=key, run=None)
     row = first.next_row()
     assert np.array_equal(row, stream(key=key, run=first.run).next_row())
     assert not np.array_equal(row, stream(key=key, run=None).next_row())
     assert stream(run="words").run == stream(run="words").run != first.run
-    # With a journal words are as good: it is opened where it was left.
-    values = np.zeros(DIMENSION, np.float32)
-    with dpmf.DurableStream.create(MECHANISM, key, tmp_path / "journal", run="words", dimension=DIMENSION) as source:
-        source.release(values)
+    # A journal is no help where it is lost or another is begun beside it.
+    with pytest.raises(ValueError, match="begins again with the same noise"):
+        dpmf.DurableStream.create(MECHANISM, key, tmp_path / "journal", run="words", dimension=DIMENSION)
+    assert not (tmp_path / "journal").exists()
+    with dpmf.DurableStream.create(MECHANISM, key, tmp_path / "journal", run=first.run, dimension=DIMENSION) as source:
+        source.release(np.zeros(DIMENSION, np.float32))
     with dpmf.DurableStream.open(MECHANISM, key, tmp_path / "journal", dimension=DIMENSION) as again:
         assert again.recorded_steps == 1
         with pytest.raises(dpmf.StepReusedError):

@@ -231,7 +231,7 @@ impl Mechanism {
     fn verify(&self, py: Python<'_>) -> PyResult<Option<Certificate>> {
         let recomputed = run(py, || self.inner.recompute_bound())?;
         let (Some(bound), Some(recomputed)) = (self.inner.bound(), recomputed) else { return Ok(None) };
-        if bound.lower_bound > recomputed * (1.0 + 1e-9) {
+        if bound.lower_bound > recomputed {
             let message = format!("the lower bound {} is overstated: it is {recomputed}", bound.lower_bound);
             return Err(raise(py, "format", message));
         }
@@ -284,6 +284,18 @@ impl Mechanism {
             return self.check_steps(py, step + 1);
         }
         let Some((_, rates)) = self.inner.workload().optimizer() else { return Ok(()) };
+        if rates[0] == 0.0 {
+            // A warm-up from 0: the scale of the optimizer is not known, only which of its steps are still.
+            if (rates[step] == 0.0) == (learning_rate == 0.0) {
+                return Ok(());
+            }
+            let message = format!(
+                "step {step} has learning rate {learning_rate}, but the mechanism was planned for {} of its schedule: \
+                 plan with schedule=[…] holding the learning rates of all steps",
+                rates[step]
+            );
+            return Err(raise(py, "mismatch", message));
+        }
         let (planned, actual) = (rates[step] / rates[0], learning_rate / first_learning_rate);
         if differs(planned, actual) {
             let message = format!(
@@ -476,13 +488,23 @@ fn rate_mismatch(planned: &[f64], actual: &[f64], planned_decay: f64, actual_dec
             actual.len()
         ));
     }
-    let (&first, &planned_first) = (actual.first()?, planned.first()?);
+    // Up to a common factor, known from the largest step that is planned: the first may be 0.
+    let known = planned.iter().zip(actual).enumerate();
+    let (largest, (&planned_first, &first)) = known.reduce(|a, b| if b.1.0 > a.1.0 { b } else { a })?;
+    if planned_first == 0.0 {
+        return actual.iter().any(|rate| *rate != 0.0).then(|| {
+            "the first learning rates are not 0, but the mechanism was planned for 0 there: plan with schedule=[…] \
+             holding the learning rates of all steps"
+                .into()
+        });
+    }
     let step = planned.iter().zip(actual).position(|(p, a)| differs(p / planned_first, a / first));
     if let Some(step) = step {
         return Some(format!(
-            "step {step} has {} times the learning rate of the first step, but the mechanism was planned for {} times: \
-             plan with schedule=[…] holding the learning rates of all steps",
+            "step {step} has {} times the learning rate of {}, but the mechanism was planned for {} times: plan with \
+             schedule=[…] holding the learning rates of all steps",
             actual[step] / first,
+            if largest == 0 { "the first step".into() } else { format!("step {largest}") },
             planned[step] / planned_first
         ));
     }

@@ -31,8 +31,8 @@ pub struct Mechanism {
     privacy: Option<PrivacyStatement>,
 }
 
-/// What a sensitivity is raised by when it is first computed. Other machines may add its terms in another order and
-/// come out a little higher; below what is stated they must be, or a file is refused.
+/// What a sensitivity is raised by, and a bound lowered, when it is first computed. Other machines may add the terms in
+/// another order and come out a little apart; yet they must find what is stated to hold, or a file is refused.
 const MARGIN: f64 = 1.0 / (1_u64 << 40) as f64;
 
 /// What a guarantee is about.
@@ -220,9 +220,8 @@ impl Mechanism {
         self.privacy.as_ref()
     }
 
-    /// The lower bound evaluated anew at its dual variable, without trusting the number that is stored.
-    ///
-    /// Cost: one evaluation of `diag X(v)`.
+    /// The lower bound proved anew at its dual variable, without trusting the number that is stored, which holds if it is
+    /// not larger.
     pub fn recompute_bound(&self) -> Result<Option<f64>> {
         self.bound.as_ref().map(|bound| lower_bound_at(&self.workload, &bound.v)).transpose()
     }
@@ -338,7 +337,7 @@ impl From<&Optimum> for Bound {
     fn from(optimum: &Optimum) -> Self {
         Self {
             v: optimum.v.clone(),
-            lower_bound: optimum.certificate.lower_bound,
+            lower_bound: optimum.certificate.lower_bound * (1.0 - MARGIN),
             iterations: optimum.certificate.iterations,
         }
     }

@@ -96,7 +96,9 @@ impl Participation {
     /// Errors: [`Error::Unsupported`] for a pattern that no form covers yet.
     pub fn sensitivity(self, form: &dyn Representation) -> Result<Sensitivity> {
         self.supported()?;
-        let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
+        // What is no number is larger than any.
+        let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
+        let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, larger);
         // The square root may round down by half a unit in the last place.
         Ok(Sensitivity { gamma: largest.sqrt().next_up(), exact: true })
     }

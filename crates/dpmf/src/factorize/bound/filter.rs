@@ -123,8 +123,9 @@ impl<const K: usize> Nodes<'_, K> {
             log_det += 2.0 * diagonal + weight;
             size += 2.0 * diagonal.abs() + weight.abs();
         }
-        // Logarithms to an ulp, and a sum of n numbers.
-        (trace, log_det - (self.v.len() as f64 + 4.0) * f64::EPSILON * size)
+        // Logarithms to an ulp, of numbers rounded once, and a sum of n of them.
+        let n = self.v.len() as f64;
+        (trace, log_det - f64::EPSILON * ((n + 4.0) * size + 4.0 * n))
     }
 
     /// `ln det(1 + M/2^q)` for `q, q − 1, …`, rounded down.

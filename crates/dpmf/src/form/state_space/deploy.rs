@@ -21,21 +21,20 @@ impl StateSpace {
         self.deployed_to(&targets)
     }
 
-    /// [`StateSpace::deployed`], but columns whose norm is far from the largest keep their ratio to it; `None` if there
-    /// are none.
+    /// Squared column norms to deploy to if those far from the largest keep their ratio to it; `None` if there are none.
     ///
     /// Such a column is one whose constraint does not bind: the optimum wants it short, and to stretch it would cost
     /// in first order.
-    pub(super) fn deployed_with_slack(self) -> Option<Result<Self>> {
+    pub(super) fn slack(&self) -> Option<Vec<f64>> {
         let norms = self.encoder_column_norms_sq();
         let largest = norms.iter().copied().fold(0.0, f64::max);
         let target = |norm: &f64| if *norm < BINDING * largest { norm / largest } else { 1.0 };
         let targets: Vec<f64> = norms.iter().map(target).collect();
-        targets.iter().any(|&target| target < 1.0).then(|| self.deployed_to(&targets))
+        targets.iter().any(|&target| target < 1.0).then_some(targets)
     }
 
     /// Coefficients on the f32 grid, squared column norms at most the targets.
-    fn deployed_to(mut self, targets: &[f64]) -> Result<Self> {
+    pub(super) fn deployed_to(mut self, targets: &[f64]) -> Result<Self> {
         let r = self.order;
         let Parts { input, increment, .. } = &mut self.parts;
         for values in [input, increment] {

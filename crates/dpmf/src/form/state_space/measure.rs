@@ -128,7 +128,12 @@ impl ColumnNorms {
     /// Squared norm of the column of this step if its `d` were 1, not rounded down.
     pub fn with_unit_direct(&self, step: Step<'_>) -> f64 {
         let energy = self.energy.of(step.input);
-        if energy > 0.0 { (1.0 + energy).next_up() } else { 1.0 }
+        match energy {
+            // Something overflowed, and what it met is lost.
+            _ if energy.is_nan() => f64::INFINITY,
+            _ if energy > 0.0 => (1.0 + energy).next_up(),
+            _ => 1.0,
+        }
     }
 
     /// Squared norm of a column for the direct coefficient `d`, given that for 1; not rounded down.

@@ -341,3 +341,16 @@ fn slow_poles_keep_their_digits() {
         }
     }
 }
+
+/// Coefficients of f32 whose Gramian overflows in f64: infinity times zero must not pass for nothing.
+#[test]
+fn no_sensitivity_hides_in_an_overflow() {
+    let parts = Parts {
+        direct: vec![1.0, 1e-38, 1e-38, 1e-38],
+        output: [1e38, 0.0].repeat(4),
+        input: [1e38, 0.0].repeat(4),
+        increment: [0.0; 3].repeat(4),
+    };
+    let norms = StateSpace::from_parts(2, parts).unwrap().encoder_column_norms_sq();
+    assert_eq!(norms[0], f64::INFINITY);
+}

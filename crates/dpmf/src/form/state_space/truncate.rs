@@ -96,7 +96,7 @@ fn deployed(filter: StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> Result<(
     let loss = |filter: &StateSpace| {
         filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
     };
-    let slack = filter.clone().deployed_with_slack().transpose()?;
+    let slack = filter.slack().map(|targets| filter.clone().deployed_to(&targets)).transpose()?;
     let full = filter.deployed()?;
     let least = loss(&full);
     Ok(match slack.map(|slack| (loss(&slack), slack)) {
