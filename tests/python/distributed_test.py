@@ -82,7 +82,9 @@ def draw(rank, key, directory):
     dimension = sum(p.numel() for p in model.parameters())
     stream = optimizer._noise.stream
     assert optimizer.coordinates == dpmf.torch.shard(dimension) == stream.coordinates
-    assert stream.memory == optimizer.mechanism.buffers * 4 * len(optimizer.coordinates)
+    # Whole packets of 64 coordinates, also at the edges of a shard.
+    packets = -(-optimizer.coordinates.stop // 64) - optimizer.coordinates.start // 64
+    assert stream.memory == optimizer.mechanism.buffers * 4 * 64 * packets
     rows = torch.stack([noise_alone(optimizer) for _ in range(STEPS)])
     np.save(directory / f"rows-{rank}.npy", rows.numpy())
 

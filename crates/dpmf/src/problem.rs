@@ -106,13 +106,16 @@ impl Problem {
         if self.workload.recurrence().is_some() { Ok(self) } else { self.prefix_sum() }
     }
 
-    /// The decoder `B` of the dense optimum.
+    /// The decoder `B` of the dense optimum, after the recurrence that designs use: its diagonal is positive also where a
+    /// step size is zero.
     ///
-    /// Errors: those of the solver; more steps than a dense matrix holds.
+    /// Errors: those of the solver; more steps than a dense matrix holds; a workload that is a matrix.
     pub fn decoder(&self, observe: Observer<'_>) -> Result<MatRef<'_, f64>> {
         let decoder = solved(&self.decoder, || {
-            let dense = self.optimum(observe)?.to_dense(&self.workload)?.0;
-            Ok(self.workload.times(dense.coloring().to_owned()))
+            let mut decoder = self.optimum(observe)?.to_dense(&self.workload)?.0.coloring().to_owned();
+            let recurrence = self.recurrence()?;
+            (0..decoder.ncols()).for_each(|j| recurrence.apply(decoder.col_as_slice_mut(j)));
+            Ok(decoder)
         })?;
         Ok(decoder.as_ref())
     }
