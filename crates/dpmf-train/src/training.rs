@@ -13,6 +13,7 @@ use dpmf::noise::{DurableStream, NoiseStream};
 use rand::{Rng, SeedableRng};
 
 /// Where the noise of a run comes from.
+#[allow(clippy::large_enum_variant, reason = "a run has one")]
 pub enum Noise {
     /// None: no privacy.
     None,

@@ -98,3 +98,39 @@ impl fmt::Display for Identity {
         f.write_str(&crate::tensors::hex(&self.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::form::StateSpace;
+
+    /// Also those that no mechanism covers yet: each has an identity of its own.
+    #[test]
+    fn participation_sampling_and_scale_are_told_apart() {
+        let (workload, form) =
+            (Workload::prefix_sum(8).unwrap(), Form::StateSpace(StateSpace::independent(8).unwrap()));
+        let of = |participation: &str, sampling: &str, noise| {
+            let (participation, sampling) = (participation.parse().unwrap(), sampling.parse().unwrap());
+            Identity::new(&workload, &form, participation, sampling, noise)
+        };
+        let all = [
+            of("single", "none", None),
+            of("epochs:1", "none", None),
+            of("epochs:2", "none", None),
+            of("min-separation:2", "none", None),
+            of("min-separation:2:1", "none", None),
+            of("min-separation:1:2", "none", None),
+            of("single", "cyclic-poisson:1:0.5", None),
+            of("single", "cyclic-poisson:1:0.25", None),
+            of("single", "cyclic-poisson:2:0.5", None),
+            of("single", "balls-in-bins:1", None),
+            of("single", "balls-in-bins:2", None),
+            of("single", "none", Some([1.0, 1.0, 2.0])),
+            of("single", "none", Some([1.0, 2.0, 1.0])),
+            of("single", "none", Some([2.0, 1.0, 1.0])),
+        ];
+        for (i, identity) in all.iter().enumerate() {
+            assert!(!all[..i].contains(identity), "{i}");
+        }
+    }
+}

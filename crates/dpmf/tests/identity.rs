@@ -10,6 +10,9 @@ use dpmf::{Average, Form, Mechanism, Optimizer, Participation, Workload, format}
 
 const STEPS: usize = 4;
 
+/// A change of a case.
+type Change = fn(&mut Case);
+
 #[derive(Clone)]
 struct Case {
     rates: Vec<f64>,
@@ -85,16 +88,16 @@ fn one_stream_is_pinned_end_to_end() {
 #[test]
 fn what_decides_the_noise_changes_the_identity() {
     let base = Case::default();
-    let changes: [(&str, Box<dyn Fn(&mut Case)>); 9] = [
-        ("a coefficient", Box::new(|case| case.output = case.output.next_up() as f32 as f64 + 1e-7)),
-        ("σ", Box::new(|case| case.noise_multiplier = case.noise_multiplier.next_up())),
-        ("the clip", Box::new(|case| case.clip = case.clip.next_up())),
-        ("a step size", Box::new(|case| case.rates[3] = case.rates[3].next_up())),
-        ("momentum", Box::new(|case| case.optimizer.momentum = 0.6)),
-        ("Nesterov", Box::new(|case| case.optimizer.nesterov = true)),
-        ("weight decay", Box::new(|case| case.optimizer.weight_decay = 0.1)),
-        ("the average", Box::new(|case| case.optimizer.average = Average::Uniform)),
-        ("its parameter", Box::new(|case| case.optimizer.average = Average::Ema(0.5))),
+    let changes: [(&str, Change); 9] = [
+        ("a coefficient", |case| case.output = case.output.next_up() as f32 as f64 + 1e-7),
+        ("σ", |case| case.noise_multiplier = case.noise_multiplier.next_up()),
+        ("the clip", |case| case.clip = case.clip.next_up()),
+        ("a step size", |case| case.rates[3] = case.rates[3].next_up()),
+        ("momentum", |case| case.optimizer.momentum = 0.6),
+        ("Nesterov", |case| case.optimizer.nesterov = true),
+        ("weight decay", |case| case.optimizer.weight_decay = 0.1),
+        ("the average", |case| case.optimizer.average = Average::Uniform),
+        ("its parameter", |case| case.optimizer.average = Average::Ema(0.5)),
     ];
     let mut seen = vec![base.mechanism().identity(), base.uncalibrated().identity()];
     for (what, change) in changes {
