@@ -14,7 +14,7 @@ use super::key::RunId;
 use super::stream::NoiseStream;
 use crate::disk::{Access, File, Lock, Place};
 use crate::error::{Error, Result};
-use records::{HEADER, Kind, Records, damaged};
+use records::{HEADER, Kind, RECORD, Records, damaged};
 use std::io::{ErrorKind, Read, Write};
 
 /// A [`NoiseStream`] with a journal: what training that may crash should use.
@@ -60,11 +60,6 @@ impl DurableStream {
     }
 
     fn resume(stream: NoiseStream, journal: Journal) -> Result<Self> {
-        let (reached, recorded) = (stream.next_step(), journal.records.steps());
-        if reached > recorded {
-            let reason = format!("it records {recorded} steps, but the stream has passed {reached}");
-            return Err(damaged(journal.place.path(), &reason));
-        }
         let mut durable = Self { stream, journal, halted: false };
         durable.pass_burned()?;
         Ok(durable)
@@ -81,6 +76,19 @@ impl DurableStream {
         let read = place.open()?.take(HEADER as u64).read_to_end(&mut header);
         read.map_err(|source| Error::Io { path: place.path().into(), source })?;
         records::run_of(&header, place.path())
+    }
+
+    /// Number of records in a journal, by its length alone; nothing if there is none.
+    ///
+    /// Errors: those of [`DurableStream::run_of`].
+    pub fn steps_of(place: impl Into<Place>) -> Result<Option<usize>> {
+        let place = place.into();
+        if !place.exists()? {
+            return Ok(None);
+        }
+        Self::run_of(&place)?;
+        let length = usize::try_from(place.open()?.metadata()?.length).unwrap_or(usize::MAX);
+        Ok(Some(length.saturating_sub(HEADER).div_ceil(RECORD)))
     }
 
     /// The stream.
@@ -174,7 +182,6 @@ impl DurableStream {
 
 /// The file of the records.
 struct Journal {
-    place: Place,
     records: Records,
     /// Positioned behind the last record, and durable up to there.
     file: File,
@@ -190,7 +197,7 @@ impl Journal {
         let mut records = Records::new(stream.key(), plan);
         let header = records.begin(stream);
         let file = place.replace(Access::Owner, |file| file.write_all(&header))?;
-        Ok(Self { place, records, file, _lock })
+        Ok(Self { records, file, _lock })
     }
 
     fn open(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
@@ -198,8 +205,13 @@ impl Journal {
         let bytes = place.read_if_any()?.ok_or_else(|| records::gone(place.path()))?;
         let mut records = Records::new(stream.key(), plan);
         let whole = records.read(stream, &bytes, place.path())?;
+        let (reached, recorded) = (stream.next_step(), records.steps());
+        if reached > recorded {
+            let reason = format!("it records {recorded} steps, but the stream has passed {reached}");
+            return Err(damaged(place.path(), &reason));
+        }
         let file = place.replace(Access::Owner, |file| file.write_all(&bytes[..whole]))?;
-        Ok(Self { place, records, file, _lock })
+        Ok(Self { records, file, _lock })
     }
 
     /// Appends a record and waits until it is on disk.
@@ -212,5 +224,7 @@ impl Journal {
     }
 }
 
+#[cfg(test)]
+mod schedules;
 #[cfg(test)]
 mod tests;

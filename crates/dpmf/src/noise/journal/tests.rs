@@ -1,4 +1,4 @@
-use super::records::{LEAF, RECORD, TAG};
+use super::records::{LEAF, TAG};
 use super::*;
 use crate::disk::Simulated;
 use crate::disk::simulated::Event;
@@ -10,12 +10,16 @@ use std::path::PathBuf;
 
 const STEPS: usize = 12;
 const WIDTH: usize = 30;
-const PLAN: [u8; 32] = [7; 32];
+pub(super) const PLAN: [u8; 32] = [7; 32];
+
+pub(super) fn stream_of_steps(run: u8, steps: usize, width: usize) -> NoiseStream {
+    let tree = Tree::new(steps, Decoder::HonakerOnline).unwrap().rounded().unwrap();
+    let key = NoiseKey::from_seed(1).stream(Identity([2; 32]), RunId([run; 16]));
+    NoiseStream::assemble(tree.engine(1).unwrap(), None, key, 0..width as u64, 1.0).unwrap()
+}
 
 fn stream_of(run: u8) -> NoiseStream {
-    let tree = Tree::new(STEPS, Decoder::HonakerOnline).unwrap().rounded().unwrap();
-    let key = NoiseKey::from_seed(1).stream(Identity([2; 32]), RunId([run; 16]));
-    NoiseStream::assemble(tree.engine(1).unwrap(), None, key, 0..WIDTH as u64, 1.0).unwrap()
+    stream_of_steps(run, STEPS, WIDTH)
 }
 
 fn stream() -> NoiseStream {
@@ -267,6 +271,8 @@ fn a_journal_names_its_run() {
     let mut durable = run.create();
     release(&mut durable, 0);
     assert_eq!(DurableStream::run_of(run.journal()).unwrap(), RunId([3; 16]));
+    assert_eq!(DurableStream::steps_of(run.journal()).unwrap(), Some(1));
+    assert_eq!(DurableStream::steps_of(run.folder.path().join("none")).unwrap(), None);
     let whole = fs::read(run.journal()).unwrap();
     for bytes in [&whole[..HEADER - 1], &[0; HEADER]] {
         fs::write(run.checkpoint(), bytes).unwrap();
