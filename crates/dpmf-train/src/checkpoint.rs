@@ -4,39 +4,40 @@ use crate::error::{Error, Result};
 use crate::server::Server;
 use crate::training::{Noise, Training};
 use crate::{Model, Users};
-use dpmf::disk::{self, Access};
+use dpmf::disk::{self, Access, Place};
 use dpmf::noise::NoiseStream;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::HashMap;
-use std::fs;
+use std::ffi::OsStr;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Checkpoints in a directory: for each, the state of the server and that of the noise.
 ///
 /// The server's is a safetensors file of f32 vectors (`parameters`, `momentum`, `average`) that other tools open; the
 /// noise's is encrypted. A checkpoint counts when both are whole; the newest stays, older ones go.
 pub struct Checkpoints {
-    directory: PathBuf,
+    directory: Place,
 }
 
 impl Checkpoints {
     /// Checkpoints in a directory that exists.
-    pub fn new(directory: impl Into<PathBuf>) -> Self {
+    pub fn new(directory: impl Into<Place>) -> Self {
         Self { directory: directory.into() }
     }
 
-    fn server_path(&self, round: usize) -> PathBuf {
+    fn server_place(&self, round: usize) -> Place {
         self.directory.join(format!("server-{round:08}.safetensors"))
     }
 
-    fn stream_path(&self, round: usize) -> PathBuf {
+    fn stream_place(&self, round: usize) -> Place {
         self.directory.join(format!("stream-{round:08}.checkpoint"))
     }
 
-    /// Writes a checkpoint of a run and removes older ones. A run without a journal leaves none of its noise.
+    /// Writes a checkpoint of a run and removes older ones, with all that a crash left of them. A run without a journal
+    /// leaves none of its noise.
     ///
-    /// Errors: [`dpmf::Error::Io`], with older checkpoints as they were.
+    /// Errors: [`dpmf::Error::Io`], with the newest checkpoint as it was.
     pub fn save<M, D>(&self, training: &Training<'_, M, D>) -> Result<()>
     where
         M: Model,
@@ -45,18 +46,13 @@ impl Checkpoints {
         let round = training.done();
         // The stream first: the server's file completes the pair.
         if let Noise::Durable(durable) = training.noise() {
-            durable.checkpoint(self.stream_path(round))?;
+            durable.checkpoint(self.stream_place(round))?;
         }
         let bytes = encode(training.server());
-        disk::replace(&self.server_path(round), Access::Owner, |file| file.write_all(&bytes))?;
-        for old in self.rounds()?.into_iter().filter(|old| *old != round) {
-            for path in [self.server_path(old), self.stream_path(old)] {
-                match fs::remove_file(&path) {
-                    Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(Error::Io { path, source });
-                    }
-                    _ => {}
-                }
+        disk::replace(self.server_place(round), Access::Owner, |file| file.write_all(&bytes))?;
+        for name in self.directory.list()? {
+            if file_of(&name).is_some_and(|(_, old)| old != round) {
+                self.directory.join(name).remove()?;
             }
         }
         Ok(())
@@ -66,17 +62,21 @@ impl Checkpoints {
     ///
     /// Errors: a directory that cannot be read.
     pub fn newest(&self) -> Result<Option<usize>> {
-        Ok(self.rounds()?.into_iter().max())
+        let names = self.directory.list()?;
+        let rounds = names.iter().filter_map(|name| file_of(name));
+        Ok(rounds.filter(|(half, _)| *half == Half::Server).map(|(_, round)| round).max())
     }
 
     /// Takes a stream to the newest checkpoint; as it is if there is none.
     ///
-    /// Errors: those of [`NoiseStream::restore`].
+    /// Errors: those of [`NoiseStream::restore`]; a checkpoint without the half of the stream.
     pub fn restore_stream(&self, stream: NoiseStream) -> Result<NoiseStream> {
-        match self.newest()? {
-            Some(round) => Ok(stream.restore(self.stream_path(round))?),
-            None => Ok(stream),
+        let Some(round) = self.newest()? else { return Ok(stream) };
+        let place = self.stream_place(round);
+        if !place.exists()? {
+            return Err(Error::lost(place.path(), "the checkpoint of the noise"));
         }
+        Ok(stream.restore(place)?)
     }
 
     /// Takes the server of a run to the newest checkpoint; leaves it if there is none.
@@ -88,35 +88,42 @@ impl Checkpoints {
         D: Users<Domain = M::Domain>,
     {
         let Some(round) = self.newest()? else { return Ok(()) };
-        let path = self.server_path(round);
-        let bytes = fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let buffers = decode(&bytes, &path)?;
+        let place = self.server_place(round);
+        let buffers = decode(&place.read()?, place.path())?;
         if !training.server_mut().restore(round, buffers) {
-            return Err(Error::Run { path, message: "it belongs to another model or optimizer".into() });
+            let message = "it belongs to another model or optimizer".into();
+            return Err(Error::Run { path: place.path().into(), message });
         }
         Ok(())
     }
+}
 
-    /// Rounds whose server file is there.
-    fn rounds(&self) -> Result<Vec<usize>> {
-        let io = |source| Error::Io { path: self.directory.clone(), source };
-        let mut rounds = Vec::new();
-        for entry in fs::read_dir(&self.directory).map_err(io)? {
-            let name = entry.map_err(io)?.file_name();
-            let round =
-                name.to_str().and_then(|name| name.strip_prefix("server-")?.strip_suffix(".safetensors"));
-            rounds.extend(round.and_then(|round| round.parse::<usize>().ok()));
-        }
-        Ok(rounds)
-    }
+/// A half of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    Server,
+    Stream,
+    /// One that a crash left unfinished.
+    Partial,
+}
+
+/// Which half of the checkpoint of which round a file is.
+fn file_of(name: &OsStr) -> Option<(Half, usize)> {
+    let name = name.to_str()?;
+    let (name, partial) = name.strip_suffix(".partial").map_or((name, false), |name| (name, true));
+    let (half, round) = match name.strip_prefix("server-") {
+        Some(rest) => (Half::Server, rest.strip_suffix(".safetensors")?),
+        None => (Half::Stream, name.strip_prefix("stream-")?.strip_suffix(".checkpoint")?),
+    };
+    Some((if partial { Half::Partial } else { half }, round.parse().ok()?))
 }
 
 /// Writes parameters to a safetensors file, as one vector `parameters`.
 ///
 /// Errors: [`dpmf::Error::Io`].
-pub fn write_parameters(path: &Path, parameters: &[f32]) -> Result<()> {
+pub fn write_parameters(place: impl Into<Place>, parameters: &[f32]) -> Result<()> {
     let bytes = encode_buffers(&[("parameters", parameters)]);
-    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(&bytes))?)
+    Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&bytes))?)
 }
 
 fn encode(server: &Server) -> Vec<u8> {

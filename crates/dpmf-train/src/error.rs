@@ -67,6 +67,15 @@ impl Error {
         Self::InvalidArgument { name, value: value.to_string(), rule }
     }
 
+    /// A file that a run cannot go on without.
+    pub(crate) fn lost(path: &std::path::Path, what: &str) -> Self {
+        let message = format!(
+            "{what} of the run is gone: it cannot be resumed. What was released stays private; begin a new run with a \
+             new key"
+        );
+        Self::Run { path: path.into(), message }
+    }
+
     /// A plan whose file is not known yet.
     pub(crate) fn plan(message: String) -> Self {
         Self::Run { path: "plan".into(), message }

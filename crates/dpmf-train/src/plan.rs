@@ -3,13 +3,12 @@
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
 use crate::recipe::{Choice, Privacy, Recipe};
-use dpmf::disk::{self, Access};
+use dpmf::disk::{self, Access, Place};
 use dpmf::factorize::Observer;
 use dpmf::mechanism::Conditions;
 use dpmf::{Mechanism, Problem, Workload, format};
 use sha2::{Digest, Sha256};
 use std::io::Write;
-use std::path::Path;
 
 /// Everything that decides a run but data, model and key.
 ///
@@ -109,16 +108,17 @@ impl Plan {
     /// Writes the plan at once or not at all.
     ///
     /// Errors: [`dpmf::Error::Io`].
-    pub fn save(&self, path: &Path) -> Result<()> {
-        Ok(disk::replace(path, Access::Everyone, |file| file.write_all(&self.bytes))?)
+    pub fn save(&self, place: impl Into<Place>) -> Result<()> {
+        Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&self.bytes))?)
     }
 
     /// Reads a plan.
     ///
     /// Errors: a file that is none, or whose parts do not agree.
-    pub fn load(path: &Path) -> Result<Self> {
-        let bad = |message: String| Error::Run { path: path.into(), message };
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    pub fn load(place: impl Into<Place>) -> Result<Self> {
+        let place = place.into();
+        let bad = |message: String| Error::Run { path: place.path().into(), message };
+        let bytes = place.read()?;
         let format::File { mechanism, recipe, .. } =
             format::unpack(&bytes).map_err(|error| bad(error.to_string().replacen("<memory>: ", "", 1)))?;
         let recipe =

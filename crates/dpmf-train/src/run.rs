@@ -1,5 +1,7 @@
 //! A run from the first round to its result, in memory or in a directory that survives crashes.
 
+mod folder;
+
 use crate::checkpoint::{Checkpoints, write_parameters};
 use crate::clients::evaluate;
 use crate::data::Split;
@@ -9,13 +11,12 @@ use crate::training::{Noise, Training};
 use crate::{Domain, Model, Score, Users};
 use dpmf::Mechanism;
 use dpmf::accounting::KeyOrigin;
-use dpmf::disk::{self, Access};
+use dpmf::disk::Place;
 use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use folder::{CURVE, Folder, JOURNAL, KEY, MANIFEST, MODEL, Manifest, OUTCOME, PLAN, read_json, write_json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// A digest of everything that users hold, to tell data sets apart.
@@ -48,10 +49,11 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    fn key(&self) -> dpmf::Result<NoiseKey> {
+    /// The key; its file is on the disk of `place`.
+    fn key(&self, place: &Place) -> dpmf::Result<NoiseKey> {
         match self {
             KeySource::System => NoiseKey::generate(),
-            KeySource::File(path) => NoiseKey::read_file(path),
+            KeySource::File(path) => NoiseKey::read_file(place.at(path)),
             KeySource::Seed(seed) => Ok(NoiseKey::from_seed(*seed)),
         }
     }
@@ -183,28 +185,6 @@ impl Default for Pace {
     }
 }
 
-/// What is written down when a run begins, beside its plan.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Manifest {
-    schema: u32,
-    binding: Binding,
-    run: String,
-    key_file: Option<PathBuf>,
-    pace: Pace,
-}
-
-const SCHEMA: u32 = 2;
-
-const MANIFEST: &str = "run.json";
-const KEY: &str = "key";
-const PLAN: &str = "plan.safetensors";
-const LOCK: &str = "lock";
-const JOURNAL: &str = "journal";
-const CURVE: &str = "curve.json";
-const MODEL: &str = "model.safetensors";
-const OUTCOME: &str = "outcome.json";
-
 /// A run under way.
 pub struct Run<'a, M, D> {
     model: &'a M,
@@ -213,36 +193,11 @@ pub struct Run<'a, M, D> {
     pace: Pace,
     training: Training<'a, M, D>,
     spent: Vec<f64>,
-    place: Option<Place>,
+    folder: Option<Folder>,
     curve: Vec<Point>,
     untrained: f64,
     earlier_seconds: f64,
     started: Instant,
-}
-
-/// The directory of a run, which no other process works in as long as it is held.
-struct Place {
-    folder: PathBuf,
-    _lock: File,
-}
-
-impl Place {
-    fn hold(folder: &Path) -> Result<Self> {
-        let path = folder.join(LOCK);
-        let io = |source| Error::Io { path: path.clone(), source };
-        let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { folder: folder.into(), _lock: lock }),
-            Err(fs::TryLockError::WouldBlock) => Err(dpmf::Error::Locked { path }.into()),
-            Err(fs::TryLockError::Error(source)) => Err(io(source)),
-        }
-    }
-}
-
-/// The one field that every version of a manifest has.
-#[derive(Deserialize)]
-struct Schema {
-    schema: u32,
 }
 
 /// The learning curve so far, and what it cost.
@@ -272,101 +227,91 @@ where
         let id = key.run_id(&Binding::new(plan, digest, model))?;
         let noise = match plan.mechanism() {
             None => Noise::None,
-            Some(mechanism) => Noise::Stream(stream(mechanism, &key.key()?, id, model)?),
+            Some(mechanism) => Noise::Stream(stream(mechanism, &key.key(&Place::from("."))?, id, model)?),
         };
         Self::assemble(model, data, plan.clone(), pace, noise, None)
     }
 
-    /// Begins a run in a new directory: plan, key, journal.
+    /// Begins a run in a new directory: plan, key, journal, first checkpoint.
+    ///
+    /// Guarantee: once this has returned, the run can be resumed after any crash or power loss, as long as the disk keeps
+    /// what it has synced. Nothing is released before.
     ///
     /// Errors: a directory that holds a run, or in which another process works; those of the key and the data;
-    /// [`Error::Io`].
+    /// [`Error::Io`], after which the run can be begun again, or resumed if it [`exists`].
     pub fn begin(
-        folder: &Path,
+        folder: impl Into<Place>,
         model: &'a M,
         data: &'a Split<D>,
         plan: &Plan,
         pace: Pace,
         key: &KeySource,
     ) -> Result<Self> {
-        fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
-        let place = Place::hold(folder)?;
-        if folder.join(MANIFEST).exists() {
-            let message = "it holds a run already: resume it, or choose another directory".into();
-            return Err(Error::Run { path: folder.into(), message });
-        }
-        discard_unfinished(folder)?;
+        let folder = Folder::create(&folder.into())?;
+        folder.discard_unfinished()?;
         let binding = Binding::new(plan, &digest(&data.train), model);
         let id = key.run_id(&binding)?;
-        plan.save(&folder.join(PLAN))?;
+        plan.save(folder.file(PLAN))?;
         let noise = match plan.mechanism() {
             None => Noise::None,
             Some(mechanism) => {
-                let secret = key.key()?;
+                let secret = key.key(folder.place())?;
                 if !matches!(key, KeySource::File(_)) {
-                    secret.create_file(folder.join(KEY))?;
+                    secret.create_file(folder.file(KEY))?;
                 }
                 let stream = stream(mechanism, &secret, id, model)?;
-                Noise::Durable(DurableStream::create(stream, folder.join(JOURNAL), binding.hash())?)
+                Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?)
             }
         };
         let key_file = match key {
-            KeySource::File(path) => Some(fs::canonicalize(path).unwrap_or_else(|_| path.clone())),
+            KeySource::File(path) => Some(folder.place().at(path).resolved()?.path().to_owned()),
             _ => None,
         };
-        let run = Self::assemble(model, data, plan.clone(), pace, noise, Some(place))?;
-        run.save_record()?;
+        let manifest_place = folder.file(MANIFEST);
+        let run = Self::assemble(model, data, plan.clone(), pace, noise, Some(folder))?;
+        run.checkpoint()?;
         // The manifest last: a directory with one can be resumed.
-        let manifest = Manifest { schema: SCHEMA, binding, run: id.to_string(), key_file, pace };
-        write_json(&folder.join(MANIFEST), &manifest)?;
+        write_json(&manifest_place, &Manifest::new(binding, id, key_file, pace))?;
         Ok(run)
     }
 
     /// Takes up a run where its newest checkpoint is. Rounds after it that the journal holds are computed again, and
     /// released only if they come out the same.
     ///
-    /// Errors: no run there; a lost key; another plan, other data or another model than the run began with; damaged
-    /// files; a directory in which another process works.
-    pub fn resume(folder: &Path, model: &'a M, data: &'a Split<D>) -> Result<Self> {
-        let place = Place::hold(folder)?;
-        let path = folder.join(MANIFEST);
-        let schema: Schema = read_json(&path)?;
-        if schema.schema != SCHEMA {
-            let message = format!(
-                "its schema is {}, but this version of dpmf resumes runs of schema {SCHEMA}: end it with the version \
-                 that began it",
-                schema.schema
-            );
-            return Err(Error::Run { path, message });
-        }
-        let manifest: Manifest = read_json(&path)?;
-        let plan = Plan::load(&folder.join(PLAN))?;
+    /// Errors: no run there; a file of it that is lost or damaged; another plan, other data or another model than the run
+    /// began with; a directory in which another process works.
+    pub fn resume(folder: impl Into<Place>, model: &'a M, data: &'a Split<D>) -> Result<Self> {
+        let folder = Folder::hold(&folder.into())?;
+        // Of a process that was killed, there may be files here whose names are not on disk yet.
+        folder.place().sync_names()?;
+        let manifest = folder.manifest()?;
+        let plan = Plan::load(folder.needed(PLAN, "the plan")?)?;
         let binding = Binding::new(&plan, &digest(&data.train), model);
         if let Err(message) = manifest.binding.check(&binding) {
-            return Err(Error::Run { path: folder.into(), message });
+            return Err(Error::Run { path: folder.place().path().into(), message });
         }
-        let checkpoints = Checkpoints::new(folder);
+        let checkpoints = Checkpoints::new(folder.place());
+        if checkpoints.newest()?.is_none() {
+            return Err(Error::lost(folder.place().path(), "the checkpoint"));
+        }
         let noise = match plan.mechanism() {
             None => Noise::None,
             Some(mechanism) => {
-                let path = manifest.key_file.clone().unwrap_or_else(|| folder.join(KEY));
-                if !path.exists() {
-                    let message =
-                        "the key of the run is gone: it cannot be resumed. What was released stays private; \
-                                   begin a new run"
-                            .into();
-                    return Err(Error::Run { path, message });
-                }
-                let key = NoiseKey::read_file(path)?;
+                let key = match &manifest.key_file {
+                    Some(path) => folder.place().at(path),
+                    None => folder.file(KEY),
+                };
+                let key = NoiseKey::read_file(folder::needed(key, "the key")?)?;
                 let stream = stream(mechanism, &key, manifest.run.parse()?, model)?;
                 let stream = checkpoints.restore_stream(stream)?;
-                // The journal opens for the plan, the data and the model that it was begun with, whatever a manifest says.
-                Noise::Durable(DurableStream::open(stream, folder.join(JOURNAL), binding.hash())?)
+                let journal = folder.needed(JOURNAL, "the journal")?;
+                // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
+                Noise::Durable(DurableStream::open(stream, journal, binding.hash())?)
             }
         };
-        let mut run = Self::assemble(model, data, plan, manifest.pace, noise, Some(place))?;
+        let record: Record = read_json(&folder.needed(CURVE, "the learning curve")?)?;
+        let mut run = Self::assemble(model, data, plan, manifest.pace, noise, Some(folder))?;
         checkpoints.restore_server(&mut run.training)?;
-        let record: Record = read_json(&folder.join(CURVE))?;
         run.curve = record.curve;
         run.curve.retain(|point| point.round <= run.training.done());
         (run.untrained, run.earlier_seconds) = (record.untrained, record.seconds);
@@ -379,7 +324,7 @@ where
         plan: Plan,
         pace: Pace,
         noise: Noise,
-        place: Option<Place>,
+        folder: Option<Folder>,
     ) -> Result<Self> {
         if data.validation.users() == 0 || data.test.users() == 0 {
             let rule = "there must be users for validation and for the test";
@@ -394,7 +339,7 @@ where
             pace,
             training,
             spent,
-            place,
+            folder,
             curve: Vec::new(),
             untrained: f64::NAN,
             earlier_seconds: 0.0,
@@ -464,9 +409,10 @@ where
     ///
     /// Errors: [`Error::Io`].
     pub fn checkpoint(&self) -> Result<()> {
-        if let Some(Place { folder, .. }) = &self.place {
-            self.save_record()?;
-            Checkpoints::new(folder).save(&self.training)?;
+        if let Some(folder) = &self.folder {
+            let (curve, untrained, seconds) = (self.curve.clone(), self.untrained, self.seconds());
+            write_json(&folder.file(CURVE), &Record { curve, untrained, seconds })?;
+            Checkpoints::new(folder.place()).save(&self.training)?;
         }
         Ok(())
     }
@@ -492,10 +438,10 @@ where
         };
         let (seconds, curve) = (self.seconds(), self.curve.clone());
         let outcome = Outcome { test, validation, curve, diverged, burned, seconds, key };
-        if let Some(Place { folder, .. }) = &self.place {
+        if let Some(folder) = &self.folder {
             self.checkpoint()?;
-            write_parameters(&folder.join(MODEL), self.released())?;
-            write_json(&folder.join(OUTCOME), &outcome)?;
+            write_parameters(folder.file(MODEL), self.released())?;
+            write_json(&folder.file(OUTCOME), &outcome)?;
         }
         Ok(outcome)
     }
@@ -509,93 +455,42 @@ where
         let score = evaluate(self.model, self.training.released(), &self.data.validation, 0..users);
         self.curve.push(Point::new(self.training.done(), score));
     }
-
-    fn save_record(&self) -> Result<()> {
-        let Some(Place { folder, .. }) = &self.place else { return Ok(()) };
-        let (curve, untrained, seconds) = (self.curve.clone(), self.untrained, self.seconds());
-        write_json(&folder.join(CURVE), &Record { curve, untrained, seconds })
-    }
 }
 
 /// How a run in a directory stands: its outcome if it has ended.
 ///
 /// Errors: an outcome that cannot be read.
-pub fn outcome(folder: &Path) -> Result<Option<Outcome>> {
-    let path = folder.join(OUTCOME);
-    if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
+pub fn outcome(folder: impl Into<Place>) -> Result<Option<Outcome>> {
+    let place = folder.into().join(OUTCOME);
+    if place.exists()? { read_json(&place).map(Some) } else { Ok(None) }
 }
 
 /// Whether a directory holds a run that can be resumed.
-pub fn exists(folder: &Path) -> bool {
-    folder.join(MANIFEST).exists()
+///
+/// Errors: a directory that cannot be read.
+pub fn exists(folder: impl Into<Place>) -> Result<bool> {
+    Ok(folder.into().join(MANIFEST).exists()?)
 }
 
-/// Puts the plan of a run that is to begin into its directory.
+/// Puts the plan of a run that is to begin into its directory, which is made if there is none.
 ///
-/// Errors: [`dpmf::Error::Io`].
-pub fn save_plan(folder: &Path, plan: &Plan) -> Result<()> {
-    plan.save(&folder.join(PLAN))
+/// Errors: a directory that holds a run, or in which another process works; [`dpmf::Error::Io`].
+pub fn save_plan(folder: impl Into<Place>, plan: &Plan) -> Result<()> {
+    plan.save(Folder::create(&folder.into())?.file(PLAN))
 }
 
 /// The plan of a run in a directory.
 ///
 /// Errors: a plan that cannot be read.
-pub fn plan(folder: &Path) -> Result<Plan> {
-    Plan::load(&folder.join(PLAN))
+pub fn plan(folder: impl Into<Place>) -> Result<Plan> {
+    Plan::load(folder.into().join(PLAN))
 }
 
 fn stream<M: Model>(mechanism: &Mechanism, key: &NoiseKey, id: RunId, model: &M) -> Result<NoiseStream> {
     Ok(mechanism.stream(key, id, 0..model.parameters() as u64, Output::Gradient)?)
 }
 
-/// Removes what a crash before the first round left: without a manifest nothing was released from it. A run writes its
-/// plan first, so files beside none are somebody else's and stay.
-fn discard_unfinished(folder: &Path) -> Result<()> {
-    let began = folder.join(PLAN).exists();
-    if let Some(path) =
-        [KEY, JOURNAL].map(|name| folder.join(name)).into_iter().find(|path| !began && path.exists())
-    {
-        let message =
-            "it is not of a run here, and a new run would overwrite it: choose another directory".into();
-        return Err(Error::Run { path, message });
-    }
-    for name in [KEY, JOURNAL] {
-        let path = folder.join(name);
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::Io { path, source });
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec_pretty(value)
-        .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })?;
-    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(&text))?)
-}
-
-fn read_json<T: for<'d> Deserialize<'d>>(path: &Path) -> Result<T> {
-    let text = fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    serde_json::from_slice(&text)
-        .map_err(|error| Error::Run { path: path.into(), message: error.to_string() })
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_a_run_left_is_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let key = folder.path().join(KEY);
-        fs::write(&key, "of somebody else").unwrap();
-        assert!(discard_unfinished(folder.path()).unwrap_err().to_string().contains("another directory"));
-        assert!(key.exists());
-        fs::write(folder.path().join(PLAN), "").unwrap();
-        discard_unfinished(folder.path()).unwrap();
-        assert!(!key.exists());
-    }
-}
+mod schedules;
+#[cfg(test)]
+mod tests;

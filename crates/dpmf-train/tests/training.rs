@@ -304,8 +304,8 @@ fn only_the_newest_checkpoint_stays() {
         training.advance().unwrap();
         folder.checkpoints().save(&training).unwrap();
         assert_eq!(folder.checkpoints().newest().unwrap(), Some(round));
-        // The journal, the stream and the server.
-        assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 3);
+        // The journal with its lock, the stream and the server.
+        assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 4);
     }
 }
 

@@ -331,7 +331,6 @@ fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment,
     }
     for (name, plan) in &plans {
         let place = folder.join(name);
-        fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
         run::save_plan(&place, plan)?;
     }
     let experiment = Experiment {
@@ -447,7 +446,7 @@ where
     M: Model,
     D: Users<Domain = M::Domain>,
 {
-    let mut run = if run::exists(place) {
+    let mut run = if run::exists(place)? {
         Run::resume(place, model, split)?
     } else {
         Run::begin(place, model, split, plan, Pace::default(), key)?

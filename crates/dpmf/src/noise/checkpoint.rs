@@ -10,11 +10,10 @@
 use super::binding::{BINDING, Binding};
 use super::hmac::{Hmac, same};
 use super::stream::NoiseStream;
-use crate::disk::{self, Access, Fields, Layout};
+use crate::disk::{Access, Fields, Layout, Place};
 use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -39,9 +38,9 @@ impl NoiseStream {
     /// Cost: one pass over the state, by one thread.
     ///
     /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
-    pub fn checkpoint(&self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn checkpoint(&self, place: impl Into<Place>) -> Result<()> {
         self.check_whole()?;
-        disk::replace(path.as_ref(), Access::Owner, |file| self.write_checkpoint(file))
+        place.into().replace(Access::Owner, |file| self.write_checkpoint(file)).map(drop)
     }
 
     /// The bytes of [`NoiseStream::checkpoint`], for a program that keeps its state in one file of its own.
@@ -91,12 +90,11 @@ impl NoiseStream {
     ///
     /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output;
     /// [`Error::Format`] for a damaged one; [`Error::Io`].
-    pub fn restore(self, path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let io = |source| Error::Io { path: path.into(), source };
-        let file = File::open(path).map_err(io)?;
-        let length = file.metadata().map_err(io)?.len();
-        self.read_checkpoint(path, file, length)
+    pub fn restore(self, place: impl Into<Place>) -> Result<Self> {
+        let place = place.into();
+        let file = place.open()?;
+        let length = file.metadata()?.length;
+        self.read_checkpoint(place.path(), file, length)
     }
 
     /// The stream as it was when [`NoiseStream::checkpoint_bytes`] was called.

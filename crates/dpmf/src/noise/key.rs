@@ -2,10 +2,11 @@
 
 use super::hmac::{derive, same};
 use crate::accounting::KeyOrigin;
+use crate::disk::{Access, Place};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use std::fmt;
-use std::path::Path;
+use std::io::{ErrorKind, Read};
 use std::str::FromStr;
 use zeroize::{Zeroize, Zeroizing};
 
@@ -71,7 +72,7 @@ impl NoiseKey {
     ///
     /// Errors: [`Error::Key`] when the file exists; [`Error::Io`]; [`Error::Unsupported`] where the system
     /// has no owner-only files.
-    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn create_file(&self, place: impl Into<Place>) -> Result<()> {
         let check = self.fingerprint().to_string();
         let mut secret = hex(&*self.secret);
         let text = Zeroizing::new(format!(
@@ -79,17 +80,17 @@ impl NoiseKey {
             self.origin.name()
         ));
         secret.zeroize();
-        write_owner_only(path.as_ref(), text.as_bytes())
+        write_owner_only(&place.into(), text.as_bytes())
     }
 
     /// Reads a key written by [`NoiseKey::create_file`].
     ///
     /// Errors: [`Error::Key`] when anyone but the owner may read or write the file, or when it is not a whole
     /// key file; [`Error::Io`]; [`Error::Unsupported`] where the system has no owner-only files.
-    pub fn read_file(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let text = read_owner_only(path, KEY_FILE_LIMIT)?;
-        let bad = |reason: &str| Error::Key { path: path.into(), reason: reason.into() };
+    pub fn read_file(place: impl Into<Place>) -> Result<Self> {
+        let place = place.into();
+        let text = read_owner_only(&place, KEY_FILE_LIMIT)?;
+        let bad = |reason: &str| Error::Key { path: place.path().into(), reason: reason.into() };
         let mut lines = text.lines();
         if lines.next() != Some(KEY_FILE_HEADER) {
             return Err(bad("it is not a dpmf noise key of version 1"));
@@ -224,37 +225,43 @@ fn unhex<const N: usize>(text: &str) -> Option<Zeroizing<[u8; N]>> {
     Some(bytes)
 }
 
-#[cfg(unix)]
-fn write_owner_only(path: &Path, bytes: &[u8]) -> Result<()> {
-    use std::io::{ErrorKind, Write};
-    use std::os::unix::fs::OpenOptionsExt;
+const NO_KEY_FILES: &str =
+    "this system has no owner-only files; keep the key in memory for the length of the run";
 
-    let io = |source| Error::Io { path: path.into(), source };
-    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let mut file = file.map_err(|source| match source.kind() {
-        ErrorKind::AlreadyExists => {
-            Error::Key { path: path.into(), reason: "it exists, and a key is never overwritten".into() }
-        }
-        _ => io(source),
-    })?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io)?;
-    crate::disk::sync_directory(path)
+fn no_key_files(place: &Place) -> Error {
+    Error::Unsupported { what: place.path().display().to_string(), hint: NO_KEY_FILES }
 }
 
-#[cfg(unix)]
-fn read_owner_only(path: &Path, limit: u64) -> Result<Zeroizing<String>> {
-    use std::io::Read;
-    use std::os::unix::fs::PermissionsExt;
+/// Not by [`Place::replace`], which would let two processes each believe that theirs is the key at this place. A crash
+/// may leave a part of it, which is no key.
+fn write_owner_only(place: &Place, bytes: &[u8]) -> Result<()> {
+    let mut file = place.create_new(Access::Owner).map_err(|error| match error {
+        Error::Io { path, source } if source.kind() == ErrorKind::AlreadyExists => {
+            Error::Key { path, reason: "it exists, and a key is never overwritten".into() }
+        }
+        other => other,
+    })?;
+    let written = match file.metadata() {
+        Ok(metadata) if metadata.mode.is_none() => Err(no_key_files(place)),
+        metadata => metadata.and_then(|_| file.append(bytes)).and_then(|()| file.sync()),
+    };
+    if written.is_err() {
+        // The error that counts is the first one.
+        let _ = place.remove();
+    }
+    written?;
+    place.sync_entry()
+}
 
-    let io = |source| Error::Io { path: path.into(), source };
-    let bad = |reason: String| Error::Key { path: path.into(), reason };
-    let file = std::fs::File::open(path).map_err(io)?;
+fn read_owner_only(place: &Place, limit: u64) -> Result<Zeroizing<String>> {
+    let bad = |reason: String| Error::Key { path: place.path().into(), reason };
+    let file = place.open()?;
     // Asked of the open file, not of the path: nobody can exchange one for the other in between.
-    let metadata = file.metadata().map_err(io)?;
-    let mode = metadata.permissions().mode() & 0o7777;
-    if !metadata.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.regular {
         return Err(bad("it is not a regular file".into()));
     }
+    let mode = metadata.mode.ok_or_else(|| no_key_files(place))?;
     if mode & 0o077 != 0 {
         return Err(bad(format!(
             "its permissions are {mode:04o}, but a key may be open to its owner alone: \
@@ -262,25 +269,14 @@ fn read_owner_only(path: &Path, limit: u64) -> Result<Zeroizing<String>> {
         )));
     }
     let mut text = Zeroizing::new(String::with_capacity(limit as usize + 1));
-    file.take(limit + 1).read_to_string(&mut text).map_err(|_| bad("it is not text".into()))?;
+    file.take(limit + 1).read_to_string(&mut text).map_err(|cause| match cause.kind() {
+        ErrorKind::InvalidData => bad("it is not text".into()),
+        _ => Error::Io { path: place.path().into(), source: cause },
+    })?;
     if text.len() as u64 > limit {
         return Err(bad("it is too long for a key".into()));
     }
     Ok(text)
-}
-
-#[cfg(not(unix))]
-const NO_KEY_FILES: &str =
-    "this system has no owner-only files; keep the key in memory for the length of the run";
-
-#[cfg(not(unix))]
-fn write_owner_only(path: &Path, _: &[u8]) -> Result<()> {
-    Err(Error::Unsupported { what: path.display().to_string(), hint: NO_KEY_FILES })
-}
-
-#[cfg(not(unix))]
-fn read_owner_only(path: &Path, _: u64) -> Result<Zeroizing<String>> {
-    Err(Error::Unsupported { what: path.display().to_string(), hint: NO_KEY_FILES })
 }
 
 #[cfg(test)]
