@@ -2,13 +2,11 @@
 
 use super::{Accountant, Adjacency, PrivacyCurve, PrivacyStatement, PrivacyUnit, Terms};
 use super::{check_delta, check_epsilon, statement::epsilon_for_people};
-use crate::disk::{self, Access};
+use crate::disk::{Access, Lock, Place};
 use crate::error::{Error, Result};
 use crate::participation::Sampling;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, TryLockError};
 use std::io::Write;
-use std::path::{Path, PathBuf};
 
 /// Releases on one data set, and the (ε, δ) that all of them together must not exceed.
 ///
@@ -215,25 +213,23 @@ impl TryFrom<Document> for Ledger {
 
 /// A ledger on disk, held by one process at a time.
 pub struct LedgerFile {
-    path: PathBuf,
+    place: Place,
     ledger: Ledger,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl LedgerFile {
     /// Begins a ledger in a new file.
     ///
     /// Errors: a file that exists; [`Error::Io`]; [`Error::Locked`].
-    pub fn create(path: &Path, ledger: Ledger) -> Result<Self> {
-        let lock = lock(path)?;
-        if path.exists() {
-            return Err(Error::argument(
-                "ledger",
-                path.display(),
-                "it exists, and an account is never begun anew",
-            ));
+    pub fn create(place: impl Into<Place>, ledger: Ledger) -> Result<Self> {
+        let place = place.into();
+        let lock = lock(&place)?;
+        if place.exists()? {
+            let rule = "it exists, and an account is never begun anew";
+            return Err(Error::argument("ledger", place.path().display(), rule));
         }
-        let file = Self { path: path.into(), ledger, _lock: lock };
+        let file = Self { place, ledger, _lock: lock };
         file.save(&file.ledger)?;
         Ok(file)
     }
@@ -241,18 +237,21 @@ impl LedgerFile {
     /// Opens a ledger.
     ///
     /// Errors: [`Error::Io`]; [`Error::Locked`]; [`Error::Format`] for what is no whole ledger.
-    pub fn open(path: &Path) -> Result<Self> {
-        let lock = lock(path)?;
-        Ok(Self { path: path.into(), ledger: Self::read(path)?, _lock: lock })
+    pub fn open(place: impl Into<Place>) -> Result<Self> {
+        let place = place.into();
+        let lock = lock(&place)?;
+        Ok(Self { ledger: Self::read(&place)?, place, _lock: lock })
     }
 
     /// Reads a ledger without holding it.
     ///
     /// Errors: [`Error::Io`]; [`Error::Format`].
-    pub fn read(path: &Path) -> Result<Ledger> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-        serde_json::from_slice(&bytes)
-            .map_err(|error| Error::Format { path: path.into(), reason: format!("it is no ledger: {error}") })
+    pub fn read(place: impl Into<Place>) -> Result<Ledger> {
+        let place = place.into();
+        serde_json::from_slice(&place.read()?).map_err(|error| Error::Format {
+            path: place.path().into(),
+            reason: format!("it is no ledger: {error}"),
+        })
     }
 
     /// The ledger.
@@ -262,7 +261,8 @@ impl LedgerFile {
 
     /// [`Ledger::record`], on disk before it returns: call it before the first release.
     ///
-    /// Errors: those of it, with nothing recorded; [`Error::Io`].
+    /// Errors: those of it, with nothing recorded; [`Error::Io`], after which the releases may or may not be in the
+    /// file: nothing is released on their account, and recording them again counts them once.
     pub fn record(&mut self, releases: Vec<Release>) -> Result<()> {
         let mut ledger = self.ledger.clone();
         ledger.record(releases)?;
@@ -273,27 +273,20 @@ impl LedgerFile {
 
     fn save(&self, ledger: &Ledger) -> Result<()> {
         let text = serde_json::to_vec_pretty(ledger)
-            .map_err(|error| Error::Format { path: self.path.clone(), reason: error.to_string() })?;
-        disk::replace(&self.path, Access::Everyone, |file| file.write_all(&text))
+            .map_err(|error| Error::Format { path: self.place.path().into(), reason: error.to_string() })?;
+        self.place.replace(Access::Everyone, |file| file.write_all(&text)).map(drop)
     }
 }
 
-fn lock(path: &Path) -> Result<File> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".lock");
-    let beside = path.with_file_name(name);
-    let io = |source| Error::Io { path: beside.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&beside).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: path.into() }),
-        Err(TryLockError::Error(source)) => Err(io(source)),
-    }
+fn lock(place: &Place) -> Result<Lock> {
+    place.beside(".lock")?.lock()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::simulated::{Simulated, Trials, schedule};
+    use std::collections::BTreeSet;
 
     fn release(id: &str, noise_multiplier: f64) -> Release {
         let (time, what) = ("2026-01-01T00:00:00Z".into(), "a model".into());
@@ -361,5 +354,58 @@ mod tests {
             std::fs::write(&path, text.replace(from, to)).unwrap();
             assert_eq!(LedgerFile::open(&path).is_ok(), from == "system", "{from}");
         }
+    }
+
+    /// Begins a ledger, records three releases one after the other, each made only when it is recorded, and starts over
+    /// after every failure; `made` is what left the program.
+    fn session(disk: &Simulated, made: &mut BTreeSet<String>) -> Result<()> {
+        let place = disk.at("/people.ledger");
+        let mut file = match place.exists()? {
+            true => LedgerFile::open(&place)?,
+            false => LedgerFile::create(&place, ledger(3.68))?,
+        };
+        for id in ["a", "b", "c"] {
+            file.record(vec![release(id, sigma())])?;
+            made.insert(id.into());
+        }
+        let refused = file.record(vec![release("d", sigma())]).unwrap_err();
+        if refused.kind() == "budget" { Ok(()) } else { Err(refused) }
+    }
+
+    fn trials(schedules: u64) -> Trials {
+        let undisturbed = Simulated::new(0);
+        session(&undisturbed, &mut BTreeSet::new()).unwrap();
+        let mut trials = Trials::default();
+        for index in 0..schedules {
+            let disk = schedule(index, undisturbed.operations());
+            let mut made = BTreeSet::new();
+            trials.run(&disk, |trials| {
+                let ended = session(&disk, &mut made);
+                if ended.is_ok() {
+                    let kept = LedgerFile::read(disk.at("/people.ledger")).unwrap();
+                    let known: BTreeSet<String> = kept.releases().iter().map(|r| r.id.clone()).collect();
+                    if known != made || kept.releases().len() != 3 {
+                        trials.wrong.push(format!("{made:?} was released, {known:?} is recorded"));
+                    }
+                }
+                ended.map_err(|error| error.to_string())
+            });
+        }
+        trials
+    }
+
+    #[test]
+    fn what_is_released_is_recorded_whatever_the_disk_does() {
+        let trials = trials(400);
+        assert!(trials.lost.is_empty() && trials.wrong.is_empty(), "{trials}");
+        assert!(trials.resumed > 100, "{trials}");
+    }
+
+    #[test]
+    #[ignore = "two thousand schedules: scripts/slow"]
+    fn two_thousand_fault_schedules_of_a_ledger() {
+        let trials = trials(2000);
+        println!("ledger: {trials}");
+        assert!(trials.lost.is_empty() && trials.wrong.is_empty(), "{trials}");
     }
 }
