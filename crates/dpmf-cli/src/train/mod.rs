@@ -341,7 +341,7 @@ fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment,
         runs: plans.into_iter().map(|(name, _)| name).collect(),
     };
     let text = serde_json::to_vec_pretty(&experiment)?;
-    disk::replace(&folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
+    disk::replace(folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
     Ok((experiment, lock))
 }
 

@@ -158,7 +158,7 @@ fn check(schedules: u64) {
 
 #[test]
 fn no_schedule_releases_a_row_twice_or_loses_the_run() {
-    check(400);
+    check(1000);
 }
 
 #[test]

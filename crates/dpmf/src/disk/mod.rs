@@ -285,6 +285,17 @@ impl Place {
             None => Err(Error::Locked { path: self.path.clone() }),
         }
     }
+
+    /// Locks a file `*.lock` beside this one, where links lead to it. This one may then be replaced: the lock of a file
+    /// does not pass to its successor.
+    ///
+    /// Errors: [`Error::Locked`], with the path of this one.
+    pub fn lock_beside(&self) -> Result<Lock> {
+        self.resolved()?.beside(".lock")?.lock().map_err(|error| match error {
+            Error::Locked { .. } => Error::Locked { path: self.path.clone() },
+            other => other,
+        })
+    }
 }
 
 fn not_ours(cause: &io::Error) -> bool {

@@ -27,7 +27,7 @@ use std::io::{ErrorKind, Read, Write};
 /// second process away.
 pub struct DurableStream {
     stream: NoiseStream,
-    journal: Journal,
+    journal: Box<Journal>,
     /// After a failed append it is not known what is on disk.
     halted: bool,
 }
@@ -45,7 +45,7 @@ impl DurableStream {
             return Err(Error::argument("next step", stream.next_step(), rule));
         }
         let journal = Journal::create(&stream, place.into(), plan)?;
-        Ok(Self { stream, journal, halted: false })
+        Ok(Self { stream, journal: Box::new(journal), halted: false })
     }
 
     /// Opens the journal of a stream, new or restored from a checkpoint, after a stop or a crash.
@@ -60,7 +60,7 @@ impl DurableStream {
     }
 
     fn resume(stream: NoiseStream, journal: Journal) -> Result<Self> {
-        let mut durable = Self { stream, journal, halted: false };
+        let mut durable = Self { stream, journal: Box::new(journal), halted: false };
         durable.pass_burned()?;
         Ok(durable)
     }
@@ -190,7 +190,7 @@ struct Journal {
 
 impl Journal {
     fn create(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
-        let _lock = place.beside(".lock")?.lock()?;
+        let _lock = place.lock_beside()?;
         if place.exists()? {
             return Err(Error::Io { path: place.path().into(), source: ErrorKind::AlreadyExists.into() });
         }
@@ -201,7 +201,7 @@ impl Journal {
     }
 
     fn open(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
-        let _lock = place.beside(".lock")?.lock()?;
+        let _lock = place.lock_beside()?;
         let bytes = place.read_if_any()?.ok_or_else(|| records::gone(place.path()))?;
         let mut records = Records::new(stream.key(), plan);
         let whole = records.read(stream, &bytes, place.path())?;

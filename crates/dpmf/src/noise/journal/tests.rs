@@ -300,7 +300,17 @@ fn a_journal_shorter_than_the_stream_is_refused() {
 fn two_processes_cannot_share_a_stream() {
     let run = Run::new();
     let durable = run.create();
-    assert!(matches!(run.open().err(), Some(Error::Locked { .. })));
+    match run.open().err() {
+        Some(Error::Locked { path }) => assert_eq!(path, run.journal()),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(DurableStream::create(stream(), run.journal(), PLAN).err(), Some(Error::Locked { .. })));
+    #[cfg(unix)]
+    {
+        let link = run.folder.path().join("link");
+        std::os::unix::fs::symlink(run.journal(), &link).unwrap();
+        assert!(matches!(DurableStream::open(stream(), link, PLAN).err(), Some(Error::Locked { .. })));
+    }
     drop(durable);
     assert!(run.open().is_ok());
 }
