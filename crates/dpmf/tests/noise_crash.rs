@@ -20,19 +20,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const STEPS: usize = 1 << 15;
 const WIDTH: usize = 70;
 const FOLDER: &str = "DPMF_CRASH_FOLDER";
 const VARIANT: &str = "DPMF_CRASH_VARIANT";
+const STEPS: &str = "DPMF_CRASH_STEPS";
 /// A release as it is written down: step, variant of the input, input plus noise.
 const ENTRY: usize = 8 + 8 + 4 * WIDTH;
 
 const PLAN: [u8; 32] = [4; 32];
 
-fn stream() -> NoiseStream {
-    let tree = Form::Tree(Tree::new(STEPS, Decoder::HonakerOnline).unwrap());
+fn stream(steps: usize) -> NoiseStream {
+    let tree = Form::Tree(Tree::new(steps, Decoder::HonakerOnline).unwrap());
     let mechanism =
-        Mechanism::new(Workload::prefix_sum(STEPS).unwrap(), &tree, Participation::default()).unwrap();
+        Mechanism::new(Workload::prefix_sum(steps).unwrap(), &tree, Participation::default()).unwrap();
     let (key, run) = (NoiseKey::from_seed(1), RunId([3; 16]));
     mechanism.unit_stream(&key, run, 10..10 + WIDTH as u64, Output::Gradient).unwrap()
 }
@@ -42,12 +42,14 @@ fn input(step: usize, variant: u64) -> Vec<f32> {
 }
 
 /// Trains until it is killed. `variant` is what the first new input after a start depends on beside the step.
-fn train(folder: &Path, variant: u64) {
+fn train(folder: &Path, variant: u64, steps: usize) {
     let (journal, checkpoint) = (folder.join("journal"), folder.join("checkpoint"));
     let mut durable = match (journal.exists(), checkpoint.exists()) {
-        (false, _) => DurableStream::create(stream(), &journal, PLAN).unwrap(),
-        (true, false) => DurableStream::open(stream(), &journal, PLAN).unwrap(),
-        (true, true) => DurableStream::open(stream().restore(&checkpoint).unwrap(), &journal, PLAN).unwrap(),
+        (false, _) => DurableStream::create(stream(steps), &journal, PLAN).unwrap(),
+        (true, false) => DurableStream::open(stream(steps), &journal, PLAN).unwrap(),
+        (true, true) => {
+            DurableStream::open(stream(steps).restore(&checkpoint).unwrap(), &journal, PLAN).unwrap()
+        }
     };
     let mut releases = OpenOptions::new().append(true).create(true).open(folder.join("releases")).unwrap();
     // The kill may have torn the last entry.
@@ -107,11 +109,13 @@ fn read_releases(folder: &Path) -> Vec<(usize, u64, Vec<f32>)> {
 #[test]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {
-        train(Path::new(&folder), std::env::var(VARIANT).unwrap().parse().unwrap());
+        let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
+        train(Path::new(&folder), number(VARIANT), number(STEPS) as usize);
     }
 }
 
-fn kill_repeatedly(kills: u64) {
+/// A mechanism of `steps` is made at every start of the child: no more of them than it can use up between kills.
+fn kill_repeatedly(kills: u64, steps: usize) {
     let folder = tempfile::tempdir().unwrap();
     let mut seed = 7_u64;
     let mut random = |below: u64| {
@@ -126,6 +130,7 @@ fn kill_repeatedly(kills: u64) {
             .args(["child", "--exact", "--nocapture", "--test-threads", "1"])
             .env(FOLDER, folder.path())
             .env(VARIANT, variant.to_string())
+            .env(STEPS, steps.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -148,17 +153,17 @@ fn kill_repeatedly(kills: u64) {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    check(folder.path(), kills);
+    check(folder.path(), kills, steps);
 }
 
-fn check(folder: &Path, kills: u64) {
+fn check(folder: &Path, kills: u64, steps: usize) {
     let releases = read_releases(folder);
     let mut by_step: BTreeMap<usize, Vec<(u64, Vec<f32>)>> = BTreeMap::new();
     for (step, variant, row) in releases {
         by_step.entry(step).or_default().push((variant, row));
     }
     let last = *by_step.keys().last().unwrap();
-    let mut uninterrupted = stream();
+    let mut uninterrupted = stream(steps);
     let mut repeated = 0;
     for (step, releases) in &by_step {
         uninterrupted.skip_to(*step).unwrap();
@@ -171,7 +176,7 @@ fn check(folder: &Path, kills: u64) {
         }
         repeated += releases.len() - 1;
     }
-    let durable = DurableStream::open(stream(), folder.join("journal"), PLAN).unwrap();
+    let durable = DurableStream::open(stream(steps), folder.join("journal"), PLAN).unwrap();
     let burned = durable.burned().count();
     println!("{kills} kills, {last} steps, {repeated} repeated, {burned} burned");
     // The test means something only if kills fell between journal and checkpoint, and refusals occurred.
@@ -181,12 +186,12 @@ fn check(folder: &Path, kills: u64) {
 #[test]
 fn two_hundred_kills_never_release_a_step_twice() {
     if std::env::var_os(FOLDER).is_none() {
-        kill_repeatedly(220);
+        kill_repeatedly(220, 1 << 13);
     }
 }
 
 #[test]
 #[ignore = "thousands of kills: minutes"]
 fn thousands_of_kills_never_release_a_step_twice() {
-    kill_repeatedly(5000);
+    kill_repeatedly(5000, 1 << 17);
 }
