@@ -122,7 +122,7 @@ fn models_of_the_same_users_are_stated_together() {
         .output()
         .unwrap();
     let text = String::from_utf8(again.stdout).unwrap();
-    assert!(text.contains("each model alone ε = 2; all 4 together"), "{text}");
+    assert!(text.contains("Each model alone ε = 2; all 4 together"), "{text}");
     // A person may read who is who.
     assert!(text.contains("A user is a value of the column `user`"), "{text}");
 }

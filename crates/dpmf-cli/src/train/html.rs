@@ -230,7 +230,8 @@ fn spending(first: &[&Ended]) -> Panel {
     of_plans(first, "privacy spent", "ε", false, |run| Some(run.plan.mechanism()?.spent()))
 }
 
-fn capitalized(text: &str) -> String {
+/// The first letter as a capital.
+pub fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }

@@ -541,7 +541,7 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
         }
         text += "\n";
         if summary.together.is_some() {
-            text += &format!("The statement is for each model alone. {guarantee}.\n\n");
+            text += &format!("{}.\n\n", html::capitalized(&guarantee));
         }
     }
     text += &format!("{}\n\nreport: {}", table(&html::HEAD, &html::cells(&summary)), report.display());
