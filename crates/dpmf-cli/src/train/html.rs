@@ -63,6 +63,10 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended]) -> anyhow::Result<S
         task.parameters(),
         title = escape(&title),
     )?;
+    // What all models say about a user together comes first: the title is of each alone.
+    if let (Some(_), Some(guarantee)) = (&summary.together, summary.guarantee()) {
+        let _ = write!(page, "<p><strong>{}.</strong></p>", escape(&capitalized(&guarantee)));
+    }
     page += "<h2>Results</h2><table><thead><tr>";
     HEAD.iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
     page += "</tr></thead><tbody>";
@@ -98,9 +102,6 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended]) -> anyhow::Result<S
         let spending = spending(&first);
         if !spending.series.is_empty() {
             figure(&mut page, &[spending], "ε of everything released up to a round, at the same δ.")?;
-        }
-        if let (Some(_), Some(guarantee)) = (&summary.together, summary.guarantee()) {
-            let _ = write!(page, "<p><strong>{}.</strong></p>", escape(&capitalized(&guarantee)));
         }
         let _ = write!(page, "<pre>{}</pre>", escape(&statement.to_string()));
         if !task.notes().is_empty() {
