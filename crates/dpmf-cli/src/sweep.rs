@@ -549,7 +549,8 @@ impl Row {
 
     fn json(&self) -> Value {
         json!({
-            "mechanism": self.best.mechanism,
+            "mechanism": self.best.mechanism.name(),
+            "selector": self.best.mechanism,
             "schedule": self.schedule(),
             "clients": self.best.clients,
             "rounds": self.best.rounds,
@@ -638,7 +639,7 @@ fn write_summary(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     for row in rows {
         let interval = row.accuracy.and_then(|e| e.interval());
         let fields = [
-            row.best.mechanism.to_string(),
+            row.best.mechanism.name().to_owned(),
             cell(row.noise_multiplier),
             cell(row.epsilon),
             row.schedule().to_owned(),

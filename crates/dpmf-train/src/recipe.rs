@@ -18,6 +18,16 @@ pub enum Choice {
     Private(Selector),
 }
 
+impl Choice {
+    /// The name of the mechanism, without what was chosen of it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Choice::None => "none",
+            Choice::Private(selector) => selector.name(),
+        }
+    }
+}
+
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
