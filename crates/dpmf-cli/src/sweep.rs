@@ -5,6 +5,8 @@ use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{budgeted, interrupted};
 use crate::workload::count;
 use anyhow::{Context, bail};
+use dpmf::accounting::statement::epsilon_for_people;
+use dpmf::accounting::{Accountant, Adjacency, calibrate, compose};
 use dpmf::factorize::quiet;
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
@@ -477,6 +479,18 @@ impl<'a> Sweep<'a> {
         })
     }
 
+    /// ε of all private runs of the sweep together, tuning included, and how many they are; they saw the same users.
+    fn together(&self, delta: f64) -> anyhow::Result<Option<(usize, f64)>> {
+        let lines =
+            self.lines.lock().map_err(|_| anyhow::anyhow!("a run failed while writing its result"))?;
+        let noise: Vec<f64> = lines.1.values().filter_map(|line| line.noise_multiplier).collect();
+        if noise.is_empty() {
+            return Ok(None);
+        }
+        let mu = calibrate::mu(compose(&noise)?, Adjacency::default())?;
+        Ok(Some((noise.len(), Accountant::Exact.epsilon(mu, delta)?)))
+    }
+
     fn record(&self, line: Line) -> anyhow::Result<()> {
         let text = format!("{}\n", serde_json::to_string(&line)?);
         let mut lines =
@@ -609,10 +623,16 @@ const HEAD: [&str; 11] = [
 
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
     let (csv, results) = (args.out.join("summary.csv"), args.out.join("results.json"));
+    let together = sweep.together(args.fixed.delta)?;
     let json = json!({
         "data": sweep.task.name(),
         "users": sweep.task.users().0,
         "tuning_runs": tuning,
+        "together": together.map(|(models, epsilon)| json!({
+            "models": models,
+            "epsilon": epsilon,
+            "delta": args.fixed.delta,
+        })),
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
         "runs": args.out.join(RUNS),
         "summary": csv,
@@ -621,8 +641,12 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     fs::write(&results, serde_json::to_vec_pretty(&json)?)
         .with_context(|| format!("cannot write {}", results.display()))?;
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
+    let told = together.map_or(String::new(), |(models, epsilon)| {
+        let (epsilon, delta) = (epsilon_for_people(epsilon), args.fixed.delta);
+        format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
+    });
     let text = format!(
-        "{}\n\n{tuning} tuning runs; all runs: {}\nsummary: {}",
+        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}",
         table(&HEAD, &cells),
         args.out.join(RUNS).display(),
         csv.display()

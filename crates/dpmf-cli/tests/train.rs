@@ -288,6 +288,13 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
     // Two noise levels for the private mechanism, one row without noise.
     assert_eq!(rows.len(), 3);
     assert_eq!(answer["tuning_runs"], 6);
+    // Two noise levels, each tuned over two rates and repeated twice: 4 private runs at σ = 1 and 4 at σ = 4 compose to one
+    // of σ = 1/√(4 + 4/16).
+    let sigma = (4.0_f64 + 0.25).sqrt().recip().to_string();
+    let alone = json(&["account", "--noise-multiplier", &sigma, "--delta", "1e-6"]);
+    assert_eq!(answer["together"]["models"], 8);
+    let (all, one) = (&answer["together"]["epsilon"], &alone["epsilon_exact"]);
+    assert!((all.as_f64().unwrap() / one.as_f64().unwrap() - 1.0).abs() < 1e-9, "{all} {one}");
     assert!(rows.iter().all(|row| row["runs"] == 2 && row["test_accuracy_ci"].is_array()), "{rows:?}");
     let lines: Vec<Value> = fs::read_to_string(out.join("runs.jsonl"))
         .unwrap()
