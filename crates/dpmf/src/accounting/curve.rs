@@ -164,6 +164,16 @@ mod tests {
     }
 
     #[test]
+    fn targets_out_of_reach_are_said_to_be() {
+        for accountant in Accountant::ALL {
+            match calibrate(1e-300, 1e-6, |sigma| PrivacyCurve::gaussian(1.0 / sigma, accountant)) {
+                Ok(sigma) => assert!(sigma.is_finite() && sigma > 1e5, "{accountant}: {sigma}"),
+                Err(error) => assert!(error.to_string().starts_with("epsilon is 1e-300, but"), "{error}"),
+            }
+        }
+    }
+
+    #[test]
     fn three_models_at_epsilon_two_cost_3_67_together() {
         // The review's figure for three mechanisms trained on the same users at (2, 1e-6) each.
         let sigma = calibrate(2.0, 1e-6, |sigma| Ok(gaussian(1.0 / sigma))).unwrap();
