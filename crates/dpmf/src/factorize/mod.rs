@@ -187,7 +187,7 @@ fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     Ok(workload.to_dense())
 }
 
-fn within_dense_limit(n: usize) -> Result<()> {
+pub(crate) fn within_dense_limit(n: usize) -> Result<()> {
     if n > DENSE_LIMIT {
         return Err(Error::Unsupported {
             what: format!("a dense matrix of {n} × {n} entries"),

@@ -157,7 +157,7 @@ impl Tree {
     ///
     /// Cost: O(n²), the size of the result.
     ///
-    /// Errors: any other decoder.
+    /// Errors: any other decoder; more steps than a dense matrix holds.
     ///
     /// Reference: Proposition 2.2 of \[DMRST22\].
     pub fn to_lower_triangular(&self) -> Result<Mat<f64>> {
@@ -167,6 +167,7 @@ impl Tree {
                 hint: "binary and online trees are deployed as they are",
             });
         }
+        crate::factorize::within_dense_limit(self.steps)?;
         Ok(full::lower_triangular(self.steps))
     }
 

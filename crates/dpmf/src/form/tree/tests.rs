@@ -323,3 +323,10 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_matrix_that_does_not_fit_is_an_error() {
+    let full = Tree::new(1_000_000, Decoder::HonakerFull).unwrap();
+    assert!(matches!(full.to_lower_triangular(), Err(Error::Unsupported { .. })));
+    assert!(matches!(full.deployed(), Err(Error::Unsupported { .. })));
+}
