@@ -11,7 +11,7 @@ use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{LedgerFile, Release};
-use dpmf::disk::{self, Access};
+use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
 use dpmf::noise::RunId;
 use dpmf::{Participation, Problem, Sampling};
@@ -282,22 +282,13 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 /// Keeps other processes out of a directory as long as it lives.
-fn hold(folder: &Path) -> anyhow::Result<fs::File> {
-    let path = folder.join(LOCK);
-    let lock = fs::File::options().create(true).truncate(false).write(true).open(&path);
-    let lock = lock.with_context(|| format!("cannot write {}", path.display()))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(fs::TryLockError::WouldBlock) => bail!(dpmf::Error::Locked { path }),
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot lock {}", path.display()))
-        }
-    }
+fn hold(folder: &Path) -> dpmf::Result<Lock> {
+    Place::from(folder.join(LOCK)).lock()
 }
 
 /// Makes all plans, once, and writes them down with the experiment. The directory is made when nothing can fail any more
 /// but the disk and the ledger.
-fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment, fs::File)> {
+fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment, Lock)> {
     let vacant = || -> anyhow::Result<()> {
         if folder.join(EXPERIMENT).exists() {
             let name = folder.display();

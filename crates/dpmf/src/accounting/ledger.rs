@@ -224,7 +224,7 @@ impl LedgerFile {
     /// Errors: a file that exists; [`Error::Io`]; [`Error::Locked`].
     pub fn create(place: impl Into<Place>, ledger: Ledger) -> Result<Self> {
         let place = place.into();
-        let lock = lock(&place)?;
+        let lock = place.lock_beside()?;
         if place.exists()? {
             let rule = "it exists, and an account is never begun anew";
             return Err(Error::argument("ledger", place.path().display(), rule));
@@ -239,7 +239,7 @@ impl LedgerFile {
     /// Errors: [`Error::Io`]; [`Error::Locked`]; [`Error::Format`] for what is no whole ledger.
     pub fn open(place: impl Into<Place>) -> Result<Self> {
         let place = place.into();
-        let lock = lock(&place)?;
+        let lock = place.lock_beside()?;
         Ok(Self { ledger: Self::read(&place)?, place, _lock: lock })
     }
 
@@ -276,10 +276,6 @@ impl LedgerFile {
             .map_err(|error| Error::Format { path: self.place.path().into(), reason: error.to_string() })?;
         self.place.replace(Access::Everyone, |file| file.write_all(&text)).map(drop)
     }
-}
-
-fn lock(place: &Place) -> Result<Lock> {
-    place.beside(".lock")?.lock()
 }
 
 #[cfg(test)]
