@@ -5,6 +5,7 @@ use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::bail;
+use dpmf::accounting::Arithmetic;
 use dpmf::audit::{
     AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
 };
@@ -36,9 +37,18 @@ pub struct Args {
     #[arg(long, value_name = "δ")]
     delta: Option<f64>,
 
-    /// Who plays: worst-column, adaptive or paper
+    /// Who plays: worst-column, adaptive or paper, against ideal Gaussian noise; or bits, who looks at the grids, lowest
+    /// bits and sizes of the f32 numbers that are released, in both arithmetics
     #[arg(long, default_value = "worst-column")]
-    adversary: AdversaryKind,
+    adversary: Player,
+
+    /// For bits: the arithmetic that must stand
+    #[arg(long, value_name = "exact|float", default_value = "exact")]
+    arithmetic: Arithmetic,
+
+    /// For bits: the step that is released, zero-based
+    #[arg(long, value_name = "t", value_parser = count, default_value = "0")]
+    step: usize,
 
     /// Coordinates of an input: 2 by default, 1000 for the counter-example
     #[arg(long, value_parser = count)]
@@ -69,7 +79,11 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     if args.out.is_some() {
         bail!("-o draws the counter-example; for a mechanism use `dpmf plot privacy`");
     }
-    let report = play(&args.target, args.adversary, args.delta, args.dimension.unwrap_or(2), options)?;
+    let adversary = match args.adversary {
+        Player::Informed(adversary) => adversary,
+        Player::Bits => return bits(args, options),
+    };
+    let report = play(&args.target, adversary, args.delta, args.dimension.unwrap_or(2), options)?;
     let verdict = if report.refuted() { "REFUTED" } else { "not refuted" };
     let text = format!(
         "{} games, {} adversary, {} steps, confidence {}\n\n{}\n\nThe promise is {verdict}.",
@@ -91,6 +105,60 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mut result = Report::new(json, text);
     result.failed = report.refuted();
     Ok(result)
+}
+
+/// Who plays against a mechanism.
+#[derive(Clone, Copy)]
+enum Player {
+    Informed(AdversaryKind),
+    Bits,
+}
+
+impl std::str::FromStr for Player {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text == "bits" { Ok(Player::Bits) } else { Ok(Player::Informed(text.parse()?)) }
+    }
+}
+
+/// Looks at the bits of what a mechanism file releases, in both arithmetics.
+fn bits(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
+    let mechanism = format::load(&args.target)?;
+    let spinner = Spinner::new("audit");
+    let mut rows = Vec::new();
+    for arithmetic in [Arithmetic::Float, Arithmetic::Exact] {
+        spinner.say(&format!("{} releases in {} arithmetic", options.trials, arithmetic.name()));
+        let AuditOptions { trials, confidence, seed } = options;
+        rows.push(audit::audit_bits(&mechanism, arithmetic, args.step, trials, confidence, seed)?);
+    }
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            vec![
+                row.arithmetic.name().into(),
+                format!("{:.6}", row.frequency),
+                format!("{:.6}", row.other_frequency),
+                format!("≥ {}", number(row.delta_lower)),
+                if row.refuted() { "REFUTED" } else { "not refuted" }.into(),
+                row.event.clone(),
+            ]
+        })
+        .collect();
+    let (epsilon, delta) = (rows[0].epsilon, rows[0].delta);
+    let head =
+        ["arithmetic", "event", "other input", &format!("δ at ε = {epsilon}"), "promise", "the best event"];
+    let text = format!(
+        "{} releases of one coordinate each, confidence {}; promised: δ = {delta:e}\n\n{}",
+        options.trials,
+        options.confidence,
+        table(&head, &cells)
+    );
+    let failed = rows.iter().any(|row| row.arithmetic == args.arithmetic && row.refuted());
+    let json = json!({ "adversary": "bits", "arithmetic": args.arithmetic, "rows": rows, "refuted": failed });
+    let mut report = Report::new(json, text);
+    report.failed = failed;
+    Ok(report)
 }
 
 /// Audits a mechanism file.

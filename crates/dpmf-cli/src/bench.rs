@@ -6,7 +6,8 @@ use crate::workload::count;
 use anyhow::{bail, ensure};
 use dpmf::factorize::quiet;
 use dpmf::family::{Budget, Knob, Selector};
-use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::noise::exact::field::ExactField;
+use dpmf::noise::{Arithmetic, Field, NoiseKey, Output, RunId};
 use dpmf::{Error, Mechanism, Participation, Problem, Representation, Workload, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -21,12 +22,13 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Subject {
-    /// Time a step of every engine beside a loop that moves the same bytes
+    /// Time a step of every engine in both arithmetics, beside a loop that moves the same bytes
     ///
-    /// A step checks the row, draws white noise, correlates it and adds it to the row. The loop adds a constant to
-    /// every number of as many buffers and of the row, in place, on the same threads: it reads and writes every byte
-    /// that a step must, once, so the ratio says how far from memory speed a step is. Both alternate, the first
-    /// round is not counted, and medians are shown. The noise is checked against the variance it must have.
+    /// A step checks the row, draws white noise, correlates it and adds it to the row; in exact arithmetic it rounds
+    /// correctly, and computes again with more digits what is too close to a tie. The loop adds a constant to every number
+    /// of as many f32 buffers and of the row, in place, on the same threads: it reads and writes every byte that a step must,
+    /// once, so the ratio says how far from memory speed a step is. All three alternate, the first round is not counted, and
+    /// medians are shown. The noise is checked against the variance it must have.
     Noise(NoiseArgs),
 }
 
@@ -91,21 +93,25 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
     let (key, run) = (NoiseKey::from_seed(0), RunId::from_label("bench"));
     let white = Problem::new(Workload::prefix_sum(1)?, Participation::default())?
         .mechanism("independent".parse()?, &mut quiet)?
-        .unit_stream(&key, run, 0..1, Output::Gradient)?;
-    let field = Field::new(white.key());
+        .unit_stream(&key, run, 0..1, Output::Gradient, Arithmetic::Float)?;
+    let (field, exact_field) = (Field::new(white.key()), ExactField::new(white.key()));
     let mut row = vec![0.0_f32; d];
-    let mut fills = Vec::new();
+    let (mut fills, mut exact_fills) = (Vec::new(), Vec::new());
     for round in 0..=args.rounds as u64 {
         let clock = Instant::now();
         fill(&field, round, &mut row);
+        let float = clock.elapsed().as_secs_f64();
+        let clock = Instant::now();
+        draw_exact(&exact_field, round, d)?;
         // The first round pays for fresh pages.
         if round > 0 {
-            fills.push(clock.elapsed().as_secs_f64());
+            fills.push(float);
+            exact_fills.push(clock.elapsed().as_secs_f64());
         }
     }
     let variance_ratio = check_variance(&row, 1.0)?;
-    let field_seconds = median(&mut fills);
-    let rate = d as f64 / field_seconds;
+    let (field_seconds, exact_field_seconds) = (median(&mut fills), median(&mut exact_fills));
+    let rate = |seconds: f64| d as f64 / seconds;
 
     let mut rows = Vec::new();
     for (name, mechanism) in &subjects {
@@ -126,21 +132,51 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
                 float("seconds", 2, 1e3),
                 float("copy_seconds", 2, 1e3),
                 float("ratio_to_copy", 2, 1.0),
+                float("exact_seconds", 2, 1e3),
+                float("exact_ratio", 2, 1.0),
+                row["exact_resolved"].to_string(),
+                float("exact_memory_ratio", 2, 1.0),
             ]
         })
         .collect();
-    let head = ["mechanism", "steps", "buffers", "loss ratio", "step ms", "copy ms", "step/copy"];
+    let head = [
+        "mechanism",
+        "steps",
+        "buffers",
+        "loss ratio",
+        "float ms",
+        "copy ms",
+        "float/copy",
+        "exact ms",
+        "exact/float",
+        "resolved",
+        "memory ×",
+    ];
+    let shares: Vec<String> = rows
+        .iter()
+        .filter_map(|row| row["exact_resolved_share"].as_f64())
+        .map(|share| if share == 0.0 { "0".into() } else { format!("{share:.1e}") })
+        .collect();
     let text = format!(
-        "d = {d}, {} threads; white noise alone: {} million numbers a second\n\n{}",
+        "d = {d}, {} threads; white noise alone: {} million numbers a second in float, {} in exact arithmetic\n\n{}",
         rayon::current_num_threads(),
-        number(rate / 1e6),
-        if cells.is_empty() { String::new() } else { table(&head, &cells) }
+        number(rate(field_seconds) / 1e6),
+        number(rate(exact_field_seconds) / 1e6),
+        if cells.is_empty() {
+            String::new()
+        } else {
+            let legend = "resolved: coordinates too close to a tie for double precision, computed again with more digits, \
+                          over all steps timed; their share of all";
+            format!("{}\n{legend}: {}", table(&head, &cells), shares.join(", "))
+        }
     );
     let json = json!({
         "dimension": d,
         "threads": rayon::current_num_threads(),
         "field_seconds": field_seconds,
-        "field_per_second": rate,
+        "field_per_second": rate(field_seconds),
+        "exact_field_seconds": exact_field_seconds,
+        "exact_field_per_second": rate(exact_field_seconds),
         "field_variance_ratio": variance_ratio,
         "rows": rows,
     });
@@ -184,6 +220,26 @@ fn fill(field: &Field, step: u64, out: &mut [f32]) {
     out.par_chunks_mut(TILE).enumerate().for_each(|(i, chunk)| row.fill((i * TILE) as u64, chunk));
 }
 
+/// One row of the exact field, whose numbers are not kept.
+fn draw_exact(field: &ExactField, step: u64, count: usize) -> anyhow::Result<()> {
+    use rayon::prelude::*;
+    const TILE: usize = 4096;
+    let row = field.row(step);
+    let squares: f64 = (0..count.div_ceil(TILE))
+        .into_par_iter()
+        .map_init(
+            || vec![0.0; TILE],
+            |tile, i| {
+                let tile = &mut tile[..TILE.min(count - i * TILE)];
+                row.fill((i * TILE) as u64, tile);
+                tile.iter().map(|x| x * x).sum::<f64>()
+            },
+        )
+        .sum();
+    variance_ratio(squares, count, 1.0)?;
+    Ok(())
+}
+
 fn measure(
     name: &str,
     mechanism: &Mechanism,
@@ -195,9 +251,11 @@ fn measure(
     let d = args.dimension;
     let form = mechanism.form();
     let run = RunId::from_label("bench");
-    let mut stream = mechanism.unit_stream(key, run, 0..d as u64, Output::Gradient)?;
+    let of = |arithmetic| mechanism.unit_stream(key, run, 0..d as u64, Output::Gradient, arithmetic);
+    let (mut stream, mut exact) = (of(Arithmetic::Float)?, of(Arithmetic::Exact)?);
+    let mut exact_row = vec![0.0_f32; d];
     let mut moved = vec![vec![0.0_f32; d]; form.cost().buffers.unwrap_or(0)];
-    let (mut steps, mut copies) = (Vec::new(), Vec::new());
+    let (mut steps, mut copies, mut exacts, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     row.fill(0.0);
     let last = args.rounds.min(form.steps() - 1);
     for round in 0..=last {
@@ -210,16 +268,25 @@ fn measure(
             buffer.par_chunks_mut(1 << 14).for_each(|chunk| chunk.iter_mut().for_each(|x| *x += 1e-30));
         }
         let copy = clock.elapsed().as_secs_f64();
+        let clock = Instant::now();
+        exact.add_next(&mut exact_row)?;
+        let exactly = clock.elapsed().as_secs_f64();
         // The first round pays for fresh pages, unless it is the only one.
         if round > 0 || last == 0 {
             steps.push(step);
             copies.push(copy);
+            exacts.push(exactly);
+            ratios.push(exactly / step);
         }
     }
     // The row holds the sum of all rows so far, which is what the prefix sum releases.
     let released = form.decoder_row_norms_sq(&Workload::prefix_sum(form.steps())?)[last];
     let variance_ratio = check_variance(row, released)?;
+    // Every row was rounded, which adds q²/12 to each of the gradients.
+    let rounding = exact.grid().unwrap_or(0.0).powi(2) / 12.0 * (last + 1) as f64;
+    check_variance(&exact_row, released + rounding)?;
     let (seconds, copy_seconds) = (median(&mut steps), median(&mut copies));
+    let (exact_ratio, spread) = (median(&mut ratios), [ratios[0], ratios[ratios.len() - 1]]);
     Ok(json!({
         "mechanism": name,
         "steps": form.steps(),
@@ -229,14 +296,26 @@ fn measure(
         "copy_seconds": copy_seconds,
         "ratio_to_copy": seconds / copy_seconds,
         "variance_ratio": variance_ratio,
+        "memory": stream.memory(),
+        "exact_seconds": median(&mut exacts),
+        "exact_ratio": exact_ratio,
+        "exact_ratio_spread": spread,
+        "exact_resolved": exact.resolved(),
+        "exact_resolved_share": exact.resolved() as f64 / (d as f64 * (last + 1) as f64),
+        "exact_expected_share": exact.expected_resolved(last),
+        "exact_memory": exact.memory(),
+        "exact_memory_ratio": (stream.memory() > 0).then(|| exact.memory() as f64 / stream.memory() as f64),
     }))
 }
 
 /// Mean square over its expectation; an error seven standard deviations from 1.
 fn check_variance(row: &[f32], expected: f64) -> anyhow::Result<f64> {
-    let sum: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
-    let ratio = sum / row.len() as f64 / expected;
-    let allowed = 7.0 * (2.0 / row.len() as f64).sqrt() + 1e-5;
+    variance_ratio(row.iter().map(|x| f64::from(*x).powi(2)).sum(), row.len(), expected)
+}
+
+fn variance_ratio(sum: f64, count: usize, expected: f64) -> anyhow::Result<f64> {
+    let ratio = sum / count as f64 / expected;
+    let allowed = 7.0 * (2.0 / count as f64).sqrt() + 1e-5;
     ensure!(
         (ratio - 1.0).abs() <= allowed,
         "the noise has {ratio} times its variance, more than {allowed:.1e} from 1"

@@ -5,7 +5,7 @@ use crate::report::Report;
 use crate::workload::count;
 use anyhow::{Context, bail};
 use dpmf::accounting::KeyOrigin;
-use dpmf::noise::{NoiseKey, Output, RunId};
+use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
 use dpmf::{Error, format};
 use serde_json::json;
 use std::fs::File;
@@ -76,6 +76,10 @@ pub struct Args {
     #[arg(long, value_name = "gradient|iterate", default_value = "gradient")]
     output: Output,
 
+    /// Ideal noise correctly rounded to a grid, or noise in single precision; exact by default, float for iterates
+    #[arg(long, value_name = "exact|float")]
+    arithmetic: Option<Arithmetic>,
+
     /// Go on with the run that an earlier call printed, for other rows or coordinates of the same noise; with a seeded
     /// key, any words
     #[arg(long, value_name = "RUN")]
@@ -94,11 +98,17 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let coordinates = within("coordinates", args.coordinates.clone(), args.dimension)?;
     let run = run_id(args.run.as_deref(), &key)?;
     let range = coordinates.start as u64..coordinates.end as u64;
+    // Iterate noise is made in single precision alone.
+    let default = match args.output {
+        Output::Gradient => Arithmetic::Exact,
+        Output::Iterate => Arithmetic::Float,
+    };
+    let arithmetic = args.arithmetic.unwrap_or(default);
     let mut stream = if mechanism.privacy().is_some() {
-        mechanism.stream(&key, run, range, args.output)?
+        mechanism.stream(&key, run, range, args.output, arithmetic)?
     } else {
         eprintln!("the mechanism is not calibrated: this is unit noise, before σ, sensitivity and clip");
-        mechanism.unit_stream(&key, run, range, args.output)?
+        mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
     };
 
     let spinner = Spinner::new("noise");
@@ -123,6 +133,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         "coordinates": [coordinates.start, coordinates.end],
         "noise_std": mechanism.privacy().map_or(1.0, |statement| statement.calibration().noise_std()),
         "run": run.to_string(),
+        "arithmetic": arithmetic,
+        "grid": stream.grid(),
         "calibrated": mechanism.privacy().is_some(),
     });
     let text = format!("{} × {} written to {}, run {run}", rows.len(), coordinates.len(), args.out.display());

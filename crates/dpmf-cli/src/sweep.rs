@@ -6,7 +6,7 @@ use crate::train::{budgeted, interrupted};
 use crate::workload::count;
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Accountant, Adjacency, calibrate, compose};
+use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
 use dpmf::factorize::quiet;
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
@@ -364,6 +364,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                                         local: local(client_rate, args.fixed.client_batch),
                                         dropout: 0.0,
                                         privacy,
+                                        arithmetic: Arithmetic::default(),
                                         seed: 0,
                                     });
                                 }

@@ -114,7 +114,9 @@ fn numpy_files_hold_the_rows_whatever_the_range() {
     let (_, (_, again)) = noise("again.npy", &["--run", run]);
     assert_eq!(again, whole);
     let (_, (_, second)) = noise("second.npy", &[]);
-    assert!(second.iter().zip(&whole).all(|(a, b)| a != b), "a second call must have other noise");
+    // On a grid of some hundredths, one number in a hundred or so is the same by chance.
+    let same = second.iter().zip(&whole).filter(|(a, b)| a == b).count();
+    assert!(same < whole.len() / 20, "a second call must have other noise");
     let arguments =
         ["noise", &mechanism, "--dimension", "8", "--key-file", &key, "-o", "z.npy", "--run", "words"];
     let (_, message) = failure(&arguments);
@@ -122,8 +124,11 @@ fn numpy_files_hold_the_rows_whatever_the_range() {
 
     // Prefix sum: the iterate's noise is the sum of the gradient's.
     let (_, (_, iterate)) = noise("iterate.npy", &["--run", run, "--output", "iterate"]);
+    let (report, (_, float)) = noise("float.npy", &["--run", run, "--arithmetic", "float"]);
+    assert_eq!((&report["arithmetic"], &report["grid"]), (&"float".into(), &serde_json::Value::Null));
+    assert!(float.iter().zip(&whole).all(|(a, b)| a != b), "the two arithmetics have noise of their own");
     let mut sum = vec![0.0_f64; 200];
-    for (i, (gradient, iterate)) in whole.chunks_exact(200).zip(iterate.chunks_exact(200)).enumerate() {
+    for (i, (gradient, iterate)) in float.chunks_exact(200).zip(iterate.chunks_exact(200)).enumerate() {
         for ((sum, z), total) in sum.iter_mut().zip(gradient).zip(iterate) {
             *sum += f64::from(*z);
             assert!((*sum - f64::from(*total)).abs() < 1e-5, "row {i}: {sum} {total}");

@@ -4,7 +4,7 @@
 //! and a number that depends on the result.
 
 use dpmf::factorize::{Options, Solver, optimal, quiet};
-use dpmf::noise::{NoiseKey, Output, RunId};
+use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
 use dpmf::{Error, Optimizer, Participation, Problem, Workload};
 use std::io::Write;
 use std::time::Instant;
@@ -19,7 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let problem = Problem::new(small, Participation::default())?;
     let mechanism = problem.mechanism("optimal:buffers=4".parse()?, &mut quiet)?;
     let (key, run) = (NoiseKey::from_seed(0), RunId::from_label("bench"));
-    let mut stream = mechanism.unit_stream(&key, run, 0..dimension as u64, Output::Gradient)?;
+    let mut stream =
+        mechanism.unit_stream(&key, run, 0..dimension as u64, Output::Gradient, Arithmetic::Exact)?;
     let mut values = vec![0.0_f32; dimension];
 
     for line in std::io::stdin().lines() {

@@ -26,13 +26,16 @@ pub(crate) fn vector(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<f64>
     Ok(array.as_array().iter().copied().collect())
 }
 
-/// The memory of a float32 vector, to be written in place.
+/// The memory of a vector, to be written in place.
+pub(crate) enum Writable<'py> {
+    Single(PyReadwriteArray1<'py, f32>),
+    Double(PyReadwriteArray1<'py, f64>),
+}
+
+/// The memory of a float32 or float64 vector, to be written in place.
 ///
 /// Errors: anything that would need a copy, each with what to do about it.
-pub(crate) fn writable<'py>(
-    array: &Bound<'py, PyAny>,
-    length: usize,
-) -> PyResult<PyReadwriteArray1<'py, f32>> {
+pub(crate) fn writable<'py>(array: &Bound<'py, PyAny>, length: usize) -> PyResult<Writable<'py>> {
     let Ok(untyped) = array.cast::<PyUntypedArray>() else {
         let class = array.get_type();
         return Err(type_error(format!(
@@ -42,18 +45,16 @@ pub(crate) fn writable<'py>(
         )));
     };
     let dtype = untyped.dtype();
-    if !dtype.is_equiv_to(&numpy::dtype::<f32>(array.py())) {
+    let double = dtype.is_equiv_to(&numpy::dtype::<f64>(array.py()));
+    if !double && !dtype.is_equiv_to(&numpy::dtype::<f32>(array.py())) {
         let hint = match dtype.to_string().as_str() {
             "float16" | "bfloat16" => {
                 "half precision cannot hold the noise: sum and clip in float32, add the noise, then cast"
             }
-            "float64" => {
-                "the noise is single precision: cast the clipped sum with .astype(numpy.float32) first"
-            }
             _ => "cast the clipped sum with .astype(numpy.float32) first",
         };
         return Err(type_error(format!(
-            "noise is added in place to float32, but this array is {dtype}; {hint}"
+            "noise is added in place to float32 or float64, but this array is {dtype}; {hint}"
         )));
     }
     if untyped.ndim() != 1 {
@@ -76,12 +77,15 @@ pub(crate) fn writable<'py>(
              numpy.ascontiguousarray(array), add the noise to the copy and use that",
         ));
     }
-    let typed = array.cast::<PyArray1<f32>>()?;
-    typed.try_readwrite().map_err(|cause| match cause {
+    let busy = |cause| match cause {
         numpy::BorrowError::NotWriteable => value_error(
             "the array is read-only (arrays of JAX and of broadcasts are); add the noise to a copy: \
              numpy.array(array)",
         ),
         _ => value_error("the array is in use by another call; each call needs an array of its own"),
+    };
+    Ok(match double {
+        true => Writable::Double(array.cast::<PyArray1<f64>>()?.try_readwrite().map_err(busy)?),
+        false => Writable::Single(array.cast::<PyArray1<f32>>()?.try_readwrite().map_err(busy)?),
     })
 }

@@ -1,13 +1,14 @@
 //! Keys and noise streams.
 
-use crate::arrays;
+use crate::arrays::{self, Writable};
 use crate::error::{IntoPython, raise, type_error, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::{pool, run};
 use crate::privacy::PrivacyStatement;
 use dpmf::Error;
 use dpmf::accounting::KeyOrigin;
-use dpmf::noise::{self, Field, Output, RunId};
+use dpmf::noise::exact::field::ExactField;
+use dpmf::noise::{self, Arithmetic, Field, Output, RunId};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyRange, PyRangeMethods};
@@ -100,12 +101,21 @@ pub(crate) fn white_noise<'py>(
     py: Python<'py>,
     stream: &NoiseStream,
     row: u64,
-) -> PyResult<Bound<'py, PyArray1<f32>>> {
+) -> PyResult<Bound<'py, PyAny>> {
     let stream = stream.guarded.live(py)?;
     let coordinates = stream.coordinates();
-    let mut values = vec![0.0; length(&coordinates)];
-    py.detach(|| Field::new(stream.key()).row(row).fill(coordinates.start, &mut values));
-    Ok(PyArray1::from_vec(py, values))
+    Ok(match stream.arithmetic() {
+        Arithmetic::Float => {
+            let mut values = vec![0.0_f32; length(&coordinates)];
+            py.detach(|| Field::new(stream.key()).row(row).fill(coordinates.start, &mut values));
+            PyArray1::from_vec(py, values).into_any()
+        }
+        Arithmetic::Exact => {
+            let mut values = vec![0.0_f64; length(&coordinates)];
+            py.detach(|| ExactField::new(stream.key()).row(row).fill(coordinates.start, &mut values));
+            PyArray1::from_vec(py, values).into_any()
+        }
+    })
 }
 
 /// A new run, one by its 32 hexadecimal digits, or, with a seeded key, one by any words.
@@ -150,6 +160,7 @@ fn calibrated_stream(
     run: RunId,
     coordinates: Range<u64>,
     output: &str,
+    arithmetic: Option<&str>,
 ) -> PyResult<noise::NoiseStream> {
     if mechanism.privacy().is_none() {
         return Err(value_error(
@@ -158,7 +169,17 @@ fn calibrated_stream(
         ));
     }
     let output: Output = output.parse().or_raise()?;
-    py.detach(|| mechanism.stream(key, run, coordinates, output)).or_raise()
+    let arithmetic = arithmetic_of(arithmetic, output)?;
+    py.detach(|| mechanism.stream(key, run, coordinates, output, arithmetic)).or_raise()
+}
+
+/// The arithmetic that was asked for; else exact, but float for iterate noise, which comes in no other.
+fn arithmetic_of(arithmetic: Option<&str>, output: Output) -> PyResult<Arithmetic> {
+    match (arithmetic, output) {
+        (Some(name), _) => name.parse().or_raise(),
+        (None, Output::Gradient) => Ok(Arithmetic::Exact),
+        (None, Output::Iterate) => Ok(Arithmetic::Float),
+    }
 }
 
 /// A stream of one process: a fork copies its state, and both copies would emit the same rows.
@@ -238,6 +259,10 @@ const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copi
 /// has the same noise, are for experiments with a key from a seed. output is "gradient" for noise to add to clipped,
 /// summed gradients, or "iterate" for what that noise leaves in the iterates. unit_noise leaves out the scale.
 ///
+/// arithmetic is "exact", the default for gradient noise, or "float". Exact: what is released is the given sum plus ideal,
+/// real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. Float: noise is made and
+/// added in single precision, faster, and its lowest bits are outside of the guarantee.
+///
 /// A stream alone does not survive a crash safely; a DurableStream does.
 ///
 /// >>> import dpmf, numpy
@@ -256,7 +281,7 @@ pub(crate) struct NoiseStream {
 impl NoiseStream {
     #[new]
     #[pyo3(signature = (mechanism, key, *, run=None, dimension=None, coordinates=None, output="gradient",
-                        unit_noise=false))]
+                        arithmetic=None, unit_noise=false))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn new(
         py: Python<'_>,
@@ -266,28 +291,39 @@ impl NoiseStream {
         dimension: Option<u64>,
         coordinates: Option<&Bound<'_, PyRange>>,
         output: &str,
+        arithmetic: Option<&str>,
         unit_noise: bool,
     ) -> PyResult<Self> {
         let (inner, key) = (&mechanism.get().inner, &key.get().0);
         let (run, coordinates) = (run_id(run, key)?, range(dimension, coordinates)?);
         let stream = if unit_noise {
             let output: Output = output.parse().or_raise()?;
-            py.detach(|| inner.unit_stream(key, run, coordinates, output)).or_raise()?
+            let arithmetic = arithmetic_of(arithmetic, output)?;
+            py.detach(|| inner.unit_stream(key, run, coordinates, output, arithmetic)).or_raise()?
         } else {
-            calibrated_stream(py, inner, key, run, coordinates, output)?
+            calibrated_stream(py, inner, key, run, coordinates, output, arithmetic)?
         };
         Ok(Self { guarded: Guarded::new(stream), mechanism: mechanism.clone().unbind() })
     }
 
     /// Adds the next row of noise in place and returns its number, zero-based.
     ///
-    /// array is a C-contiguous, writable float32 vector, as long as the stream has coordinates; it is not copied.
+    /// array is a C-contiguous, writable vector of float32 or float64, as long as the stream has coordinates; it is not
+    /// copied. In exact arithmetic it is taken as the sum that it is, and becomes sum plus noise, correctly rounded to grid.
     fn add_to(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
-        let mut array = arrays::writable(array, length(&stream.coordinates()))?;
-        let values = array.as_slice_mut()?;
+        let array = arrays::writable(array, length(&stream.coordinates()))?;
         let pool = pool()?;
-        py.detach(|| pool.install(|| stream.add_next(values))).or_raise()
+        match array {
+            Writable::Single(mut array) => {
+                let values = array.as_slice_mut()?;
+                py.detach(|| pool.install(|| stream.add_next(values))).or_raise()
+            }
+            Writable::Double(mut array) => {
+                let values = array.as_slice_mut()?;
+                py.detach(|| pool.install(|| stream.add_next(values))).or_raise()
+            }
+        }
     }
 
     /// The next row of noise as a new array.
@@ -338,6 +374,18 @@ impl NoiseStream {
     #[getter]
     fn scale(&self, py: Python<'_>) -> PyResult<f32> {
         Ok(self.guarded.live(py)?.scale())
+    }
+
+    /// "exact" or "float".
+    #[getter]
+    fn arithmetic(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.guarded.live(py)?.arithmetic().name())
+    }
+
+    /// What releases are rounded to multiples of; None in float arithmetic.
+    #[getter]
+    fn grid(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        Ok(self.guarded.live(py)?.grid())
     }
 
     /// The name of the run, 32 hexadecimal digits.
@@ -416,7 +464,8 @@ pub(crate) struct DurableStream {
 impl DurableStream {
     /// Begins a journal at a path where none exists. run may be words too: the journal keeps count.
     #[staticmethod]
-    #[pyo3(signature = (mechanism, key, journal, *, run=None, dimension=None, coordinates=None, output="gradient"))]
+    #[pyo3(signature = (mechanism, key, journal, *, run=None, dimension=None, coordinates=None, output="gradient",
+                        arithmetic=None))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn create(
         py: Python<'_>,
@@ -427,11 +476,12 @@ impl DurableStream {
         dimension: Option<u64>,
         coordinates: Option<&Bound<'_, PyRange>>,
         output: &str,
+        arithmetic: Option<&str>,
     ) -> PyResult<Self> {
         let (inner, identity) = (&mechanism.get().inner, mechanism.get().bound_to());
         let coordinates = range(dimension, coordinates)?;
-        let stream =
-            calibrated_stream(py, inner, &key.get().0, run_id(run, &key.get().0)?, coordinates, output)?;
+        let (key, run) = (&key.get().0, run_id(run, &key.get().0)?);
+        let stream = calibrated_stream(py, inner, key, run, coordinates, output, arithmetic)?;
         let durable = py.detach(|| noise::DurableStream::create(stream, &journal, identity.0)).or_raise()?;
         Ok(Self::guarded(durable, mechanism))
     }
@@ -442,7 +492,7 @@ impl DurableStream {
     /// burn() passes over one.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, checkpoint=None, dimension=None, coordinates=None,
-                        output="gradient"))]
+                        output="gradient", arithmetic=None))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn open(
         py: Python<'_>,
@@ -453,11 +503,12 @@ impl DurableStream {
         dimension: Option<u64>,
         coordinates: Option<&Bound<'_, PyRange>>,
         output: &str,
+        arithmetic: Option<&str>,
     ) -> PyResult<Self> {
         let (inner, identity) = (&mechanism.get().inner, mechanism.get().bound_to());
         let coordinates = range(dimension, coordinates)?;
         let begun = noise::DurableStream::run_of(&journal).or_raise()?;
-        let stream = calibrated_stream(py, inner, &key.get().0, begun, coordinates, output)?;
+        let stream = calibrated_stream(py, inner, &key.get().0, begun, coordinates, output, arithmetic)?;
         let durable = run(py, || {
             let stream = match &checkpoint {
                 Some(checkpoint) => checkpoint.restore(stream)?,
@@ -474,10 +525,18 @@ impl DurableStream {
     /// the noise, to the bit.
     fn release(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
-        let mut array = arrays::writable(array, length(&stream.stream().coordinates()))?;
-        let values = array.as_slice_mut()?;
+        let array = arrays::writable(array, length(&stream.stream().coordinates()))?;
         let pool = pool()?;
-        py.detach(|| pool.install(|| stream.release(values))).or_raise()
+        match array {
+            Writable::Single(mut array) => {
+                let values = array.as_slice_mut()?;
+                py.detach(|| pool.install(|| stream.release(values))).or_raise()
+            }
+            Writable::Double(mut array) => {
+                let values = array.as_slice_mut()?;
+                py.detach(|| pool.install(|| stream.release(values))).or_raise()
+            }
+        }
     }
 
     /// Gives up the next step: its noise is never used, and the stream goes on with the one after it.
@@ -526,6 +585,18 @@ impl DurableStream {
     #[getter]
     fn scale(&self, py: Python<'_>) -> PyResult<f32> {
         Ok(self.guarded.live(py)?.stream().scale())
+    }
+
+    /// "exact" or "float".
+    #[getter]
+    fn arithmetic(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.guarded.live(py)?.stream().arithmetic().name())
+    }
+
+    /// What releases are rounded to multiples of; None in float arithmetic.
+    #[getter]
+    fn grid(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        Ok(self.guarded.live(py)?.stream().grid())
     }
 
     /// The name of the run, 32 hexadecimal digits.
@@ -612,5 +683,6 @@ fn statement(
     let (mechanism, key) = (mechanism.bind(py).get(), stream.key());
     // Unit noise has an identity of its own.
     let statement = mechanism.inner.privacy().filter(|_| key.mechanism() == mechanism.bound_to())?;
-    Some(PrivacyStatement(statement.clone().with_key(key.origin())))
+    let statement = statement.clone().with_key(key.origin());
+    Some(PrivacyStatement(statement.with_arithmetic(stream.arithmetic())))
 }

@@ -4,7 +4,7 @@
 //! count). Fails if a round takes more than 0.06 s or its noise, a stream of four buffers, more than a tenth of it.
 
 use dpmf::factorize::quiet;
-use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::data::names;
 use dpmf_train::model::Lstm;
@@ -32,13 +32,14 @@ fn main() -> Result<(), Failure> {
         local: Local::Sgd { learning_rate: 2.0, passes: 1, batch: 16 },
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
+        arithmetic: Arithmetic::default(),
         seed: 0,
     };
     let plan = Plan::make(recipe, &mut quiet)?;
     let mechanism = plan.mechanism().ok_or("a mechanism")?;
     let stream = || -> Result<NoiseStream, Failure> {
         let (key, run) = (NoiseKey::from_seed(0), RunId([0; 16]));
-        Ok(mechanism.stream(&key, run, 0..model.parameters() as u64, Output::Gradient)?)
+        Ok(mechanism.stream(&key, run, 0..model.parameters() as u64, Output::Gradient, Arithmetic::Exact)?)
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
     pool.install(|| {

@@ -2,7 +2,7 @@
 
 use crate::clients::Local;
 use crate::error::{Error, Result};
-use dpmf::accounting::PrivacyUnit;
+use dpmf::accounting::{Arithmetic, PrivacyUnit};
 use dpmf::{Optimizer, Participation, Problem, Sampling, Schedule, Selector, Workload};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -117,6 +117,9 @@ pub struct Recipe {
     pub dropout: f64,
     /// How much noise; without meaning for [`Choice::None`].
     pub privacy: Privacy,
+    /// In what numbers noise is made and added.
+    #[serde(default)]
+    pub arithmetic: Arithmetic,
     /// Public seed of first parameters, assignment and drop-outs.
     pub seed: u64,
 }
@@ -176,6 +179,7 @@ pub(crate) mod tests {
             local: Local::Sgd { learning_rate: 0.1, passes: 1, batch: 16 },
             dropout: 0.0,
             privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
+            arithmetic: Arithmetic::default(),
             seed: 0,
         }
     }

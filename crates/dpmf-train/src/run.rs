@@ -227,7 +227,9 @@ where
         let id = key.run_id(&Binding::new(plan, digest, model))?;
         let noise = match plan.mechanism() {
             None => Noise::None,
-            Some(mechanism) => Noise::Stream(stream(mechanism, &key.key(&Place::from("."))?, id, model)?),
+            Some(mechanism) => {
+                Noise::Stream(stream(plan, mechanism, &key.key(&Place::from("."))?, id, model)?)
+            }
         };
         Self::assemble(model, data, plan.clone(), pace, noise, None)
     }
@@ -259,7 +261,7 @@ where
                 if !matches!(key, KeySource::File(_)) {
                     secret.create_file(folder.file(KEY))?;
                 }
-                let stream = stream(mechanism, &secret, id, model)?;
+                let stream = stream(plan, mechanism, &secret, id, model)?;
                 Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?)
             }
         };
@@ -302,7 +304,7 @@ where
                     None => folder.file(KEY),
                 };
                 let key = NoiseKey::read_file(folder::needed(key, "the key")?)?;
-                let stream = stream(mechanism, &key, manifest.run.parse()?, model)?;
+                let stream = stream(&plan, mechanism, &key, manifest.run.parse()?, model)?;
                 let stream = checkpoints.restore_stream(stream)?;
                 let journal = folder.needed(JOURNAL, "the journal")?;
                 // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
@@ -486,8 +488,15 @@ pub fn plan(folder: impl Into<Place>) -> Result<Plan> {
     Plan::load(folder.into().join(PLAN))
 }
 
-fn stream<M: Model>(mechanism: &Mechanism, key: &NoiseKey, id: RunId, model: &M) -> Result<NoiseStream> {
-    Ok(mechanism.stream(key, id, 0..model.parameters() as u64, Output::Gradient)?)
+fn stream<M: Model>(
+    plan: &Plan,
+    mechanism: &Mechanism,
+    key: &NoiseKey,
+    id: RunId,
+    model: &M,
+) -> Result<NoiseStream> {
+    let arithmetic = plan.recipe().arithmetic;
+    Ok(mechanism.stream(key, id, 0..model.parameters() as u64, Output::Gradient, arithmetic)?)
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ impl Ended {
     /// The statement of the run, for the key that it used; nothing without noise.
     pub fn statement(&self) -> Option<PrivacyStatement> {
         let statement = self.plan.mechanism()?.privacy()?.clone();
-        Some(statement.with_key(self.outcome.key.unwrap_or_default()))
+        let arithmetic = self.plan.recipe().arithmetic;
+        Some(statement.with_key(self.outcome.key.unwrap_or_default()).with_arithmetic(arithmetic))
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::factorize::quiet;
-use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{Arithmetic, DurableStream, NoiseKey, NoiseStream, Output, RunId};
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::{
     Checkpoints, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy, Recipe, Result,
@@ -96,6 +96,7 @@ fn recipe(mechanism: &str, local: Local) -> Recipe {
         local,
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
+        arithmetic: Arithmetic::default(),
         seed: 1,
     }
 }
@@ -112,7 +113,7 @@ const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
 
 fn stream(output: Output) -> NoiseStream {
     let (key, run) = (NoiseKey::from_seed(4), RunId([0; 16]));
-    private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output).unwrap()
+    private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output, Arithmetic::Float).unwrap()
 }
 
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {

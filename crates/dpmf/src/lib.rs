@@ -11,7 +11,7 @@
 //! ```
 //! use dpmf::factorize::quiet;
 //! use dpmf::mechanism::Conditions;
-//! use dpmf::noise::{NoiseKey, Output, RunId};
+//! use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
 //! use dpmf::{Optimizer, Participation, Problem, Schedule, Workload};
 //!
 //! // What the optimizer computes: heavy-ball momentum with a cooldown, 256 steps, every user in one of them.
@@ -28,8 +28,9 @@
 //! // The noise that gives (8, 1e-6), in words and in numbers.
 //! let mechanism = mechanism.calibrated(8.0, 1e-6, 1.0, Conditions::default())?;
 //! println!("{}", mechanism.privacy().unwrap());
-//! let mut noise = mechanism.stream(&NoiseKey::generate()?, RunId::generate()?, 0..1000, Output::Gradient)?;
-//! let mut sum_of_clipped_gradients = vec![0.0; 1000];
+//! let (key, run) = (NoiseKey::generate()?, RunId::generate()?);
+//! let mut noise = mechanism.stream(&key, run, 0..1000, Output::Gradient, Arithmetic::Exact)?;
+//! let mut sum_of_clipped_gradients = vec![0.0_f32; 1000];
 //! noise.add_next(&mut sum_of_clipped_gradients)?;
 //! # Ok::<(), dpmf::Error>(())
 //! ```

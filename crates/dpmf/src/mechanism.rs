@@ -6,10 +6,10 @@ use crate::accounting::{
 use crate::error::{Error, Result};
 use crate::factorize::{Certificate, Optimum, lower_bound_at};
 use crate::family::Selector;
-use crate::form::{Form, Representation};
+use crate::form::{Form, Representation, StateSpace};
 use crate::identity::Identity;
 use crate::loss::Loss;
-use crate::noise::{NoiseKey, NoiseStream, Output, RunId};
+use crate::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
 use crate::participation::{Participation, Sampling};
 use crate::workload::Workload;
 use std::ops::Range;
@@ -246,21 +246,21 @@ impl Mechanism {
     ///
     /// This and [`Mechanism::unit_stream`] are the only ways to noise, so that scale and identity always fit.
     ///
-    /// Guarantee: streams of other keys, runs or mechanisms are computationally independent.
-    /// Errors: [`Error::Unsupported`] for a mechanism that is not calibrated, and for iterates of a matrix; an empty
-    /// range; [`Error::Memory`].
+    /// Guarantee: streams of other keys, runs, mechanisms or arithmetics are computationally independent.
+    /// Errors: [`Error::Unsupported`] for a mechanism that is not calibrated, for iterates of a matrix, and for iterates in
+    /// exact arithmetic; an empty range; [`Error::Memory`].
     ///
     /// ```
-    /// use dpmf::noise::{NoiseKey, Output, RunId};
+    /// use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
     /// use dpmf::{Participation, Problem, Workload};
     ///
     /// let problem = Problem::new(Workload::prefix_sum(100)?, Participation::default())?;
     /// let mechanism = problem.mechanism("honaker-online".parse()?, &mut dpmf::factorize::quiet)?;
     /// let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default())?;
     /// let (key, run) = (NoiseKey::generate()?, RunId::generate()?);
-    /// let mut stream = mechanism.stream(&key, run, 0..1000, Output::Gradient)?;
+    /// let mut stream = mechanism.stream(&key, run, 0..1000, Output::Gradient, Arithmetic::Exact)?;
     ///
-    /// let mut gradient = vec![0.0; 1000]; // a sum of clipped contributions
+    /// let mut gradient = vec![0.0_f32; 1000]; // a sum of clipped contributions
     /// stream.add_next(&mut gradient)?;
     /// assert_eq!(stream.next_step(), 1);
     /// # Ok::<(), dpmf::Error>(())
@@ -271,13 +271,14 @@ impl Mechanism {
         run: RunId,
         coordinates: Range<u64>,
         output: Output,
+        arithmetic: Arithmetic,
     ) -> Result<NoiseStream> {
         let statement = self.privacy.as_ref().ok_or_else(|| Error::Unsupported {
             what: "noise of a mechanism that is not calibrated".into(),
             hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
         })?;
         let scale = statement.calibration().noise_std();
-        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output)
+        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output, arithmetic)
     }
 
     /// The rows of `N Z` with `Z` of unit variance, before σ, sensitivity and clip: for those who look at noise, not
@@ -290,9 +291,31 @@ impl Mechanism {
         run: RunId,
         coordinates: Range<u64>,
         output: Output,
+        arithmetic: Arithmetic,
     ) -> Result<NoiseStream> {
         let identity = Identity::new(&self.workload, &self.form, self.participation, self.sampling, None);
-        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output)
+        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output, arithmetic)
+    }
+
+    /// `k` of the grid `2^k` that noise of a scale is rounded to in exact arithmetic.
+    ///
+    /// Rounding to a grid `q` adds an error of variance `q²/12` to every gradient, and so `‖A‖_F² q²/12` to the iterates.
+    /// The grid is the coarsest for which that is at most 2⁻¹³ of what the noise itself adds: 0.006 % of the root loss.
+    ///
+    /// Errors: a grid outside of 2⁻⁵⁰⁰ … 2⁵⁰⁰.
+    pub(crate) fn grid_exponent(&self, scale: f64) -> Result<i32> {
+        const SHARE: f64 = 1.0 / 8192.0;
+        let noise = self.loss.total() / self.sensitivity().powi(2);
+        let unit = StateSpace::independent(self.workload.steps())?.decoder_row_norms_sq(&self.workload);
+        let grid = scale * (12.0 * SHARE * noise / unit.iter().sum::<f64>()).sqrt();
+        let exponent = grid.log2().floor();
+        match exponent.abs() <= 500.0 {
+            true => Ok(exponent as i32),
+            false => Err(Error::Unsupported {
+                what: format!("exact noise on a grid of {grid:e}"),
+                hint: "noise and workload are out of proportion; use float arithmetic",
+            }),
+        }
     }
 
     /// What has been spent after each step: ε at the δ of the calibration, for everything released so far.

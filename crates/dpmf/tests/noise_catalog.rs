@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::factorize::quiet;
-use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::noise::exact::field::ExactField;
+use dpmf::noise::{Arithmetic, Field, NoiseKey, Output, RunId};
 use dpmf::{Optimizer, Participation, Problem, Representation, Selector, Workload, family};
+use std::ops::Range;
 
 const COORDINATES: usize = 150;
 
@@ -22,8 +24,13 @@ fn every_mechanism_streams_its_matrix_times_the_field() {
         for selector in family::all().chain(more) {
             let mechanism = problem.mechanism(selector, &mut quiet).unwrap();
             let (key, run) = (NoiseKey::from_seed(8), RunId([1; 16]));
-            let mut stream =
-                mechanism.unit_stream(&key, run, 0..COORDINATES as u64, Output::Gradient).unwrap();
+            let mut stream = mechanism
+                .unit_stream(&key, run, 0..COORDINATES as u64, Output::Gradient, Arithmetic::Float)
+                .unwrap();
+            let exact = |range: Range<u64>| {
+                mechanism.unit_stream(&key, run, range, Output::Gradient, Arithmetic::Exact).unwrap()
+            };
+            let mut whole = exact(0..COORDINATES as u64);
             let form = mechanism.form();
             let m = form.noise_rows();
             let field = Field::new(stream.key());
@@ -34,17 +41,31 @@ fn every_mechanism_streams_its_matrix_times_the_field() {
                     z
                 })
                 .collect();
+            let exact_field = ExactField::new(whole.key());
+            let exact_z: Vec<Vec<f64>> = (0..m as u64)
+                .map(|t| {
+                    let mut z = vec![0.0; COORDINATES];
+                    exact_field.row(t).fill(0, &mut z);
+                    z
+                })
+                .collect();
             let mut rows = form.coloring_rows();
             for i in 0..problem.steps() {
                 let mut weights = vec![0.0; m];
                 rows(&mut weights);
-                let mut noise = vec![0.0; COORDINATES];
+                let mut exact_noise = vec![0.0_f64; COORDINATES];
+                whole.add_next(&mut exact_noise).unwrap();
+                let grid = whole.grid().unwrap();
+                let mut noise = vec![0.0_f32; COORDINATES];
                 stream.add_next(&mut noise).unwrap();
                 for j in 0..COORDINATES {
                     let terms = weights.iter().zip(&z).map(|(w, z)| w * f64::from(z[j]));
                     let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                     let error = (f64::from(noise[j]) - sum).abs();
                     assert!(error < 4e-6 * (1.0 + size), "{selector}, step {i}: {} {sum}", noise[j]);
+                    let sum: f64 = weights.iter().zip(&exact_z).map(|(w, z)| w * z[j]).sum();
+                    let error = (exact_noise[j] - sum).abs();
+                    assert!(error < grid * 0.5 + 1e-9, "{selector}, step {i}: {} {sum}", exact_noise[j]);
                 }
             }
         }

@@ -11,7 +11,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use dpmf::form::{Tree, tree::Decoder};
-use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{Arithmetic, DurableStream, NoiseKey, NoiseStream, Output, RunId};
 use dpmf::{Error, Form, Mechanism, Participation, Workload};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -34,7 +34,7 @@ fn stream(steps: usize) -> NoiseStream {
     let mechanism =
         Mechanism::new(Workload::prefix_sum(steps).unwrap(), &tree, Participation::default()).unwrap();
     let (key, run) = (NoiseKey::from_seed(1), RunId([3; 16]));
-    mechanism.unit_stream(&key, run, 10..10 + WIDTH as u64, Output::Gradient).unwrap()
+    mechanism.unit_stream(&key, run, 10..10 + WIDTH as u64, Output::Gradient, Arithmetic::Exact).unwrap()
 }
 
 fn input(step: usize, variant: u64) -> Vec<f32> {

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::form::StateSpace;
-use dpmf::noise::{Field, NoiseKey, Output, RunId};
+use dpmf::noise::{Arithmetic, Field, NoiseKey, Output, RunId};
 use dpmf::{Form, Mechanism, Participation, Workload};
 use rayon::prelude::*;
 
@@ -20,7 +20,9 @@ fn field(seed: u64) -> Field {
     let workload = Workload::prefix_sum(1).unwrap();
     let mechanism = Mechanism::new(workload, &form, Participation::default()).unwrap();
     let key = NoiseKey::from_seed(seed);
-    Field::new(mechanism.unit_stream(&key, RunId([0; 16]), 0..1, Output::Gradient).unwrap().key())
+    Field::new(
+        mechanism.unit_stream(&key, RunId([0; 16]), 0..1, Output::Gradient, Arithmetic::Float).unwrap().key(),
+    )
 }
 
 /// `P(Z > x)`, by the series of the error function or the continued fraction of its complement.

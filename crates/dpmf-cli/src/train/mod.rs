@@ -10,7 +10,7 @@ use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{LedgerFile, Release};
+use dpmf::accounting::{Arithmetic, LedgerFile, Release};
 use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
 use dpmf::noise::RunId;
@@ -115,6 +115,10 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "δ", default_value_t = 1e-6)]
     pub delta: f64,
 
+    /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
+    #[arg(long, value_name = "exact|float", default_value = "exact")]
+    pub arithmetic: Arithmetic,
+
     /// Server momentum β
     #[arg(long, value_name = "β", default_value_t = 0.9)]
     pub momentum: f64,
@@ -216,6 +220,7 @@ impl RecipeArgs {
             local,
             dropout: self.dropout,
             privacy: Privacy::Epsilon { epsilon: 1.0, delta: self.delta },
+            arithmetic: self.arithmetic,
             seed: 0,
         })
     }

@@ -15,22 +15,21 @@ struct Setting {
     model: Points,
     data: Split<Sample>,
     plan: Plan,
-    rows: Vec<Vec<f32>>,
 }
 
 impl Setting {
     fn new() -> Self {
-        let (model, data, plan) = (Points::default(), data(), plan());
-        let id = SEED.run_id(&Binding::new(&plan, &digest(&data.train), &model)).unwrap();
+        Self { model: Points::default(), data: data(), plan: plan() }
+    }
+
+    /// What a round releases for a sum, from a stream of its own.
+    fn release(&self, round: usize, sum: &mut [f32]) {
+        let id = SEED.run_id(&Binding::new(&self.plan, &digest(&self.data.train), &self.model)).unwrap();
         let key = SEED.key(&Place::from(".")).unwrap();
-        let mut stream = stream(plan.mechanism().unwrap(), &key, id, &model).unwrap();
-        let mut row = || {
-            let mut row = vec![0.0; DIMENSION];
-            stream.add_next(&mut row).unwrap();
-            row
-        };
-        let rows = (0..ROUNDS).map(|_| row()).collect();
-        Self { model, data, plan, rows }
+        let mechanism = self.plan.mechanism().unwrap();
+        let mut stream = stream(&self.plan, mechanism, &key, id, &self.model).unwrap();
+        stream.skip_to(round).unwrap();
+        stream.add_next(sum).unwrap();
     }
 
     /// The clipped sum of a round.
@@ -82,7 +81,7 @@ impl Watch {
             if *first != bits(&sum) {
                 return Some(format!("round {round} was released with two sums"));
             }
-            sum.iter_mut().zip(&setting.rows[round]).for_each(|(x, noise)| *x += noise);
+            setting.release(round, &mut sum);
             expected.apply(&sum, 1.0 / CLIENTS as f32);
         }
         let same = expected.buffers().map(|(_, x)| bits(x)) == after.buffers().map(|(_, x)| bits(x));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{Labelled, LabelledExample, Local, Privacy, Recipe, Steps};
+use dpmf::accounting::Arithmetic;
 use dpmf::disk::Simulated;
 use dpmf::factorize::quiet;
 use dpmf::{Optimizer, Participation, Sampling};
@@ -89,6 +90,7 @@ pub(super) fn plan() -> Plan {
         local: Local::Gradient,
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
+        arithmetic: Arithmetic::default(),
         seed: 1,
     };
     Plan::make(recipe, &mut quiet).unwrap()

@@ -49,7 +49,7 @@ pub(crate) mod search;
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::PrivacyCurve;
 pub use ledger::{Ledger, LedgerFile, Release};
-pub use statement::{KeyOrigin, PrivacyStatement, PrivacyUnit};
+pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 
 use crate::error::{Error, Result};

@@ -60,6 +60,39 @@ impl KeyOrigin {
     }
 }
 
+/// In what numbers noise is made and added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arithmetic {
+    /// The ideal noise in real numbers, added to the input and correctly rounded to a grid: what is proved of real
+    /// numbers holds for every bit. See [`noise::exact`](crate::noise::exact).
+    #[default]
+    Exact,
+    /// Single precision, at memory speed: the lowest bits of a release are outside of what is proved.
+    Float,
+}
+
+impl Arithmetic {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arithmetic::Exact => "exact",
+            Arithmetic::Float => "float",
+        }
+    }
+}
+
+impl std::str::FromStr for Arithmetic {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Arithmetic::Exact, Arithmetic::Float]
+            .into_iter()
+            .find(|arithmetic| arithmetic.name() == text)
+            .ok_or_else(|| Error::argument("arithmetic", text, "it must be exact or float"))
+    }
+}
+
 /// A calibrated mechanism's guarantee, together with everything it depends on.
 ///
 /// It is data, and its sentences are rendered from it: none is ever read.
@@ -69,6 +102,7 @@ pub struct PrivacyStatement {
     participation: Participation,
     steps: usize,
     key: KeyOrigin,
+    arithmetic: Arithmetic,
     calibration: Calibration,
 }
 
@@ -80,6 +114,7 @@ struct Document<'a> {
     sampling: Sampling,
     steps: usize,
     key: KeyOrigin,
+    arithmetic: Arithmetic,
     epsilon: f64,
     delta: f64,
     adjacency: Adjacency,
@@ -110,12 +145,23 @@ impl PrivacyStatement {
             return Err(Error::argument("steps", 0, "at least one step is needed"));
         }
         participation.pattern(steps)?;
-        Ok(Self { unit, participation, steps, key, calibration })
+        let arithmetic = Arithmetic::default();
+        Ok(Self { unit, participation, steps, key, arithmetic, calibration })
     }
 
     /// The same statement for noise from a key of another origin.
     pub fn with_key(self, key: KeyOrigin) -> Self {
         Self { key, ..self }
+    }
+
+    /// The same statement for noise in another arithmetic.
+    pub fn with_arithmetic(self, arithmetic: Arithmetic) -> Self {
+        Self { arithmetic, ..self }
+    }
+
+    /// The numbers that the noise is made in.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
     }
 
     /// σ, ε, δ and what ties them together.
@@ -145,7 +191,7 @@ impl PrivacyStatement {
 
     /// What (ε, δ) covers, one sentence each.
     pub fn covers(&self) -> Vec<String> {
-        vec![
+        let mut lines = vec![
             format!(
                 "Everything released over all {} steps together: noisy gradient sums, iterates, and whatever is computed from them.",
                 self.steps
@@ -153,7 +199,11 @@ impl PrivacyStatement {
             "Streams chosen adaptively: each gradient may depend on every earlier release.".into(),
             "Stopping early, and steps that were burned after a crash.".into(),
             "Means, when the denominator was fixed before training; also when clients drop out, down to an empty cohort, which releases noise alone.".into(),
-        ]
+        ];
+        if self.arithmetic == Arithmetic::Exact {
+            lines.push("Every bit: what is released is the sum with ideal, real-valued Gaussian noise, correctly rounded.".into());
+        }
+        lines
     }
 
     /// What (ε, δ) does not cover or takes for granted, one sentence each.
@@ -166,11 +216,19 @@ impl PrivacyStatement {
                 "The key was derived from a seed: the guarantee holds only if that number is secret and cannot be guessed."
             }
         };
+        let arithmetic = match self.arithmetic {
+            Arithmetic::Exact => {
+                "The clipped sums, taken as exact: whoever adds contributions up with rounding errors before noise is added must allow for them in the clip. And the time that a step takes (see SECURITY.md)."
+            }
+            Arithmetic::Float => {
+                "Floating-point arithmetic: the proof is for real-valued Gaussian noise, while sampling and adding happen in finite precision, so the lowest bits of a release are outside it and can tell neighbours apart (see SECURITY.md)."
+            }
+        };
         let mut lines = vec![
             "Hyperparameters, architectures or stopping rules chosen by looking at private data in other runs.".into(),
             "The initial model, the schedule, the cohort size and the denominator, all taken as public.".into(),
             key.into(),
-            "Floating-point arithmetic: the proof is for real-valued Gaussian noise, while sampling and adding happen in finite precision, so the lowest bits of a release are outside it (see SECURITY.md).".into(),
+            arithmetic.into(),
         ];
         if self.calibration.terms().adjacency == Adjacency::AddOrRemove {
             lines.insert(
@@ -192,6 +250,7 @@ impl Serialize for PrivacyStatement {
             sampling,
             steps: self.steps,
             key: self.key,
+            arithmetic: self.arithmetic,
             epsilon: c.epsilon(),
             delta: c.delta(),
             adjacency,
@@ -302,11 +361,17 @@ mod tests {
             "denominator was fixed before training",
             "Stopping early",
             "chosen adaptively",
-            "Floating-point arithmetic",
+            "Every bit",
+            "taken as exact",
             "drawn from the operating system",
         ] {
             assert!(text.contains(part), "{part:?} is missing from\n{text}");
         }
+        assert!(!text.contains("Floating-point"));
+        let float =
+            statement(Adjacency::ReplaceWithZero, KeyOrigin::System).with_arithmetic(Arithmetic::Float);
+        let text = float.to_string();
+        assert!(text.contains("Floating-point arithmetic") && !text.contains("Every bit"), "{text}");
         let seeded = statement(Adjacency::ReplaceOne, KeyOrigin::Seeded).to_string();
         assert!(seeded.contains("only if that number is secret") && !seeded.contains("operating system"));
         assert!(seeded.contains("twice the sensitivity"));
@@ -318,9 +383,13 @@ mod tests {
     fn json_is_flat() {
         let statement = statement(Adjacency::ReplaceWithZero, KeyOrigin::Seeded);
         let json = serde_json::to_value(&statement).unwrap();
-        for (name, value) in
-            [("unit", "user"), ("key", "seeded"), ("adjacency", "replace-with-zero"), ("accountant", "exact")]
-        {
+        for (name, value) in [
+            ("unit", "user"),
+            ("key", "seeded"),
+            ("adjacency", "replace-with-zero"),
+            ("accountant", "exact"),
+            ("arithmetic", "exact"),
+        ] {
             assert_eq!(json[name], value);
         }
         let single = serde_json::json!({ "kind": "single", "times": 1, "separation": null });

@@ -2,7 +2,8 @@
 //!
 //! [`game`] is the paper's adaptive privacy game: a referee with a secret bit, adversaries, mechanisms.
 //! [`adversary`] holds the adversaries, [`mechanism`] the Gaussian matrix mechanism they play against, and
-//! [`counterexample`] the mechanism that only a Gaussian would have survived. [`audit`] plays many games and bounds
+//! [`counterexample`] the mechanism that only a Gaussian would have survived. [`bits`] looks at the released numbers as a
+//! computer has them. [`audit`] plays many games and bounds
 //! from below what a mechanism can truthfully promise.
 //!
 //! An audit can refute a guarantee and never prove one: it finds sensitivities that are too small, noise that
@@ -30,12 +31,14 @@
 
 pub mod adversary;
 pub mod binomial;
+pub mod bits;
 pub mod counterexample;
 pub mod empirical;
 pub mod game;
 pub mod mechanism;
 
 pub use adversary::{AdversaryKind, Informed};
+pub use bits::{BitsReport, audit_bits};
 pub use counterexample::{Attack, CounterExample, CounterExampleRow};
 pub use empirical::{AuditOptions, AuditReport, Promise, Test, audit};
 pub use game::{Adversary, AuditRng, Neighbours, Outcome, Player, Session, StreamMechanism};

@@ -40,7 +40,7 @@ impl Family for Toy {
 /// Its own file and a line in the registry are enough for names, mechanisms, files and streams.
 #[test]
 fn a_family_needs_its_file_and_a_line_in_the_registry() {
-    use crate::noise::{NoiseKey, Output, RunId};
+    use crate::noise::{Arithmetic, NoiseKey, Output, RunId};
     let selector: Selector = "toy:rank=2".parse().unwrap();
     let problem = Problem::new(Workload::prefix_sum(4).unwrap(), Participation::default()).unwrap();
     let mechanism = problem.mechanism(selector, &mut quiet).unwrap();
@@ -53,8 +53,8 @@ fn a_family_needs_its_file_and_a_line_in_the_registry() {
     let back = format::from_bytes(&format::to_bytes(&mechanism).unwrap()).unwrap();
     assert_eq!((back.family(), back.identity()), (Some(selector), mechanism.identity()));
     let (key, run) = (NoiseKey::from_seed(1), RunId::from_label("toy"));
-    let mut row = [0.0; 3];
-    back.stream(&key, run, 0..3, Output::Gradient).unwrap().add_next(&mut row).unwrap();
+    let mut row = [0.0_f32; 3];
+    back.stream(&key, run, 0..3, Output::Gradient, Arithmetic::Exact).unwrap().add_next(&mut row).unwrap();
     assert!(row.iter().all(|x| *x != 0.0));
 
     let comparison = problem.compare(&[selector], &mut quiet).unwrap();

@@ -7,6 +7,7 @@ pub(super) use engine::DenseEngine;
 use crate::error::{Error, Result};
 use crate::form::{Cost, Form, Representation, Rows};
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use faer::linalg::triangular_inverse::invert_lower_triangular;
 use faer::{Mat, MatRef, Par, Side};
@@ -212,6 +213,10 @@ impl Representation for Dense {
     }
 
     fn engine(&self, ahead: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(DenseEngine::new(self, ahead)?))
+    }
+
+    fn program(&self, ahead: usize) -> Result<Box<dyn Program>> {
         Ok(Box::new(DenseEngine::new(self, ahead)?))
     }
 

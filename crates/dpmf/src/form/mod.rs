@@ -23,6 +23,7 @@ pub use tree::Tree;
 
 use crate::error::Result;
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use crate::workload::Workload;
 use faer::Mat;
@@ -95,6 +96,12 @@ pub trait Representation {
     /// Errors: a coefficient that single precision would change, or rows that use noise of later steps: what is
     /// streamed is [`Representation::deployed`], and nothing else. [`Error::Memory`](crate::Error::Memory).
     fn engine(&self, ahead: usize) -> Result<Box<dyn Engine>>;
+
+    /// The same rows as arithmetic, for [exact noise](crate::noise::exact): the weights are the deployed coefficients, as
+    /// real numbers. `ahead` is that of [`Representation::engine`].
+    ///
+    /// Errors: those of [`Representation::engine`].
+    fn program(&self, ahead: usize) -> Result<Box<dyn Program>>;
 
     /// The coefficients of `N`, by name: what stands in a file, and what the noise is bound to.
     fn write(&self, tensors: &mut Tensors);
@@ -182,6 +189,10 @@ impl Representation for Form {
 
     fn engine(&self, ahead: usize) -> Result<Box<dyn Engine>> {
         self.representation().engine(ahead)
+    }
+
+    fn program(&self, ahead: usize) -> Result<Box<dyn Program>> {
+        self.representation().program(ahead)
     }
 
     fn write(&self, tensors: &mut Tensors) {

@@ -7,6 +7,7 @@ use super::{Cost, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use crate::workload::{Recurrence, RowRecurrence, Workload};
 use faer::{Mat, MatRef};
@@ -369,6 +370,10 @@ impl Representation for Structured {
     }
 
     fn engine(&self, _: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(engine::StructuredEngine::new(self)?))
+    }
+
+    fn program(&self, _: usize) -> Result<Box<dyn Program>> {
         Ok(Box::new(engine::StructuredEngine::new(self)?))
     }
 

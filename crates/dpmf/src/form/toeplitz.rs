@@ -5,6 +5,7 @@ use super::{Cost, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::{Recurrence, Workload};
 use faer::Mat;
@@ -156,6 +157,10 @@ impl Representation for Toeplitz {
     }
 
     fn engine(&self, ahead: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(DenseEngine::toeplitz(self, ahead)?))
+    }
+
+    fn program(&self, ahead: usize) -> Result<Box<dyn Program>> {
         Ok(Box::new(DenseEngine::toeplitz(self, ahead)?))
     }
 

@@ -11,6 +11,7 @@ mod row_norms;
 use super::{Cost, Dense, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use faer::Mat;
@@ -327,6 +328,10 @@ impl Representation for Tree {
     }
 
     fn engine(&self, _: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(engine::TreeEngine::new(self)?))
+    }
+
+    fn program(&self, _: usize) -> Result<Box<dyn Program>> {
         Ok(Box::new(engine::TreeEngine::new(self)?))
     }
 

@@ -1,5 +1,6 @@
 //! What a file of a stream belongs to: one run of one mechanism under one key, and one range of coordinates.
 
+use super::exact::field::EXACT_FIELD_FORMAT;
 use super::field::FIELD_FORMAT;
 use super::key::RunId;
 use super::stream::NoiseStream;
@@ -8,7 +9,10 @@ use crate::error::{Error, Result};
 use std::path::Path;
 
 /// Bytes of a binding.
-pub(crate) const BINDING: usize = 4 + 32 + 16 + 16 + 3 * 8 + 3 * 4;
+pub(crate) const BINDING: usize = 4 + 32 + 16 + 16 + 3 * 8 + 4 * 4;
+
+/// Stands for no grid.
+const NO_GRID: i32 = i32::MIN;
 
 /// The public names under which a stream's files are kept; it holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,13 +28,15 @@ pub(crate) struct Binding {
     output: u32,
     buffers: u32,
     scale: u32,
+    /// Exponent of the grid that releases are rounded to; none in single precision.
+    grid: i32,
 }
 
 impl Binding {
     pub(crate) fn of(stream: &NoiseStream) -> Self {
         let (key, coordinates) = (stream.key(), stream.coordinates());
         Self {
-            field_format: FIELD_FORMAT,
+            field_format: stream.field_format(),
             mechanism: key.mechanism().0,
             run: key.run().0,
             fingerprint: key.fingerprint().0,
@@ -40,6 +46,7 @@ impl Binding {
             output: stream.output().code(),
             buffers: stream.buffers() as u32,
             scale: stream.scale().to_bits(),
+            grid: stream.grid_exponent().unwrap_or(NO_GRID),
         }
     }
 
@@ -54,6 +61,7 @@ impl Binding {
         layout.push(&self.fingerprint);
         [self.start, self.end, self.steps].into_iter().for_each(|number| layout.push_number(number));
         [self.output, self.buffers, self.scale].iter().for_each(|word| layout.push(&word.to_le_bytes()));
+        layout.push(&self.grid.to_le_bytes());
     }
 
     pub(crate) fn read(fields: &mut Fields<'_>) -> Self {
@@ -69,6 +77,7 @@ impl Binding {
             output: word(fields),
             buffers: word(fields),
             scale: word(fields),
+            grid: i32::from_le_bytes(fields.take()),
         }
     }
 
@@ -81,8 +90,14 @@ impl Binding {
             _ => "iterate".to_string(),
         };
         let scale = |binding: &Self| f32::from_bits(binding.scale).to_string();
-        let fields: [(&'static str, String, String); 9] = [
-            ("field format", self.field_format.to_string(), found.field_format.to_string()),
+        let arithmetic = |binding: &Self| match binding.field_format {
+            FIELD_FORMAT => "float".to_string(),
+            EXACT_FIELD_FORMAT => "exact".to_string(),
+            other => format!("of field format {other}"),
+        };
+        let grid = |binding: &Self| format!("2^{}", binding.grid);
+        let fields: [(&'static str, String, String); 10] = [
+            ("arithmetic", arithmetic(self), arithmetic(found)),
             ("key", hex(&self.fingerprint), hex(&found.fingerprint)),
             ("mechanism", hex(&self.mechanism), hex(&found.mechanism)),
             ("run", hex(&self.run), hex(&found.run)),
@@ -91,6 +106,7 @@ impl Binding {
             ("output", output(self), output(found)),
             ("number of buffers", self.buffers.to_string(), found.buffers.to_string()),
             ("scale", scale(self), scale(found)),
+            ("grid", grid(self), grid(found)),
         ];
         match fields.into_iter().find(|(_, expected, found)| expected != found) {
             Some((what, expected, found)) => Err(Error::Binding { path: path.into(), what, expected, found }),

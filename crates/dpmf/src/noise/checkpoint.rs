@@ -4,8 +4,8 @@
 //! encrypted under a key derived from the stream's; a checkpoint may lie beside the model it belongs to. It
 //! never holds the key.
 //!
-//! Format 1, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, buffer
-//! after buffer, AES-256 in counter mode; HMAC-SHA-256 of all before it.
+//! Format 2, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, or `f64` in exact
+//! arithmetic, buffer after buffer, AES-256 in counter mode; HMAC-SHA-256 of all before it.
 
 use super::binding::{BINDING, Binding};
 use super::hmac::{Hmac, same};
@@ -18,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"DPMFCKPT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 8 + 4 + BINDING + 8;
 const TAG: usize = 32;
 
@@ -51,7 +51,7 @@ impl NoiseStream {
     pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
         self.check_whole()?;
         let mut bytes = Vec::new();
-        let length = (HEADER + TAG) as u64 + 4 * self.state_len();
+        let length = (HEADER + TAG) as u64 + self.state_bytes();
         usize::try_from(length)
             .ok()
             .and_then(|length| bytes.try_reserve_exact(length).ok())
@@ -74,11 +74,17 @@ impl NoiseStream {
             chunk.clear();
             written
         };
-        self.visit_state(|values| {
-            for value in values {
-                chunk.extend_from_slice(&value.to_le_bytes());
-                if chunk.len() == CHUNK && result.is_ok() {
-                    result = flush(&mut chunk);
+        self.visit_state(|bytes| {
+            let mut rest = bytes;
+            while !rest.is_empty() {
+                let (head, tail) = rest.split_at(rest.len().min(CHUNK - chunk.len()));
+                chunk.extend_from_slice(head);
+                rest = tail;
+                if chunk.len() == CHUNK {
+                    match result {
+                        Ok(()) => result = flush(&mut chunk),
+                        Err(_) => chunk.clear(),
+                    }
                 }
             }
         });
@@ -114,27 +120,28 @@ impl NoiseStream {
         file.read_exact(&mut stored).map_err(io)?;
         let mut fields = Fields(&stored);
         if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
-            return Err(bad("it is not a checkpoint of version 1"));
+            return Err(bad("it is not a checkpoint of this version"));
         }
         Binding::of(&self).check(&Binding::read(&mut fields), path)?;
         let step = usize::try_from(fields.number()).unwrap_or(usize::MAX);
         if step > self.steps() {
             return Err(bad("its step lies beyond the last one"));
         }
-        let expected = (HEADER + TAG) as u64 + 4 * self.state_len();
+        let expected = (HEADER + TAG) as u64 + self.state_bytes();
         if length != expected {
             return Err(bad(&format!("it has {length} bytes, but {expected} are needed: it is cut short")));
         }
 
         let (mut cipher, mut tag) = keys(&self, &stored);
         tag.update(&stored);
-        let mut left = 4 * self.state_len();
+        let mut left = self.state_bytes();
         let mut chunk: Vec<u8> = Vec::with_capacity(CHUNK);
         let mut at = 0;
         let mut result = Ok(());
-        self.visit_state_mut(|values| {
-            for value in values {
-                if at == chunk.len() && result.is_ok() {
+        self.visit_state_mut(|bytes| {
+            let mut rest = bytes;
+            while !rest.is_empty() && result.is_ok() {
+                if at == chunk.len() {
                     chunk.resize(CHUNK.min(usize::try_from(left).unwrap_or(CHUNK)), 0);
                     result = file.read_exact(&mut chunk);
                     left -= chunk.len() as u64;
@@ -142,8 +149,10 @@ impl NoiseStream {
                     cipher.apply(&mut chunk);
                     at = 0;
                 }
-                *value = f32::from_le_bytes(Fields(&chunk[at..]).take());
-                at = (at + 4).min(chunk.len());
+                let count = rest.len().min(chunk.len() - at);
+                let (head, tail) = std::mem::take(&mut rest).split_at_mut(count);
+                head.copy_from_slice(&chunk[at..at + count]);
+                (rest, at) = (tail, at + count);
             }
         });
         let mut stored_tag = [0; TAG];

@@ -80,22 +80,22 @@ impl Shard {
         self.coordinates.start / PACKET as u64..self.coordinates.end.div_ceil(PACKET as u64)
     }
 
-    /// Bytes of state for a number of buffers, packets at the edges being whole.
-    pub(crate) fn bytes(&self, buffers: usize) -> u128 {
+    /// Bytes of state for a number of buffers, each with packets of type `P`; those at the edges are whole.
+    pub(crate) fn bytes<P>(&self, buffers: usize) -> u128 {
         let packets = self.packets();
-        u128::from(packets.end - packets.start) * buffers as u128 * size_of::<Packet>() as u128
+        u128::from(packets.end - packets.start) * buffers as u128 * size_of::<P>() as u128
     }
 
     /// A state of zeros.
     ///
     /// Errors: [`Error::Memory`] when the system does not grant it.
-    pub(crate) fn allocate(&self, buffers: usize) -> Result<Vec<Packet>> {
-        let refused = || Error::Memory { what: "the state of the noise stream", bytes: self.bytes(buffers) };
-        let count =
-            usize::try_from(self.bytes(buffers) / size_of::<Packet>() as u128).map_err(|_| refused())?;
+    pub(crate) fn allocate<T: Copy + Default>(&self, buffers: usize) -> Result<Vec<[T; PACKET]>> {
+        let bytes = self.bytes::<[T; PACKET]>(buffers);
+        let refused = || Error::Memory { what: "the state of the noise stream", bytes };
+        let count = usize::try_from(bytes / size_of::<[T; PACKET]>() as u128).map_err(|_| refused())?;
         let mut state = Vec::new();
         state.try_reserve_exact(count).map_err(|_| refused())?;
-        state.resize(count, [0.0; PACKET]);
+        state.resize(count, [T::default(); PACKET]);
         Ok(state)
     }
 
@@ -111,41 +111,73 @@ impl Shard {
         })
     }
 
-    /// Runs a step on all tiles: `out += scale · stage(kernel(Z))`, or without `out` only the states move.
-    pub(crate) fn run(&self, step: StepOf<'_>, out: Option<&mut [f32]>) {
+    /// Cuts state and values into tiles of at most `size` packets.
+    pub(crate) fn tiles<'a, P, V>(
+        &self,
+        size: u64,
+        buffers: usize,
+        state: &'a mut [P],
+        values: Option<&'a mut [V]>,
+    ) -> Vec<Tile<'a, P, V>> {
         let packets = self.packets();
-        let tile = TILE as u64;
-        let mut out = out;
-        let (mut states, mut stages) = (step.state, step.stage_state);
-        let mut tasks = Vec::with_capacity((packets.end - packets.start).div_ceil(tile) as usize);
-        // Tiles begin at multiples of the tile, so only the first and the last may be short.
+        let (mut state, mut values) = (state, values);
+        let mut tiles = Vec::with_capacity((packets.end - packets.start).div_ceil(size) as usize);
+        // Tiles begin at multiples of their size, so only the first and the last may be short.
         let mut first = packets.start;
         while first < packets.end {
-            let next = ((first / tile + 1) * tile).min(packets.end);
+            let next = ((first / size + 1) * size).min(packets.end);
             let count = (next - first) as usize;
             let begin = self.coordinates.start.max(first * PACKET as u64);
             let end = self.coordinates.end.min(next * PACKET as u64);
-            tasks.push(Task {
-                first,
-                count,
-                offset: (begin - first * PACKET as u64) as usize,
-                state: take(&mut states, count * step.buffers),
-                stage_state: take(&mut stages, count * step.stage.map_or(0, |s| s.buffers())),
-                out: out.as_mut().map(|out| take(out, (end - begin) as usize)),
-            });
+            let (offset, length) = ((begin - first * PACKET as u64) as usize, (end - begin) as usize);
+            let state = take(&mut state, count * buffers);
+            let values = values.as_mut().map(|values| take(values, length));
+            tiles.push(Tile { first, count, offset, length, state, values });
             first = next;
         }
+        tiles
+    }
+
+    /// Runs a step on all tiles: `out += scale · stage(kernel(Z))`, or without `out` only the states move.
+    pub(crate) fn run<V: Value>(&self, step: StepOf<'_>, out: Option<&mut [V]>) {
+        let stage_buffers = step.stage.map_or(0, IterateStage::buffers);
+        let tiles = self.tiles(TILE as u64, step.buffers, step.state, out);
+        let stages = self.tiles::<_, V>(TILE as u64, stage_buffers, step.stage_state, None);
         let scratch = || Box::new([[0.0; PACKET]; TILE]);
-        tasks.into_par_iter().for_each_init(scratch, |noise, task| {
-            let noise = &mut noise[..task.count];
-            step.kernel.run(task.first, task.state, noise);
-            if let Some(stage) = step.stage {
-                stage.run(step.index, task.stage_state, noise);
+        tiles.into_par_iter().zip(stages).for_each_init(scratch, |noise, (tile, stage)| {
+            let noise = &mut noise[..tile.count];
+            step.kernel.run(tile.first, tile.state, noise);
+            if let Some(recurrence) = step.stage {
+                recurrence.run(step.index, stage.state, noise);
             }
-            if let Some(out) = task.out {
-                add_scaled(out, step.scale, &noise.as_flattened()[task.offset..]);
+            if let Some(out) = tile.values {
+                V::add_scaled(out, step.scale, &noise.as_flattened()[tile.offset..]);
             }
         });
+    }
+}
+
+/// A part of a step that one thread does.
+pub(crate) struct Tile<'a, P, V> {
+    /// The first packet.
+    pub(crate) first: u64,
+    /// Number of packets.
+    pub(crate) count: usize,
+    /// Where the coordinates begin within the first packet.
+    pub(crate) offset: usize,
+    /// Number of coordinates.
+    pub(crate) length: usize,
+    /// The buffers of the first packet, then those of the next, and so on.
+    pub(crate) state: &'a mut [P],
+    /// The caller's values, one for each coordinate.
+    pub(crate) values: Option<&'a mut [V]>,
+}
+
+impl<P, V> Tile<'_, P, V> {
+    /// The places of packet `p` that belong to the range.
+    pub(crate) fn lanes(&self, p: usize) -> Range<usize> {
+        let at = p * PACKET;
+        self.offset.saturating_sub(at)..(self.offset + self.length - at).min(PACKET)
     }
 }
 
@@ -160,20 +192,93 @@ pub(crate) struct StepOf<'a> {
     pub(crate) scale: f32,
 }
 
-struct Task<'a> {
-    first: u64,
-    count: usize,
-    /// Where the caller's coordinates begin within the first packet.
-    offset: usize,
-    state: &'a mut [Packet],
-    stage_state: &'a mut [Packet],
-    out: Option<&'a mut [f32]>,
-}
-
 fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
     let (head, tail) = std::mem::take(rest).split_at_mut(count);
     *rest = tail;
     head
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+}
+
+/// The numbers that noise is added to: f32, or f64 for sums that f32 does not hold.
+pub trait Value: Copy + Send + Sync + Into<f64> + sealed::Sealed {
+    /// Bytes of a number.
+    #[doc(hidden)]
+    const BYTES: usize;
+
+    /// The nearest number, or the largest there is.
+    #[doc(hidden)]
+    fn narrow(value: f64) -> Self;
+
+    /// Writes the bytes, little endian.
+    #[doc(hidden)]
+    fn write(self, to: &mut [u8]);
+
+    /// Adds scaled noise of single precision.
+    #[doc(hidden)]
+    fn add_scaled(out: &mut [Self], scale: f32, noise: &[f32]);
+
+    /// Whether all numbers are finite, quickly.
+    #[doc(hidden)]
+    fn all_finite(values: &[Self]) -> bool;
+}
+
+impl Value for f32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    fn narrow(value: f64) -> Self {
+        value.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+    }
+
+    fn write(self, to: &mut [u8]) {
+        to.copy_from_slice(&self.to_le_bytes());
+    }
+
+    fn add_scaled(out: &mut [Self], scale: f32, noise: &[f32]) {
+        add_scaled(out, scale, noise);
+    }
+
+    fn all_finite(values: &[Self]) -> bool {
+        largest_magnitude(values) < f32::INFINITY.to_bits()
+    }
+}
+
+impl Value for f64 {
+    const BYTES: usize = 8;
+
+    #[inline(always)]
+    fn narrow(value: f64) -> Self {
+        value
+    }
+
+    fn write(self, to: &mut [u8]) {
+        to.copy_from_slice(&self.to_le_bytes());
+    }
+
+    fn add_scaled(out: &mut [Self], scale: f32, noise: &[f32]) {
+        out.iter_mut().zip(noise).for_each(|(out, noise)| *out += f64::from(scale) * f64::from(*noise));
+    }
+
+    fn all_finite(values: &[Self]) -> bool {
+        values.iter().all(|x| x.is_finite())
+    }
+}
+
+/// The largest of the bits of `|x|`: the order of numbers, with infinity and NaN above all.
+#[inline(always)]
+fn largest_magnitude_any(values: &[f32]) -> u32 {
+    values.iter().fold(0, |largest, x| largest.max(x.to_bits() & !(1 << 31)))
+}
+
+crate::simd::dispatch! {
+    fn largest_magnitude / largest_magnitude_portable / largest_magnitude_avx2 = largest_magnitude_any(
+        values: &[f32]
+    ) -> u32;
 }
 
 /// Writes packets `first, first + 1, …` of a row.

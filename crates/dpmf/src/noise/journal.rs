@@ -9,6 +9,7 @@
 
 mod records;
 
+use super::engine::Value;
 use super::hmac::same;
 use super::key::RunId;
 use super::stream::NoiseStream;
@@ -119,7 +120,7 @@ impl DurableStream {
     /// Errors, with nothing released and nothing moved: those of [`NoiseStream::add_next`];
     /// [`Error::StepReused`] when the step is journalled with another input; [`Error::Io`] when it cannot be
     /// journalled, after which the stream is [`Error::Halted`] and must be opened anew.
-    pub fn release(&mut self, values: &mut [f32]) -> Result<usize> {
+    pub fn release<V: Value>(&mut self, values: &mut [V]) -> Result<usize> {
         self.check_running()?;
         self.stream.check_next()?;
         self.stream.check_values(values)?;
@@ -130,7 +131,7 @@ impl DurableStream {
             Some(_) => return Err(Error::StepReused { step }),
             None => self.append(Kind::Released, step, digest)?,
         }
-        self.stream.advance(Some(values));
+        self.stream.advance(Some(values))?;
         self.pass_burned()?;
         Ok(step)
     }

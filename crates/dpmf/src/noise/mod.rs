@@ -7,13 +7,14 @@
 //!
 //! [`Mechanism::stream`](crate::Mechanism::stream) makes them, and nothing else does.
 //!
-//! Not covered: the guarantee of a mechanism is that of real Gaussian numbers. Here they are single-precision
-//! numbers made from a cipher, and what can be learned from the grid that a rounded sum `g + u` lies on is
-//! not accounted for.
+//! The guarantee of a mechanism is that of real Gaussian numbers. In exact arithmetic, the default, what is released is the
+//! ideal `g + u` correctly rounded, and the guarantee holds for its bits ([`exact`]). In float arithmetic both are made and
+//! added in single precision, and what can be learned from the grid that such a sum lies on is not accounted for.
 
 mod binding;
 mod checkpoint;
 pub mod engine;
+pub mod exact;
 pub mod field;
 mod gauss;
 mod hmac;
@@ -21,6 +22,8 @@ pub mod journal;
 pub mod key;
 pub mod stream;
 
+pub use crate::accounting::Arithmetic;
+pub use engine::Value;
 pub use field::{FIELD_FORMAT, Field, Row};
 pub use journal::DurableStream;
 pub use key::{Fingerprint, NoiseKey, RunId, StreamKey};

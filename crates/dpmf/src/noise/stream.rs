@@ -1,12 +1,15 @@
 //! The stream of noise rows: each once, in order, none past the last.
 
-use super::engine::{Engine, IterateStage, Packet, Shard, StepOf};
-use super::field::Field;
+use super::engine::{Engine, IterateStage, PACKET, Packet, Shard, StepOf, Value};
+use super::exact::engine::{ExactEngine, Rounding};
+use super::exact::field::{EXACT_FIELD_FORMAT, ExactField};
+use super::exact::program::Program;
+use super::field::{FIELD_FORMAT, Field};
 use super::key::StreamKey;
+use crate::accounting::Arithmetic;
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::mechanism::Mechanism;
-use crate::simd::dispatch;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::str::FromStr;
@@ -54,24 +57,36 @@ impl FromStr for Output {
 /// [`Mechanism::stream`].
 ///
 /// Guarantee: a row is emitted at most once by this object; row `i` of coordinate `j` is a function of the
-/// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it.
+/// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it. In exact
+/// arithmetic what is released is the ideal `g + noise`, correctly rounded.
 ///
 /// A stream alone does not survive a crash safely: training that may restart needs a
 /// [`DurableStream`](super::DurableStream), whose journal keeps a row from being released twice with
 /// different data.
 pub struct NoiseStream {
-    engine: Box<dyn Engine>,
-    /// What turns gradient noise into iterate noise, where that is asked for.
-    stage: Option<IterateStage>,
+    motion: Motion,
     key: StreamKey,
-    field: Field,
     shard: Shard,
     scale: f32,
     step: usize,
-    state: Vec<Packet>,
-    stage_state: Vec<Packet>,
     /// Set while a step is under way: still set at the next one, it was torn by a panic.
     moving: bool,
+}
+
+/// What makes the rows.
+enum Motion {
+    Float(Box<Float>),
+    Exact(Box<ExactEngine>),
+}
+
+/// Rows in single precision.
+struct Float {
+    engine: Box<dyn Engine>,
+    /// What turns gradient noise into iterate noise, where that is asked for.
+    stage: Option<IterateStage>,
+    field: Field,
+    state: Vec<Packet>,
+    stage_state: Vec<Packet>,
 }
 
 impl NoiseStream {
@@ -84,16 +99,31 @@ impl NoiseStream {
         coordinates: Range<u64>,
         scale: f64,
         output: Output,
+        arithmetic: Arithmetic,
     ) -> Result<Self> {
-        let ahead = rows_ahead(&Shard::new(coordinates.clone())?);
-        let stage = match output {
-            Output::Gradient => None,
-            Output::Iterate => Some(IterateStage::new(mechanism.workload())?),
-        };
-        Self::assemble(mechanism.form().engine(ahead)?, stage, key, coordinates, scale)
+        let shard = Shard::new(coordinates.clone())?;
+        let form = mechanism.form();
+        match (arithmetic, output) {
+            (Arithmetic::Float, Output::Gradient) => {
+                Self::assemble(form.engine(rows_ahead::<f32>(&shard))?, None, key, coordinates, scale)
+            }
+            (Arithmetic::Float, Output::Iterate) => {
+                let stage = IterateStage::new(mechanism.workload())?;
+                Self::assemble(form.engine(rows_ahead::<f32>(&shard))?, Some(stage), key, coordinates, scale)
+            }
+            (Arithmetic::Exact, Output::Gradient) => {
+                let program = form.program(rows_ahead::<f64>(&shard))?;
+                let exponent = mechanism.grid_exponent(scale)?;
+                Self::assemble_exact(program, key, coordinates, scale, exponent)
+            }
+            (Arithmetic::Exact, Output::Iterate) => Err(Error::Unsupported {
+                what: "iterate noise in exact arithmetic".into(),
+                hint: "add exact noise to the gradients and let the optimizer run over them, which is as private; or use float arithmetic",
+            }),
+        }
     }
 
-    /// A stream from its parts.
+    /// A stream in single precision from its parts.
     pub(crate) fn assemble(
         engine: Box<dyn Engine>,
         stage: Option<IterateStage>,
@@ -102,28 +132,92 @@ impl NoiseStream {
         scale: f64,
     ) -> Result<Self> {
         let shard = Shard::new(coordinates)?;
-        Ok(Self {
+        let float = Float {
             field: Field::new(&key),
-            scale: round_up(scale)?,
             state: shard.allocate(engine.buffers())?,
             stage_state: shard.allocate(stage.as_ref().map_or(0, IterateStage::buffers))?,
             engine,
             stage,
-            key,
-            shard,
-            step: 0,
-            moving: false,
-        })
+        };
+        let scale = round_up(scale)?;
+        Ok(Self { motion: Motion::Float(Box::new(float)), key, shard, scale, step: 0, moving: false })
+    }
+
+    /// A stream in exact arithmetic from its parts, on the grid of `2^exponent`.
+    pub(crate) fn assemble_exact(
+        program: Box<dyn Program>,
+        key: StreamKey,
+        coordinates: Range<u64>,
+        scale: f64,
+        exponent: i32,
+    ) -> Result<Self> {
+        let shard = Shard::new(coordinates)?;
+        let scale = round_up(scale)?;
+        let exact = ExactEngine::new(program, ExactField::new(&key), &shard, Rounding { scale, exponent })?;
+        Ok(Self { motion: Motion::Exact(Box::new(exact)), key, shard, scale, step: 0, moving: false })
     }
 
     /// Bytes of state that it keeps from one step to the next.
     pub fn memory(&self) -> u128 {
-        self.shard.bytes(self.buffers())
+        match &self.motion {
+            Motion::Float(_) => self.shard.bytes::<Packet>(self.buffers()),
+            Motion::Exact(_) => self.shard.bytes::<super::exact::engine::Packet>(self.buffers()),
+        }
+    }
+
+    /// The numbers that it is made in.
+    pub fn arithmetic(&self) -> Arithmetic {
+        match self.motion {
+            Motion::Float(_) => Arithmetic::Float,
+            Motion::Exact(_) => Arithmetic::Exact,
+        }
+    }
+
+    /// The grid `q` that releases are rounded to; nothing in single precision.
+    pub fn grid(&self) -> Option<f64> {
+        self.grid_exponent().map(|exponent| 2.0_f64.powi(exponent))
+    }
+
+    pub(super) fn grid_exponent(&self) -> Option<i32> {
+        match &self.motion {
+            Motion::Float(_) => None,
+            Motion::Exact(exact) => Some(exact.rounding().exponent),
+        }
+    }
+
+    /// Version of the field that the noise is drawn from.
+    pub(super) fn field_format(&self) -> u32 {
+        match self.motion {
+            Motion::Float(_) => FIELD_FORMAT,
+            Motion::Exact(_) => EXACT_FIELD_FORMAT,
+        }
+    }
+
+    /// Coordinates that were so close to a tie that they took more digits than double precision has, so far.
+    pub fn resolved(&self) -> u64 {
+        match &self.motion {
+            Motion::Float(_) => 0,
+            Motion::Exact(exact) => exact.resolved(),
+        }
+    }
+
+    /// The share of coordinates that take more digits at a step, at most in expectation.
+    ///
+    /// # Panics
+    /// Past the last step.
+    pub fn expected_resolved(&self, step: usize) -> f64 {
+        match &self.motion {
+            Motion::Float(_) => 0.0,
+            Motion::Exact(exact) => exact.expected_doubtful(step),
+        }
     }
 
     /// Number of rows in all.
     pub fn steps(&self) -> usize {
-        self.engine.steps()
+        match &self.motion {
+            Motion::Float(float) => float.engine.steps(),
+            Motion::Exact(exact) => exact.steps(),
+        }
     }
 
     /// The next row, zero-based; equal to [`NoiseStream::steps`] at the end.
@@ -148,19 +242,25 @@ impl NoiseStream {
 
     /// What the rows are.
     pub fn output(&self) -> Output {
-        if self.stage.is_some() { Output::Iterate } else { Output::Gradient }
+        match &self.motion {
+            Motion::Float(float) if float.stage.is_some() => Output::Iterate,
+            _ => Output::Gradient,
+        }
     }
 
-    /// Adds the next row to `values` and returns its number, zero-based.
+    /// Adds the next row to `values`, f32 or f64, and returns its number, zero-based.
+    ///
+    /// In exact arithmetic the values are taken as the real numbers they are, and what comes back is on the
+    /// [grid](NoiseStream::grid), or the nearest f32 to it.
     ///
     /// Cost: one pass over `values` to check it, then one over it and the state.
     ///
     /// Errors, all before anything moves: a length that is not that of the range; a value that is not finite,
-    /// which would show through the noise; [`Error::Exhausted`] after the last row.
-    pub fn add_next(&mut self, values: &mut [f32]) -> Result<usize> {
+    /// which would show through the noise; [`Error::Exhausted`] after the last row. [`Error::Halted`] as good as never.
+    pub fn add_next<V: Value>(&mut self, values: &mut [V]) -> Result<usize> {
         self.check_next()?;
         self.check_values(values)?;
-        Ok(self.advance(Some(values)))
+        self.advance(Some(values))
     }
 
     /// Moves past the next row without showing it, and returns its number.
@@ -168,7 +268,7 @@ impl NoiseStream {
     /// Errors: [`Error::Exhausted`].
     pub fn skip(&mut self) -> Result<usize> {
         self.check_next()?;
-        Ok(self.advance(None))
+        self.advance(None::<&mut [f32]>)
     }
 
     /// Moves to a later row; the rows between are never shown.
@@ -202,7 +302,7 @@ impl NoiseStream {
         Ok(())
     }
 
-    pub(super) fn check_values(&self, values: &[f32]) -> Result<()> {
+    pub(super) fn check_values<V: Value>(&self, values: &[V]) -> Result<()> {
         let expected = self.shard.len();
         if values.len() != expected {
             return Err(Error::WrongLength { name: "values", actual: values.len(), expected });
@@ -216,59 +316,80 @@ impl NoiseStream {
         }
     }
 
-    pub(super) fn advance(&mut self, values: Option<&mut [f32]>) -> usize {
+    pub(super) fn advance<V: Value>(&mut self, values: Option<&mut [V]>) -> Result<usize> {
         let step = self.step;
         self.moving = true;
-        let kernel = self.engine.kernel(&self.field, step);
-        let work = StepOf {
-            index: step,
-            kernel: &*kernel,
-            state: &mut self.state,
-            buffers: self.engine.buffers(),
-            stage: self.stage.as_ref(),
-            stage_state: &mut self.stage_state,
-            scale: self.scale,
-        };
-        self.shard.run(work, values);
+        match &mut self.motion {
+            Motion::Float(float) => {
+                let Float { engine, stage, field, state, stage_state } = &mut **float;
+                let kernel = engine.kernel(field, step);
+                let work = StepOf {
+                    index: step,
+                    kernel: &*kernel,
+                    state,
+                    buffers: engine.buffers(),
+                    stage: stage.as_ref(),
+                    stage_state,
+                    scale: self.scale,
+                };
+                self.shard.run(work, values);
+            }
+            // On an error the step stays torn: nothing more comes of this stream.
+            Motion::Exact(exact) => exact.advance(step, &self.shard, values)?,
+        }
         self.moving = false;
         self.step = step + 1;
-        step
+        Ok(step)
     }
 
-    /// Calls `visit` with the state, buffer after buffer in the order of coordinates: the engine's, then the
-    /// output's.
-    pub(super) fn visit_state(&self, mut visit: impl FnMut(&[f32])) {
-        let parts = [(&self.state, self.engine.buffers()), (&self.stage_state, self.stage_buffers())];
-        for (state, buffers) in parts {
-            for b in 0..buffers {
-                self.shard.places(buffers, b).for_each(|(packet, lanes)| visit(&state[packet][lanes]));
+    /// Calls `visit` with the bytes of the state, little endian, buffer after buffer in the order of coordinates: the
+    /// engine's, then the output's.
+    pub(super) fn visit_state(&self, mut visit: impl FnMut(&[u8])) {
+        match &self.motion {
+            Motion::Float(float) => {
+                let stage = float.stage.as_ref().map_or(0, IterateStage::buffers);
+                visit_packets(&self.shard, &float.state, float.engine.buffers(), &mut visit);
+                visit_packets(&self.shard, &float.stage_state, stage, &mut visit);
             }
+            Motion::Exact(exact) => visit_packets(&self.shard, exact.state(), exact.buffers(), &mut visit),
         }
     }
 
-    /// [`NoiseStream::visit_state`], to be written.
-    pub(super) fn visit_state_mut(&mut self, mut visit: impl FnMut(&mut [f32])) {
-        let buffers = [self.engine.buffers(), self.stage_buffers()];
-        let parts = [(&mut self.state, buffers[0]), (&mut self.stage_state, buffers[1])];
-        for (state, buffers) in parts {
-            for b in 0..buffers {
-                self.shard.places(buffers, b).for_each(|(packet, lanes)| visit(&mut state[packet][lanes]));
+    /// Calls `visit` for the bytes of [`NoiseStream::visit_state`], to be written.
+    pub(super) fn visit_state_mut(&mut self, mut visit: impl FnMut(&mut [u8])) {
+        match &mut self.motion {
+            Motion::Float(float) => {
+                let (buffers, stage) =
+                    (float.engine.buffers(), float.stage.as_ref().map_or(0, IterateStage::buffers));
+                let single = |bytes: &[u8]| f32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+                write_packets(&self.shard, &mut float.state, buffers, single, &mut visit);
+                write_packets(&self.shard, &mut float.stage_state, stage, single, &mut visit);
+            }
+            Motion::Exact(exact) => {
+                let buffers = exact.buffers();
+                let double = |bytes: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+                write_packets(&self.shard, exact.state_mut(), buffers, double, &mut visit);
             }
         }
     }
 
     /// Model-sized buffers in all.
     pub(super) fn buffers(&self) -> usize {
-        self.engine.buffers() + self.stage_buffers()
+        match &self.motion {
+            Motion::Float(float) => {
+                float.engine.buffers() + float.stage.as_ref().map_or(0, IterateStage::buffers)
+            }
+            Motion::Exact(exact) => exact.buffers(),
+        }
     }
 
-    fn stage_buffers(&self) -> usize {
-        self.stage.as_ref().map_or(0, IterateStage::buffers)
-    }
-
-    /// Numbers of state in all.
-    pub(super) fn state_len(&self) -> u64 {
-        self.shard.len() as u64 * self.buffers() as u64
+    /// Bytes of state in all, without what pads the edges.
+    pub(super) fn state_bytes(&self) -> u64 {
+        let number = match self.motion {
+            Motion::Float(_) => f32::BYTES,
+            Motion::Exact(_) => f64::BYTES,
+        };
+        self.shard.len() as u64 * self.buffers() as u64 * number as u64
     }
 
     pub(super) fn set_step(&mut self, step: usize) {
@@ -276,11 +397,43 @@ impl NoiseStream {
     }
 }
 
+/// Shows the numbers of a state, buffer after buffer, packet by packet.
+fn visit_packets<V: Value>(
+    shard: &Shard,
+    state: &[[V; PACKET]],
+    buffers: usize,
+    visit: &mut impl FnMut(&[u8]),
+) {
+    let mut bytes = [0; PACKET * 8];
+    for (packet, lanes) in (0..buffers).flat_map(|b| shard.places(buffers, b)) {
+        let used = &mut bytes[..lanes.len() * V::BYTES];
+        used.chunks_exact_mut(V::BYTES).zip(&state[packet][lanes]).for_each(|(to, value)| value.write(to));
+        visit(used);
+    }
+}
+
+/// Takes the numbers of a state in the order of [`visit_packets`].
+fn write_packets<V: Value>(
+    shard: &Shard,
+    state: &mut [[V; PACKET]],
+    buffers: usize,
+    read: impl Fn(&[u8]) -> V,
+    visit: &mut impl FnMut(&mut [u8]),
+) {
+    let mut bytes = [0; PACKET * 8];
+    for (packet, lanes) in (0..buffers).flat_map(|b| shard.places(buffers, b)) {
+        let used = &mut bytes[..lanes.len() * V::BYTES];
+        visit(used);
+        let numbers = used.chunks_exact(V::BYTES).map(&read);
+        state[packet][lanes].iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+    }
+}
+
 /// Rows that dense engines compute together, so that one draw serves them all: 16, as long as they fit 64 MiB.
-fn rows_ahead(shard: &Shard) -> usize {
+fn rows_ahead<T>(shard: &Shard) -> usize {
     const MOST: u128 = 16;
     const BYTES: u128 = 64 << 20;
-    (BYTES / shard.bytes(1).max(1)).clamp(1, MOST) as usize
+    (BYTES / shard.bytes::<[T; PACKET]>(1).max(1)).clamp(1, MOST) as usize
 }
 
 /// The least single-precision number that is not below `scale`.
@@ -294,26 +447,15 @@ fn round_up(scale: f64) -> Result<f32> {
     }
 }
 
-fn first_not_finite(values: &[f32]) -> Option<usize> {
+fn first_not_finite<V: Value>(values: &[V]) -> Option<usize> {
     const CHUNK: usize = 1 << 14;
     values.par_chunks(CHUNK).enumerate().find_map_first(|(i, chunk)| {
-        if largest_magnitude(chunk) < f32::INFINITY.to_bits() {
+        if V::all_finite(chunk) {
             return None;
         }
-        chunk.iter().position(|x| !x.is_finite()).map(|at| i * CHUNK + at)
+        let bad = |x: &V| !Into::<f64>::into(*x).is_finite();
+        chunk.iter().position(bad).map(|at| i * CHUNK + at)
     })
-}
-
-/// The largest of the bits of `|x|`: the order of numbers, with infinity and NaN above all.
-#[inline(always)]
-fn largest_magnitude_any(values: &[f32]) -> u32 {
-    values.iter().fold(0, |largest, x| largest.max(x.to_bits() & !(1 << 31)))
-}
-
-dispatch! {
-    fn largest_magnitude / largest_magnitude_portable / largest_magnitude_avx2 = largest_magnitude_any(
-        values: &[f32]
-    ) -> u32;
 }
 
 #[cfg(test)]
@@ -434,7 +576,7 @@ mod tests {
 
     #[test]
     fn dense_rows_are_computed_ahead_while_they_fit() {
-        let ahead = |coordinates| rows_ahead(&Shard::new(coordinates).unwrap());
+        let ahead = |coordinates| rows_ahead::<f32>(&Shard::new(coordinates).unwrap());
         assert_eq!((ahead(0..1), ahead(0..1 << 20), ahead(0..1 << 21)), (16, 16, 8));
         assert_eq!(ahead(0..1 << 30), 1);
     }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::form::Toeplitz;
 use crate::noise::Field;
 use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step};
 use crate::simd::dispatch;
 
 /// Dense rows over regenerated noise: O(i) work at step `i`, and no state unless it looks ahead.
@@ -78,6 +79,36 @@ impl Engine for DenseEngine {
         }
         let rows = (step..self.steps.min(step + self.ahead)).map(|i| self.row(i)).collect();
         Box::new(DenseKernel { field, rows, ahead: self.ahead })
+    }
+}
+
+impl Program for DenseEngine {
+    fn steps(&self) -> usize {
+        self.steps
+    }
+
+    fn buffers(&self) -> usize {
+        Engine::buffers(self)
+    }
+
+    fn step(&self, t: usize) -> Step {
+        let mut step = Step::default();
+        let waiting = t % self.ahead;
+        if waiting > 0 {
+            step.assign(OUTPUT, [(Place::Buffer(waiting), 1.0)]);
+            return step;
+        }
+        let end = self.steps.min(t + self.ahead);
+        step.draws = (0..end).map(Draw::first).collect();
+        for i in t..end {
+            let to = if i == t { OUTPUT } else { Place::Buffer(i - t) };
+            step.assign(to, self.row(i).into_iter().enumerate().map(|(s, weight)| (Place::Draw(s), weight)));
+        }
+        step
+    }
+
+    fn origin(&self, t: usize) -> usize {
+        t - t % self.ahead
     }
 }
 

@@ -3,6 +3,7 @@
 use super::StateSpace;
 use crate::error::Result;
 use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
 use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 
@@ -85,6 +86,31 @@ impl Engine for StateSpaceEngine {
         }
         // Beyond nine the states and their coefficients no longer fit the registers.
         of_order!(1 2 3 4 5 6 7 8 9)
+    }
+}
+
+impl Program for StateSpaceEngine {
+    fn steps(&self) -> usize {
+        self.direct.len()
+    }
+
+    fn buffers(&self) -> usize {
+        self.order
+    }
+
+    fn step(&self, t: usize) -> ProgramStep {
+        let (z, s) = (Place::Draw(0), Place::Buffer);
+        let coefficients = self.step(t);
+        let mut step = ProgramStep { draws: vec![Draw::first(t)], ..ProgramStep::default() };
+        let output = coefficients.output.iter().enumerate().map(|(k, &h)| (s(k), h));
+        step.assign(OUTPUT, [(z, coefficients.direct)].into_iter().chain(output));
+        let mut increment = coefficients.increment.iter();
+        for (k, &g) in coefficients.input.iter().enumerate() {
+            // The state itself comes last: what is added up before it is small, and so is its rounding.
+            let change = (k..self.order).zip(&mut increment).map(|(l, &e)| (s(l), e));
+            step.assign(s(k), [(z, g)].into_iter().chain(change).chain([(s(k), 1.0)]));
+        }
+        step
     }
 }
 

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::form::{Cost, Form, Representation, Rows};
 use crate::linalg::gramian::{Energy, Root};
 use crate::noise::engine::Engine;
+use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use faer::Mat;
@@ -99,6 +100,10 @@ impl Representation for StateSpace {
     }
 
     fn engine(&self, _: usize) -> Result<Box<dyn Engine>> {
+        Ok(Box::new(StateSpaceEngine::new(self)?))
+    }
+
+    fn program(&self, _: usize) -> Result<Box<dyn Program>> {
         Ok(Box::new(StateSpaceEngine::new(self)?))
     }
 

@@ -4,6 +4,9 @@ use super::Structured;
 use crate::error::Result;
 use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::noise::exact::program::{
+    Assignment, Draw, OUTPUT, Place, Program, Ratio, Step as ProgramStep, Weight,
+};
 use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 use std::ops::Range;
@@ -139,6 +142,72 @@ impl Engine for StructuredEngine {
                 output: slot(sums..all, i),
             },
         })
+    }
+}
+
+impl StructuredEngine {
+    /// Entry `(i, i − m)` of `P B̂`, over `R_ii`, without rounding.
+    fn exact_entry(&self, i: usize, m: usize) -> Weight {
+        let mut products = Vec::new();
+        for (k, &p) in self.numerator.row(i).iter().enumerate().take(m + 1) {
+            let (row, left) = (i - k, m - k);
+            match (self.diagonals.row(row).get(left), self.left_row(row), self.right_row(row - left)) {
+                (Some(&entry), ..) => products.push([p, entry, 1.0]),
+                (None, Some(u), Some(v)) => products.extend(u.iter().zip(v).map(|(&u, &v)| [p, u, v])),
+                _ => {}
+            }
+        }
+        self.over(i, products)
+    }
+
+    /// A sum of products over `R_ii`.
+    fn over(&self, i: usize, products: Vec<[f32; 3]>) -> Weight {
+        let over = self.denominator.as_ref().map_or(1.0, |r| r.row(i)[0]);
+        Weight::Ratio(Box::new(Ratio { products, over }))
+    }
+}
+
+impl Program for StructuredEngine {
+    fn steps(&self) -> usize {
+        Engine::steps(self)
+    }
+
+    fn buffers(&self) -> usize {
+        Engine::buffers(self)
+    }
+
+    fn step(&self, i: usize) -> ProgramStep {
+        let [noise, sums, all] = self.layout();
+        let (z, buffer) = (Place::Draw(0), Place::Buffer);
+        let mut terms = vec![(z, self.exact_entry(i, 0))];
+        for m in 1..=noise.min(i) {
+            terms.extend(slot(0..noise, i - m).map(|slot| (buffer(slot), self.exact_entry(i, m))));
+        }
+        for q in 0..self.rank {
+            let rows = self.numerator.row(i).iter().enumerate();
+            let products = rows.filter_map(|(k, &p)| Some([p, self.left_row(i - k)?[q], 1.0])).collect();
+            terms.push((buffer(noise + q), self.over(i, products)));
+        }
+        let past = self.denominator.as_ref().map_or(&[][..], |r| r.row(i)).iter().enumerate().skip(1);
+        for (k, &r) in past {
+            terms.extend(
+                slot(sums..all, i - k).map(|slot| (buffer(slot), self.over(i, vec![[-r, 1.0, 1.0]]))),
+            );
+        }
+        let mut step = ProgramStep { draws: vec![Draw::first(i)], ..ProgramStep::default() };
+        step.assignments.push(Assignment { to: OUTPUT, terms });
+        let leaving = i.checked_sub(noise).and_then(|j| self.right_row(j)).unwrap_or_default();
+        let row = slot(0..noise, i).map_or(z, buffer);
+        for (q, &v) in leaving.iter().enumerate() {
+            step.assign(buffer(noise + q), [(row, v), (buffer(noise + q), 1.0)]);
+        }
+        if let Some(slot) = slot(0..noise, i) {
+            step.assign(buffer(slot), [(z, 1.0)]);
+        }
+        if let Some(slot) = slot(sums..all, i) {
+            step.assign(buffer(slot), [(OUTPUT, 1.0)]);
+        }
+        step
     }
 }
 

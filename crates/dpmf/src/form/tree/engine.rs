@@ -4,8 +4,10 @@ use super::{Decoder, Tree};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::noise::engine::{Engine, Kernel, PACKET, Packet, TILE, fill_packets, singles};
+use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step};
 use crate::noise::{Field, Row};
 use crate::simd::dispatch;
+use std::ops::RangeInclusive;
 
 /// The streaming tree: buffer `k` holds the estimate of a node of level `k` that waits for its right sibling.
 ///
@@ -42,17 +44,65 @@ impl Engine for TreeEngine {
     }
 
     fn kernel<'a>(&'a self, field: &'a Field, step: usize) -> Box<dyn Kernel + 'a> {
-        let top = (step + 1).trailing_zeros() as usize;
-        // Complete nodes over the steps before this one, in postorder.
-        let node = 2 * step - step.count_ones() as usize;
-        // Nodes under one that takes nothing from below are not needed.
-        let bottom = (0..=top).rev().find(|&k| self.below[k] == 0.0).unwrap_or(0);
-        let nodes = (bottom..=top).map(|k| Node {
-            row: field.row((node + k) as u64),
+        let levels = self.levels(step);
+        let bottom = *levels.start();
+        let nodes = levels.map(|k| Node {
+            row: field.row((completed(step) + k) as u64),
             own: self.own[k],
             below: self.below[k],
         });
-        Box::new(TreeKernel { buffers: self.buffers(), bottom, nodes: nodes.collect() })
+        Box::new(TreeKernel { buffers: Engine::buffers(self), bottom, nodes: nodes.collect() })
+    }
+}
+
+impl TreeEngine {
+    /// Levels of the nodes that a step completes and needs.
+    fn levels(&self, step: usize) -> RangeInclusive<usize> {
+        let top = (step + 1).trailing_zeros() as usize;
+        // Nodes under one that takes nothing from below are not needed.
+        (0..=top).rev().find(|&k| self.below[k] == 0.0).unwrap_or(0)..=top
+    }
+}
+
+/// Complete nodes over the steps before this one, in postorder.
+fn completed(step: usize) -> usize {
+    2 * step - step.count_ones() as usize
+}
+
+impl Program for TreeEngine {
+    fn steps(&self) -> usize {
+        self.steps
+    }
+
+    fn buffers(&self) -> usize {
+        Engine::buffers(self)
+    }
+
+    fn scratch(&self) -> usize {
+        2
+    }
+
+    fn step(&self, t: usize) -> Step {
+        let (levels, estimate) = (self.levels(t), Place::Scratch(1));
+        let top = *levels.end();
+        let mut step = Step::default();
+        for (i, k) in levels.enumerate() {
+            step.draws.push(Draw::first(completed(t) + k));
+            let own = (Place::Draw(i), self.own[k]);
+            match i {
+                0 => step.assign(estimate, [own]),
+                _ => {
+                    let below = self.below[k];
+                    step.assign(estimate, [own, (Place::Buffer(k - 1), below), (estimate, below)]);
+                }
+            }
+        }
+        step.assign(OUTPUT, (0..top).map(|k| (Place::Buffer(k), -1.0)).chain([(estimate, 1.0)]));
+        // The root of the whole tree merges with nothing.
+        if top < Engine::buffers(self) {
+            step.assign(Place::Buffer(top), [(estimate, 1.0)]);
+        }
+        step
     }
 }
 

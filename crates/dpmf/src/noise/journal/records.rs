@@ -1,10 +1,11 @@
 //! What a journal says, and its bytes.
 //!
-//! Format 2, little endian. Header: `"DPMFJRNL"`, version, the binding, the hash of the plan, zeros up to 240 bytes,
+//! Format 3, little endian. Header: `"DPMFJRNL"`, version, the binding, the hash of the plan, zeros up to 240 bytes,
 //! 16 bytes of HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step,
 //! 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
 
 use super::super::binding::Binding;
+use super::super::engine::Value;
 use super::super::hmac::{Hmac, same};
 use super::super::key::{RunId, StreamKey};
 use super::super::stream::NoiseStream;
@@ -17,7 +18,7 @@ use std::path::Path;
 use zeroize::Zeroizing;
 
 const MAGIC: &[u8; 8] = b"DPMFJRNL";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 pub(super) const HEADER: usize = 256;
 pub(super) const RECORD: usize = 64;
 pub(super) const TAG: usize = 16;
@@ -187,19 +188,19 @@ impl Records {
 
     /// HMAC of the HMACs of the parts of a row: it tells inputs apart and, without the key, nothing about
     /// them.
-    pub(super) fn digest(&self, step: usize, values: &[f32]) -> [u8; 32] {
+    pub(super) fn digest<V: Value>(&self, step: usize, values: &[V]) -> [u8; 32] {
         let begin = |place: u64| {
             let mut mac = Hmac::new(&self.digest_key);
             mac.update(&(step as u64).to_le_bytes());
             mac.update(&place.to_le_bytes());
             mac
         };
-        let leaf = |(i, leaf): (usize, &[f32])| {
+        let leaf = |(i, leaf): (usize, &[V])| {
             let mut mac = begin(i as u64);
             for part in leaf.chunks(256) {
-                let mut bytes = [0; 1024];
-                let used = &mut bytes[..4 * part.len()];
-                used.chunks_exact_mut(4).zip(part).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes()));
+                let mut bytes = [0; 2048];
+                let used = &mut bytes[..V::BYTES * part.len()];
+                used.chunks_exact_mut(V::BYTES).zip(part).for_each(|(to, x)| x.write(to));
                 mac.update(used);
             }
             mac.finish()
@@ -228,8 +229,9 @@ fn open_header<'a>(header: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     let refused = |reason: &str| Err(Error::Format { path: path.into(), reason: reason.into() });
     match u32::from_le_bytes(fields.take()) {
         VERSION => Ok(fields.0),
-        1 => refused(
-            "it is a journal of version 0.1, whose noise this version does not make: end that run with 0.1",
+        1 | 2 => refused(
+            "it is a journal of version 0.1 or of one before exact noise, whose noise this version does not make: end \
+             that run with the version that began it",
         ),
         _ => refused("it is a journal of a newer version"),
     }

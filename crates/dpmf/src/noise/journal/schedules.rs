@@ -72,7 +72,7 @@ fn release_early(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'
     let record = durable.journal.records.encode(Kind::Released, step, digest);
     durable.halted = true;
     durable.journal.file.append(&record)?;
-    durable.stream.advance(Some(values));
+    durable.stream.advance(Some(values)).unwrap();
     leave(values);
     durable.journal.file.sync()?;
     durable.journal.records.push(Kind::Released, step, digest, &record);

@@ -385,7 +385,7 @@ fn a_journal_opens_for_its_own_plan_alone() {
     }
     // An edited header is not believed either.
     let mut bytes = fs::read(run.journal()).unwrap();
-    bytes[116..148].fill(8);
+    bytes[120..152].fill(8);
     fs::write(run.journal(), &bytes).unwrap();
     let error = DurableStream::open(stream(), run.journal(), [8; 32]).err().unwrap().to_string();
     assert!(error.contains("does not match its tag"), "{error}");
@@ -398,19 +398,20 @@ fn a_journal_opens_for_its_own_plan_alone() {
 /// The bytes in the order of the format; the last tag, which covers all before it, from a second implementation in
 /// Python (`hmac`, `hashlib`).
 #[test]
-fn the_bytes_of_format_2_are_pinned() {
+fn the_bytes_of_format_3_are_pinned() {
     let run = Run::new();
     let mut durable = run.create();
     release(&mut durable, 0);
     durable.burn().unwrap();
     let bytes = fs::read(run.journal()).unwrap();
     let mut header = b"DPMFJRNL".to_vec();
-    header.extend([2, 0, 0, 0, 1, 0, 0, 0]);
+    header.extend([3, 0, 0, 0, 1, 0, 0, 0]);
     header.extend([2; 32]);
     header.extend([3; 16]);
     header.extend(NoiseKey::from_seed(1).fingerprint().0);
     [0_u64, 30, 12].iter().for_each(|number| header.extend(number.to_le_bytes()));
     [0_u32, 3, 1.0_f32.to_bits()].iter().for_each(|word| header.extend(word.to_le_bytes()));
+    header.extend(i32::MIN.to_le_bytes());
     header.extend(PLAN);
     header.resize(HEADER - TAG, 0);
     assert_eq!(&bytes[..HEADER - TAG], header);
@@ -419,5 +420,5 @@ fn the_bytes_of_format_2_are_pinned() {
     assert_eq!(&records[RECORD..RECORD + 16], [2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&records[RECORD + 16..RECORD + 48], [0; 32]);
     let tag: String = bytes[bytes.len() - TAG..].iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(tag, "85e11c67c1762fd0f25196444cac8477");
+    assert_eq!(tag, "7a8d8efa4a3eca57ae912704e0ed7cf3");
 }

@@ -1,0 +1,417 @@
+//! Correctly rounded rows: double precision for all coordinates, more digits for the few that are close to a tie.
+
+use super::elementary::{Length, Tables};
+use super::field::{ExactField, ExactRow};
+use super::fixed::Ball;
+use super::fused::{Arithmetic, dispatch_fused};
+use super::normal::GROUP;
+use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, Step, StepBound, analyse};
+use crate::error::{Error, Result};
+use crate::noise::engine::{PACKET, Shard, Value};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One buffer's share of a packet.
+pub(crate) type Packet = [f64; PACKET];
+
+/// Packets that are drawn and moved on together, as long as their draws are few.
+const PIECE: usize = 8;
+
+/// Bytes of draws that a thread holds at a time.
+const DRAWN: usize = 1 << 18;
+
+/// Packets in a tile, the unit that threads take.
+const TILE: u64 = 64;
+
+/// Share of coordinates that may need more digits at a step.
+const MOST_DOUBTFUL: f64 = 1.0 / 64.0;
+
+/// How noise becomes what is released: `y = q ⌊(g + scale · u)/q⌉`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rounding {
+    /// The factor of the noise, exactly.
+    pub(crate) scale: f32,
+    /// `q = 2^exponent`.
+    pub(crate) exponent: i32,
+}
+
+impl Rounding {
+    /// `scale/q`.
+    fn factor(self) -> f64 {
+        f64::from(self.scale) * 2.0_f64.powi(-self.exponent)
+    }
+
+    /// Distance from a tie, in units of `q`, within which double precision decides nothing at a step.
+    ///
+    /// `x = φ + factor · u` for a fraction `φ` of at most ½: the error of `u`, and one unit roundoff of the product and
+    /// of the sum.
+    fn doubt(self, bound: StepBound) -> f64 {
+        let factor = self.factor();
+        (factor * bound.error + f64::EPSILON * (factor * bound.size + 1.0)) * (1.0 + 1e-9)
+    }
+}
+
+/// The rows of a program, rounded to a grid.
+pub(crate) struct ExactEngine {
+    program: Box<dyn Program>,
+    field: ExactField,
+    rounding: Rounding,
+    /// For every step, [`Rounding::doubt`].
+    doubts: Vec<f64>,
+    state: Vec<Packet>,
+    /// Coordinates that took the slow path so far.
+    resolved: AtomicU64,
+    /// Added to the noise in double precision, in units of the grid: for tests that plant an error.
+    #[cfg(test)]
+    pub(super) planted: f64,
+}
+
+impl ExactEngine {
+    /// Errors: [`Error::Unsupported`] where the coefficients are such that double precision would decide little;
+    /// [`Error::Memory`].
+    pub(crate) fn new(
+        program: Box<dyn Program>,
+        field: ExactField,
+        shard: &Shard,
+        rounding: Rounding,
+    ) -> Result<Self> {
+        let bounds = analyse(&*program)?;
+        let doubts: Vec<f64> = bounds.into_iter().map(|bound| rounding.doubt(bound)).collect();
+        let most = doubts.iter().copied().fold(0.0, f64::max);
+        if !(most <= 0.5 * MOST_DOUBTFUL) {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "exact noise for these coefficients, of which double precision leaves {most:.1e} in doubt"
+                ),
+                hint: "their rounding errors add up to too much beside the noise; use float arithmetic",
+            });
+        }
+        let state = shard.allocate(program.buffers())?;
+        Ok(Self {
+            program,
+            field,
+            rounding,
+            doubts,
+            state,
+            resolved: AtomicU64::new(0),
+            #[cfg(test)]
+            planted: 0.0,
+        })
+    }
+
+    pub(crate) fn steps(&self) -> usize {
+        self.program.steps()
+    }
+
+    pub(crate) fn buffers(&self) -> usize {
+        self.program.buffers()
+    }
+
+    pub(crate) fn rounding(&self) -> Rounding {
+        self.rounding
+    }
+
+    pub(crate) fn state(&self) -> &[Packet] {
+        &self.state
+    }
+
+    pub(crate) fn state_mut(&mut self) -> &mut [Packet] {
+        &mut self.state
+    }
+
+    /// Coordinates that were computed again with more digits so far.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.resolved.load(Relaxed)
+    }
+
+    /// The share of coordinates that a step may be expected to compute again, at most.
+    pub(crate) fn expected_doubtful(&self, step: usize) -> f64 {
+        2.0 * self.doubts[step]
+    }
+
+    /// Moves all states past a step, and replaces `values` by what is released.
+    ///
+    /// Errors: [`Error::Halted`] where 512 binary digits do not tell a number from a tie, whose probability is below
+    /// 2⁻⁴⁰⁰ unless a coefficient is out of all proportion.
+    pub(crate) fn advance<V: Value>(
+        &mut self,
+        t: usize,
+        shard: &Shard,
+        values: Option<&mut [V]>,
+    ) -> Result<()> {
+        let step = self.program.step(t);
+        let rows: Vec<ExactRow> = step.draws.iter().map(|draw| self.field.row(draw.row)).collect();
+        let double = DoubleStep::from(&step);
+        let (buffers, scratch) = (self.program.buffers(), self.program.scratch());
+        let piece = (DRAWN / size_of::<Packet>() / step.draws.len().max(1)).clamp(1, PIECE);
+        let mut state = std::mem::take(&mut self.state);
+        let tiles = shard.tiles(TILE, buffers, &mut state, values);
+        #[cfg(test)]
+        let planted = self.planted / self.rounding.factor();
+        #[cfg(not(test))]
+        let planted = 0.0;
+        let work = Work { rounding: self.rounding, doubt: self.doubts[t], planted };
+        let zeros = |count: usize| vec![[0.0; PACKET]; count];
+        let result = tiles.into_par_iter().try_for_each_init(
+            || (zeros(piece * rows.len().max(1)), zeros(scratch)),
+            |(draws, scratch), mut tile| {
+                let mut values = tile.values.take();
+                let state = std::mem::take(&mut tile.state);
+                for (p, state) in packets(state, tile.count, buffers).enumerate() {
+                    if p % piece == 0 {
+                        let count = piece.min(tile.count - p);
+                        for (row, draws) in rows.iter().zip(draws.chunks_exact_mut(piece)) {
+                            let (groups, _) = draws[..count].as_flattened_mut().as_chunks_mut();
+                            row.fill_groups((tile.first + p as u64) * (PACKET / GROUP) as u64, groups);
+                        }
+                    }
+                    combine(&double, Sources { draws, piece, at: p % piece }, state, scratch);
+                    if let Some(values) = &mut values {
+                        let lanes = tile.lanes(p);
+                        let (own, rest) = std::mem::take(values).split_at_mut(lanes.len());
+                        *values = rest;
+                        let first = (tile.first + p as u64) * PACKET as u64 + lanes.start as u64;
+                        let again = work.release(&scratch[0][lanes], own, |lane, fraction| {
+                            self.resolve(t, first + lane as u64, fraction)
+                        })?;
+                        if again > 0 {
+                            self.resolved.fetch_add(again, Relaxed);
+                        }
+                    }
+                }
+                Ok(())
+            },
+        );
+        self.state = state;
+        result
+    }
+
+    /// `⌊φ + scale/q · u⌉` of one coordinate, with as many digits as it takes.
+    #[cold]
+    fn resolve(&self, t: usize, coordinate: u64, fraction: f64) -> Result<i64> {
+        if let Some(whole) = self.nearest::<3>(t, coordinate, fraction) {
+            return Ok(whole);
+        }
+        if let Some(whole) = self.nearest::<5>(t, coordinate, fraction) {
+            return Ok(whole);
+        }
+        self.nearest::<9>(t, coordinate, fraction).ok_or_else(|| Error::Halted {
+            reason: format!("512 digits do not decide how to round coordinate {coordinate} of step {t}"),
+        })
+    }
+
+    pub(super) fn nearest<const L: usize>(&self, t: usize, coordinate: u64, fraction: f64) -> Option<i64>
+    where
+        Tables<L>: Length,
+    {
+        let noise = replay::<L>(&*self.program, &self.field, t, coordinate);
+        let scaled = Ball::from_f64(f64::from(self.rounding.scale))
+            .times(&noise)
+            .times_power_of_two(-self.rounding.exponent);
+        scaled.plus(&Ball::from_f64(fraction)).nearest()
+    }
+}
+
+/// The noise of one coordinate at step `t`, drawn and computed again from the first step on that it depends on.
+pub(super) fn replay<const L: usize>(
+    program: &dyn Program,
+    field: &ExactField,
+    t: usize,
+    coordinate: u64,
+) -> Ball<L>
+where
+    Tables<L>: Length,
+{
+    let mut places = Places::new(program);
+    for i in program.origin(t)..=t {
+        let step = program.step(i);
+        let draws: Vec<Ball<L>> =
+            step.draws.iter().map(|draw| field.row(draw.row).number(coordinate)).collect();
+        places.run(&step, &draws);
+    }
+    places.output()
+}
+
+/// The places of one coordinate, with many digits.
+pub(super) struct Places<const L: usize> {
+    buffers: Vec<Ball<L>>,
+    scratch: Vec<Ball<L>>,
+}
+
+impl<const L: usize> Places<L> {
+    pub(super) fn new(program: &dyn Program) -> Self {
+        Self { buffers: vec![Ball::ZERO; program.buffers()], scratch: vec![Ball::ZERO; program.scratch()] }
+    }
+
+    fn at(&self, place: Place, draws: &[Ball<L>]) -> Ball<L> {
+        match place {
+            Place::Draw(k) => draws[k],
+            Place::Buffer(k) => self.buffers[k],
+            Place::Scratch(k) => self.scratch[k],
+        }
+    }
+
+    pub(super) fn run(&mut self, step: &Step, draws: &[Ball<L>]) {
+        for Assignment { to, terms } in &step.assignments {
+            // Of a place that is changed, a state with its increment say, the weights are added up first: apart, each
+            // would widen the ball by its size, and a decaying state would widen it for ever.
+            let (own, others): (Vec<_>, Vec<_>) = terms.iter().partition(|(place, _)| place == to);
+            let kept = own.iter().fold(Ball::ZERO, |sum, (_, weight)| sum.plus(&weight.ball()));
+            let mut sum = if own.is_empty() { Ball::ZERO } else { kept.times(&self.at(*to, draws)) };
+            for (place, weight) in others {
+                sum = sum.plus(&weight.ball().times(&self.at(*place, draws)));
+            }
+            match *to {
+                Place::Buffer(k) => self.buffers[k] = sum,
+                // No step assigns to a draw.
+                Place::Scratch(k) | Place::Draw(k) => self.scratch[k] = sum,
+            }
+        }
+    }
+
+    pub(super) fn output(&self) -> Ball<L> {
+        self.at(OUTPUT, &[])
+    }
+}
+
+/// The state of a tile, packet by packet; of one without buffers, empty ones.
+fn packets(state: &mut [Packet], count: usize, buffers: usize) -> impl Iterator<Item = &mut [Packet]> {
+    let mut rest = state;
+    (0..count).map(move |_| {
+        let (own, tail) = std::mem::take(&mut rest).split_at_mut(buffers);
+        rest = tail;
+        own
+    })
+}
+
+/// The draws of a packet among those of a piece.
+#[derive(Clone, Copy)]
+struct Sources<'a> {
+    draws: &'a [Packet],
+    piece: usize,
+    at: usize,
+}
+
+/// Lanes that are combined at a time: eight vectors of four.
+const LANES: usize = 32;
+
+#[inline(always)]
+fn combine_any<A: Arithmetic>(
+    step: &DoubleStep,
+    sources: Sources<'_>,
+    state: &mut [Packet],
+    scratch: &mut [Packet],
+) {
+    for (to, terms) in &step.assignments {
+        for begin in (0..PACKET).step_by(LANES) {
+            let mut sum = [0.0; LANES];
+            for (place, weight) in terms {
+                let from = match *place {
+                    Place::Draw(k) => &sources.draws[k * sources.piece + sources.at],
+                    Place::Buffer(k) => &state[k],
+                    Place::Scratch(k) => &scratch[k],
+                };
+                let from = &from[begin..begin + LANES];
+                for l in 0..LANES {
+                    sum[l] = A::mul_add(*weight, from[l], sum[l]);
+                }
+            }
+            let to = match *to {
+                Place::Buffer(k) => &mut state[k],
+                Place::Scratch(k) | Place::Draw(k) => &mut scratch[k],
+            };
+            to[begin..begin + LANES].copy_from_slice(&sum);
+        }
+    }
+}
+
+dispatch_fused! {
+    fn combine / combine_portable / combine_wide = combine_any(
+        step: &DoubleStep, sources: Sources<'_>, state: &mut [Packet], scratch: &mut [Packet],
+    );
+}
+
+/// The rounding of one step.
+struct Work {
+    rounding: Rounding,
+    doubt: f64,
+    planted: f64,
+}
+
+impl Work {
+    /// Replaces a packet's values by what is released, and says how many were resolved with more digits.
+    fn release<V: Value>(
+        &self,
+        noise: &[f64],
+        values: &mut [V],
+        resolve: impl Fn(usize, f64) -> Result<i64>,
+    ) -> Result<u64> {
+        let factor = self.rounding.factor();
+        let inverse = 2.0_f64.powi(-self.rounding.exponent);
+        let mut parts = Parts { whole: [0.0; PACKET], fraction: [0.0; PACKET], nearest: [0.0; PACKET] };
+        for (to, value) in parts.whole.iter_mut().zip(&*values) {
+            *to = (*value).into() * inverse;
+        }
+        let mut padded = [0.0; PACKET];
+        padded[..noise.len()].copy_from_slice(noise);
+        if self.planted != 0.0 {
+            padded.iter_mut().for_each(|u| *u += self.planted);
+        }
+        let farthest = round(&padded, factor, &mut parts);
+        let mut again = 0;
+        if farthest >= 0.5 - self.doubt {
+            for lane in 0..noise.len() {
+                let x = parts.fraction[lane] + factor * padded[lane];
+                if (x - parts.nearest[lane]).abs() >= 0.5 - self.doubt {
+                    parts.nearest[lane] = resolve(lane, parts.fraction[lane])? as f64;
+                    again += 1;
+                }
+            }
+        }
+        let q = 2.0_f64.powi(self.rounding.exponent);
+        for (l, value) in values.iter_mut().enumerate() {
+            // A sum beyond 2⁵³ is rounded once more: a function of the whole number, so nothing is lost.
+            *value = V::narrow((parts.whole[l] + parts.nearest[l]) * q);
+        }
+        Ok(again)
+    }
+}
+
+/// `g/q` as a whole number and a fraction, and `⌊fraction + noise⌉`.
+struct Parts {
+    whole: Packet,
+    fraction: Packet,
+    nearest: Packet,
+}
+
+/// Nearest whole number for |x| < 2⁵¹, in vectors on every machine.
+#[inline(always)]
+fn whole(x: f64) -> f64 {
+    const SHIFT: f64 = 6_755_399_441_055_744.0; // 1.5·2⁵²
+    (x + SHIFT) - SHIFT
+}
+
+/// Splits `g/q`, given in `whole`, adds the noise and rounds. Returns the largest distance from a whole number.
+#[inline(always)]
+fn round_any<A: Arithmetic>(noise: &Packet, factor: f64, parts: &mut Parts) -> f64 {
+    const LARGE: f64 = 1_125_899_906_842_624.0; // 2⁵⁰
+    let mut farthest = [0.0_f64; 4];
+    for l in 0..PACKET {
+        // Pulling a coordinate back into a range brings no two inputs further apart.
+        let g = parts.whole[l].clamp(-LARGE, LARGE);
+        let near = whole(g);
+        let fraction = g - near;
+        let x = fraction + factor * noise[l];
+        let nearest = whole(x);
+        let distance = (x - nearest).abs();
+        farthest[l % 4] = if distance > farthest[l % 4] { distance } else { farthest[l % 4] };
+        parts.whole[l] = near;
+        parts.fraction[l] = fraction;
+        parts.nearest[l] = nearest;
+    }
+    farthest.iter().copied().fold(0.0, f64::max)
+}
+
+dispatch_fused! {
+    fn round / round_portable / round_wide = round_any(noise: &Packet, factor: f64, parts: &mut Parts) -> f64;
+}
