@@ -3,7 +3,7 @@
 //! Whatever happens, no row of noise is released with two sums; every release moves the server as the sum plus the row of
 //! an uninterrupted stream would, bit for bit; and a run that was begun is there until it has ended.
 
-use super::tests::{CLIENTS, DIMENSION, PACE, Points, ROUNDS, SEED, Sample, data, plan};
+use super::tests::{CLIENTS, PACE, Points, SEED, Sample, data, plan};
 use super::*;
 use crate::{Clients, Clip, Server};
 use dpmf::disk::simulated::{Simulated, Trials, schedule};
