@@ -204,7 +204,7 @@ impl Representation for Dense {
     }
 
     fn cost(&self) -> Cost {
-        Cost { buffers: None, work: (self.steps() as f64 + 1.0) / 2.0 }
+        Cost::dense((self.steps() as f64 + 1.0) / 2.0)
     }
 
     fn deployed(&self) -> Result<Form> {

@@ -361,7 +361,7 @@ impl Representation for Structured {
         let accumulate = 2 * r * (n - h);
         let inverse = band((left + 1).min(n)) + band((right + 1).min(n)) - n;
         let work = (band(h) + accumulate + inverse) as f64 / n as f64;
-        Cost { buffers: Some(h - 1 + r + left + right), work }
+        Cost::stream(h - 1 + r + left + right, work)
     }
 
     fn deployed(&self) -> Result<Form> {

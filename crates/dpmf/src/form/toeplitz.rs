@@ -148,7 +148,7 @@ impl Representation for Toeplitz {
 
     /// Dense rows over regenerated noise: nothing is kept.
     fn cost(&self) -> Cost {
-        Cost { buffers: None, work: (self.steps() as f64 + 1.0) / 2.0 }
+        Cost::dense((self.steps() as f64 + 1.0) / 2.0)
     }
 
     fn deployed(&self) -> Result<Form> {
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(root.encoder_series(), [1.0, 0.5, 0.375]);
         assert_eq!(root.coloring(), [1.0, -0.5, -0.125]);
         assert_eq!(Toeplitz::sqrt_prefix_sum(1).unwrap().coloring(), [1.0]);
-        assert_eq!(Toeplitz::sqrt_prefix_sum(2).unwrap().cost(), Cost { buffers: None, work: 1.5 });
+        assert_eq!(Toeplitz::sqrt_prefix_sum(2).unwrap().cost(), Cost::dense(1.5));
         let norms = root.encoder_column_norms_sq();
         for (norm, exact) in norms.iter().zip([1.390625, 1.25, 1.0]) {
             assert!(*norm >= exact && *norm < exact * (1.0 + 1e-14));

@@ -308,14 +308,12 @@ impl Representation for Tree {
         match self.decoder {
             Decoder::HonakerFull => {
                 let terms = |(_, level)| (1_u64 << level) as f64 * (2.0 * (1_u64 << level) as f64 - 1.0);
-                Cost { buffers: None, work: blocks(self.steps).map(terms).sum::<f64>() / steps }
+                Cost::dense(blocks(self.steps).map(terms).sum::<f64>() / steps)
             }
             // The node itself, and one subtraction a merge.
-            Decoder::Binary => Cost { buffers: Some(self.levels.len() - 1), work: 1.0 + merges / steps },
+            Decoder::Binary => Cost::stream(self.levels.len() - 1, 1.0 + merges / steps),
             // The leaf; then a merge adds the node and its left child to the estimate and takes the child off.
-            Decoder::HonakerOnline => {
-                Cost { buffers: Some(self.levels.len() - 1), work: 1.0 + 3.0 * merges / steps }
-            }
+            Decoder::HonakerOnline => Cost::stream(self.levels.len() - 1, 1.0 + 3.0 * merges / steps),
         }
     }
 

@@ -91,7 +91,7 @@ impl Representation for StateSpace {
 
     fn cost(&self) -> Cost {
         let r = self.order;
-        Cost { buffers: Some(r), work: (triangle(r) + 2 * r + 1) as f64 }
+        Cost::stream(r, (triangle(r) + 2 * r + 1) as f64)
     }
 
     fn deployed(&self) -> Result<Form> {
