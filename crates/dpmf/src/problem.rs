@@ -51,7 +51,6 @@ impl Problem {
         solver: Solver,
         options: Options,
     ) -> Result<Self> {
-        participation.supported()?;
         participation.pattern(workload.steps())?;
         let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         Ok(Self { workload, participation, solver, options, optimum, prefix_sum, decoder })

@@ -5,7 +5,7 @@ use dpmf::factorize::{Options, Solver, quiet};
 use dpmf::{
     Average, Optimizer, Participation, Problem, Representation, Schedule, Selector, Workload, family, format,
 };
-use faer::Mat;
+use faer::{Mat, MatRef};
 use proptest::prelude::*;
 
 /// Every family, and the other forms that some of them take.
@@ -74,6 +74,7 @@ fn check(name: &str, problem: &Problem, selector: Selector) {
         for j in 0..n {
             assert!(encoder.col(j).norm_l2() <= sensitivity, "{label}: column {j} exceeds the sensitivity");
         }
+        several_participations(form, encoder.as_ref(), &label);
     }
 
     let certificate = mechanism.certificate().unwrap();
@@ -86,6 +87,32 @@ fn check(name: &str, problem: &Problem, selector: Selector) {
     assert_eq!(format::to_bytes(&back).unwrap(), bytes, "{label}");
     let recomputed = mechanism.recompute_bound().unwrap().unwrap();
     assert!(certificate.lower_bound <= recomputed * (1.0 + 1e-6), "{label}");
+}
+
+/// Sensitivities for several participations are those of the dense encoder, rounded up.
+fn several_participations(form: &dyn Representation, encoder: MatRef<'_, f64>, label: &str) {
+    let n = form.steps();
+    let x = encoder.transpose() * encoder;
+    let gamma = |text: String| {
+        text.parse::<Participation>().unwrap().sensitivity(form).unwrap_or_else(|e| panic!("{label}: {e}"))
+    };
+    assert_eq!(gamma("epochs:1".into()), gamma("single".into()), "{label}");
+    assert_eq!(gamma(format!("min-separation:{n}")), gamma("single".into()), "{label}");
+    for times in (2..=4).filter(|times| *times <= n) {
+        let separation = n.div_ceil(times);
+        let total = |p: usize| -> f64 {
+            let steps: Vec<usize> = (p..n).step_by(separation).collect();
+            steps.iter().flat_map(|i| steps.iter().map(|j| x[(*i, *j)].abs())).sum()
+        };
+        let exact = (0..separation).map(total).fold(0.0, f64::max);
+        let epochs = gamma(format!("epochs:{times}")).gamma;
+        assert!(epochs * epochs >= exact * (1.0 - 1e-13), "{label}: {epochs} {exact}");
+        assert!(epochs * epochs <= exact * (1.0 + 1e-8), "{label}: {epochs} {exact}");
+        let separated = gamma(format!("min-separation:{separation}")).gamma;
+        assert!(separated >= epochs * (1.0 - 1e-12), "{label}: {separated} {epochs}");
+        let fewer = gamma(format!("min-separation:{separation}:{}", times - 1)).gamma;
+        assert!(fewer <= separated * (1.0 + 1e-12), "{label}: {fewer} {separated}");
+    }
 }
 
 #[test]

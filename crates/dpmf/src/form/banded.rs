@@ -2,7 +2,7 @@
 
 mod engine;
 
-use super::{Cost, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
 use crate::tensors::{Tensors, damaged};
@@ -112,7 +112,7 @@ impl Banded {
         &self.feedback[start..][..self.bands.min(t + 1)]
     }
 
-    /// `C_{t,t−k}`, with four roundings.
+    /// `C_{t,t−k}`, with two roundings.
     fn entry(&self, t: usize, k: usize) -> f64 {
         let row = self.row(t);
         let open = if k == 0 { 1.0 } else { -row[k] };
@@ -236,6 +236,11 @@ impl Representation for Banded {
         (0..n).map(norm_sq).collect()
     }
 
+    /// Cost: O(G) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(self)
+    }
+
     /// Cost: O(n(G + w)²); that of the dense rows for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         match workload.realisation() {
@@ -265,6 +270,22 @@ impl Representation for Banded {
         let rows = self.feedback.len() / self.bands;
         tensors.put_f32(FEEDBACK, &[rows, self.bands], self.feedback.iter().copied());
         tensors.put_f32(SCALE, &[self.steps()], self.scale.iter().copied());
+    }
+}
+
+impl EncoderColumns for &Banded {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        let n = self.steps();
+        let write = |(&j, column): (&usize, &mut [f64])| {
+            let mut norm_sq = 0.0;
+            for t in j..n.min(j + self.bands) {
+                column[t] = self.entry(t, t - j);
+                norm_sq += column[t] * column[t];
+            }
+            // Two quotients an entry, and the sum.
+            norm_sq.sqrt() * 4.0 * f64::EPSILON * (1.0 + self.bands as f64 * f64::EPSILON)
+        };
+        steps.iter().zip(out.chunks_exact_mut(n)).map(write).collect()
     }
 }
 

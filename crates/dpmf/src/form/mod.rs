@@ -17,8 +17,10 @@ pub mod state_space;
 mod structured;
 mod toeplitz;
 pub mod tree;
+mod verified;
 
 pub use banded::Banded;
+pub use columns::EncoderColumns;
 pub use dense::Dense;
 pub use recall::Recall;
 pub use state_space::StateSpace;
@@ -89,6 +91,14 @@ pub trait Representation {
 
     /// Squared column norms of `C`, not rounded down.
     fn encoder_column_norms_sq(&self) -> Vec<f64>;
+
+    /// Columns of `C`, a few at a time, each with a bound on its distance from the exact one.
+    ///
+    /// Cost: unless the form knows better, and for square forms only, four products of n × n matrices here and a copy for
+    /// each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(columns::Whole::inverse(self.coloring().as_ref(), self.encoder()))
+    }
 
     /// Squared row norms of `B = A N`.
     ///
@@ -193,6 +203,10 @@ impl Representation for Form {
 
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
         self.representation().encoder_column_norms_sq()
+    }
+
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        self.representation().encoder_columns()
     }
 
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {

@@ -1,7 +1,7 @@
 //! Factorizations whose coloring `N` is a lower-triangular Toeplitz matrix.
 
 use super::dense::DenseEngine;
-use super::{Cost, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
@@ -129,6 +129,11 @@ impl Representation for Toeplitz {
         norms
     }
 
+    /// Cost: a copy for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Shifted { toeplitz: self, norms_sq: self.encoder_column_norms_sq() })
+    }
+
     /// Cost: O(n w) for a recurrence with constant coefficients, whose `A N` is Toeplitz too; O(n² w) for
     /// any other, O(n³) for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
@@ -161,6 +166,24 @@ impl Representation for Toeplitz {
 
     fn write(&self, tensors: &mut Tensors) {
         tensors.put_f32(COLUMN, &[self.steps()], self.coloring.iter().copied());
+    }
+}
+
+/// The series, shifted down. The exact column is a sum of these with weights `1, s_1, s_2, …`, and none is longer.
+struct Shifted<'a> {
+    toeplitz: &'a Toeplitz,
+    norms_sq: Vec<f64>,
+}
+
+impl EncoderColumns for Shifted<'_> {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        let series = self.toeplitz.encoder_series();
+        for (&j, column) in steps.iter().zip(out.chunks_exact_mut(series.len())) {
+            column[j..].copy_from_slice(&series[..series.len() - j]);
+        }
+        let distance =
+            |&j: &usize| self.toeplitz.error * self.norms_sq[j].sqrt() * (1.0 + 4.0 * f64::EPSILON);
+        steps.iter().map(distance).collect()
     }
 }
 

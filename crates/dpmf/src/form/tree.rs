@@ -8,7 +8,7 @@ mod engine;
 mod full;
 mod row_norms;
 
-use super::{Cost, Dense, Form, Representation, Rows};
+use super::{Cost, Dense, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
@@ -286,6 +286,11 @@ impl Representation for Tree {
         norms
     }
 
+    /// Cost: O(log n) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Ancestors { tree: self, norms_sq: self.encoder_column_norms_sq() })
+    }
+
     /// Cost: O(n w (log n + w²)) for a streaming decoder and a recurrence, O(n² w) for
     /// [`Decoder::HonakerFull`], O(n² m) for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
@@ -332,6 +337,29 @@ impl Representation for Tree {
         let levels = self.levels.len();
         tensors.put_f32(OWN, &[levels], self.levels.iter().map(|level| level.own));
         tensors.put_f32(BELOW, &[levels], self.levels.iter().map(|level| level.below));
+    }
+}
+
+/// The scales of the complete nodes over a leaf.
+struct Ancestors<'a> {
+    tree: &'a Tree,
+    norms_sq: Vec<f64>,
+}
+
+impl EncoderColumns for Ancestors<'_> {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        let rows = self.tree.noise_rows();
+        for (&j, column) in steps.iter().zip(out.chunks_exact_mut(rows)) {
+            for level in 0..=self.tree.steps.ilog2() as usize {
+                let end = ((j >> level) + 1) << level;
+                if end > self.tree.steps {
+                    break;
+                }
+                column[nodes_within(end - 1) + level] = self.tree.level_scale(level);
+            }
+        }
+        // A difference and a quotient in every scale.
+        steps.iter().map(|&j| 2.0 * f64::EPSILON * self.norms_sq[j].sqrt()).collect()
     }
 }
 

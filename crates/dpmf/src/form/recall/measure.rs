@@ -3,20 +3,23 @@
 use super::engine::RecallEngine;
 use super::{KIND, Recall};
 use crate::error::Result;
-use crate::form::columns::{LANES, Lanes, Verified, verified_norms_sq};
-use crate::form::{Cost, Form, Representation, Rows};
+use crate::form::verified::{Columns, LANES, Lanes, Simulated, Verified};
+use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
 use faer::Mat;
 
-impl Recall {
-    /// Columns `first, first + 1, …` of the encoder side by side, by feedback:
-    /// `z_t = (u_t − Σ_j a_{j,t} z_{t−jb} − h_tᵀx_t)/d_t`.
+impl Simulated for Recall {
+    fn steps(&self) -> usize {
+        self.parts.direct.len()
+    }
+
+    /// By feedback, `z_t = (u_t − Σ_j a_{j,t} z_{t−jb} − h_tᵀx_t)/d_t`.
     ///
     /// The residual bounds `|u − N z|` for the `z` that was computed: in each sum every term is off by the roundings of
     /// the sum, and the states by `drift`, which follows the recursion of their own errors.
-    fn columns(&self, first: usize) -> Verified {
-        let (n, r) = (self.parts.direct.len(), self.order);
+    fn columns(&self, steps: [usize; LANES]) -> Verified {
+        let (n, r, first) = (self.parts.direct.len(), self.order, steps[0]);
         let (mut z, mut residual_sq) = (vec![[0.0; LANES]; n - first], [0.0; LANES]);
         let (mut state, mut drift) = (vec![[0.0; LANES]; r], vec![[0.0; LANES]; r]);
         // Products and sums of J + r + 2 terms, the quotient, and as much again for the sizes themselves.
@@ -43,7 +46,7 @@ impl Recall {
             }
             let mut own: Lanes = [0.0; LANES];
             for l in 0..LANES {
-                let u = if t - first == l { 1.0 } else { 0.0 };
+                let u = if t == steps[l] { 1.0 } else { 0.0 };
                 own[l] = (u - known[l]) / step.direct;
                 let bound = (unit * (size[l] + u) + hidden[l]) * (1.0 + unit);
                 residual_sq[l] += bound * bound;
@@ -84,7 +87,7 @@ impl Representation for Recall {
     }
 
     fn coloring_rows(&self) -> Rows<'_> {
-        let (n, r) = (self.steps(), self.order);
+        let (n, r) = (self.parts.direct.len(), self.order);
         let mut states = vec![0.0; r * n];
         let mut t = 0;
         Box::new(move |out| {
@@ -106,14 +109,12 @@ impl Representation for Recall {
 
     /// Cost: O(n²(r + 1)(J + 1)).
     fn encoder(&self) -> Mat<f64> {
-        let n = self.steps();
+        let n = self.parts.direct.len();
         let mut encoder = Mat::zeros(n, n);
         for first in (0..n).step_by(LANES) {
-            let columns = self.columns(first);
-            for j in first..n.min(first + LANES) {
-                for t in j..n {
-                    encoder[(t, j)] = columns.z[t - first][j - first];
-                }
+            let steps = std::array::from_fn(|l| (first + l).min(n - 1));
+            for (t, z) in (first..n).zip(self.columns(steps).z) {
+                (first..n.min(first + LANES)).for_each(|j| encoder[(t, j)] = z[j - first]);
             }
         }
         encoder
@@ -123,12 +124,17 @@ impl Representation for Recall {
     /// where nothing is known.
     /// Cost: O(n²(r + 1)(J + 1)), in threads.
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
-        verified_norms_sq(self.steps(), |first| self.columns(first))
+        Columns::new(self).norms_sq()
+    }
+
+    /// Cost: that of the column norms here, and O(n(r + 1)(J + 1)) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Columns::new(self))
     }
 
     /// Work: `u` takes a multiply-add of every row and state, a state one of every row and its own.
     fn cost(&self) -> Cost {
-        let (n, r, b) = (self.steps(), self.order, self.stride);
+        let (n, r, b) = (self.parts.direct.len(), self.order, self.stride);
         let recalled: usize = (1..=self.recalls).map(|j| n.saturating_sub(j.saturating_mul(b))).sum();
         let work = (1 + 3 * r) as f64 + (recalled * (r + 1)) as f64 / n as f64;
         Cost { recalls: Some(self.known(n - 1)), ..Cost::stream(r, work) }

@@ -1,9 +1,10 @@
 //! Sensitivity and loss of the filter, exact for the coefficients it has.
 
 use super::engine::StateSpaceEngine;
+use super::responses::Responses;
 use super::{KIND, StateSpace, Step, triangle};
 use crate::error::Result;
-use crate::form::{Cost, Form, Representation, Rows};
+use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::linalg::gramian::{Energy, Root};
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
@@ -68,6 +69,11 @@ impl Representation for StateSpace {
             recursion.pull_back(step);
         }
         norms
+    }
+
+    /// Cost: O(n·r³) here, and O(n·r²) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Responses::new(self))
     }
 
     /// A forward recursion for the covariance of the filter's state and the workload's together.
@@ -143,6 +149,11 @@ impl ColumnNorms {
         let square = if d.mul_add(d, -square) < 0.0 { square.next_down() } else { square };
         let quotient = unit / square;
         if quotient.mul_add(square, -unit) < 0.0 { quotient.next_up() } else { quotient }
+    }
+
+    /// Bounds on what a unit change of each state does to the steps ahead, in norm.
+    pub fn reaches(&self) -> &[f64] {
+        self.energy.roots()
     }
 
     /// Moves to before the step.

@@ -10,6 +10,7 @@ mod modes;
 mod observability;
 mod plant;
 mod processes;
+mod responses;
 mod sweep;
 mod truncate;
 
