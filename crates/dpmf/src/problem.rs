@@ -136,7 +136,7 @@ impl Problem {
     }
 
     /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
-    /// buffers, and of several with the same number the first.
+    /// buffers and recalls, and of several with the same numbers the first.
     ///
     /// Errors: those of [`Problem::mechanism`]; a mechanism whose dense matrix does not fit is left out and named, where
     /// there are others.
@@ -154,14 +154,15 @@ impl Problem {
             };
             let row = Row::new(selector.name(), &mechanism, lower_bound);
             let known = |other: &Row| {
-                row.buffers.is_some() && (&other.mechanism, other.buffers) == (&row.mechanism, row.buffers)
+                let size = |row: &Row| (row.mechanism.clone(), row.buffers, row.recalls);
+                row.buffers.is_some() && size(other) == size(&row)
             };
             if !rows.iter().any(known) {
                 rows.push(row);
             }
         }
         rows.chunk_by_mut(|a, b| a.mechanism == b.mechanism)
-            .for_each(|same| same.sort_by_key(|row| row.buffers));
+            .for_each(|same| same.sort_by_key(|row| (row.buffers, row.recalls)));
         Ok(Comparison { steps: self.steps(), participation: self.participation, lower_bound, rows, left_out })
     }
 }

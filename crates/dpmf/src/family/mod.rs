@@ -4,14 +4,22 @@
 //! One family is one file here and one line in [`ALL`], which makes it known by name to the command line, to recipes,
 //! to files and to Python, and covers it by the tests of the registry.
 
+mod banded;
+mod banded_inverse;
+mod blt;
 mod independent;
 mod optimal;
+#[cfg(test)]
+mod peers_tests;
+mod recall;
 mod selector;
 mod sqrt_toeplitz;
 mod structured;
+mod toeplitz;
 #[cfg(test)]
 mod toy;
 mod tree;
+mod watched;
 
 pub use selector::{Budget, Knob, Selector};
 
@@ -52,6 +60,11 @@ pub const ALL: &[&dyn Family] = &[
     &structured::Structured,
     &optimal::Optimal,
     &optimal::StateSpace,
+    &banded::Banded,
+    &banded::BandedToeplitz,
+    &blt::Blt,
+    &banded_inverse::BandedInverse,
+    &recall::Recall,
     #[cfg(test)]
     &toy::Toy,
 ];

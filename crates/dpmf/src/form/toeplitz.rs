@@ -3,10 +3,9 @@
 use super::dense::DenseEngine;
 use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
-use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
-use crate::workload::{Recurrence, Workload};
+use crate::workload::Workload;
 use faer::Mat;
 
 pub(super) const KIND: &str = "toeplitz";
@@ -139,7 +138,7 @@ impl Representation for Toeplitz {
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         assert_eq!(workload.steps(), self.steps(), "the workload and the factorization differ in length");
         match workload.recurrence() {
-            Some(recurrence) if is_constant(recurrence) => {
+            Some(recurrence) if recurrence.is_constant() => {
                 let mut first_column = self.coloring.clone();
                 recurrence.apply(&mut first_column);
                 running_squares(&first_column).collect()
@@ -192,15 +191,6 @@ fn running_squares(series: &[f64]) -> impl Iterator<Item = f64> {
         *sum += x * x;
         Some(*sum)
     })
-}
-
-/// Whether `P` and `R` are Toeplitz.
-fn is_constant(recurrence: &Recurrence) -> bool {
-    let constant = |band: &LowerBanded| {
-        let last = band.row(band.n() - 1);
-        (0..band.n()).all(|i| band.row(i).iter().zip(last).take(i + 1).all(|(a, b)| a == b))
-    };
-    constant(&recurrence.left) && recurrence.right.as_ref().is_none_or(constant)
 }
 
 /// The first terms of `1/a(x)`, as many as `a` has. Cost: O(n²).
@@ -383,7 +373,7 @@ mod tests {
             let workload = Workload::sgd(rates, optimizer).unwrap();
             let root = Toeplitz::sqrt_prefix_sum(n).unwrap();
             let b = workload.to_dense() * coloring(&root);
-            let constant = is_constant(workload.recurrence().unwrap());
+            let constant = workload.recurrence().unwrap().is_constant();
             prop_assert_eq!(constant, n == 1 || !kink && average != Average::Uniform);
             for (i, norm) in root.decoder_row_norms_sq(&workload).into_iter().enumerate() {
                 let exact = b.row(i).squared_norm_l2();
