@@ -2,6 +2,7 @@
 
 mod fit;
 
+use super::plant::Plant;
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
 use super::watched::Watched;
 use super::{Budget, Family, Knob};
@@ -90,7 +91,8 @@ impl Family for Banded {
             Participation::Epochs { .. } => measure.separation,
             Participation::Single | Participation::MinSeparation { .. } => n,
         };
-        let fit = Bands { recurrence: problem.recurrence()?, steps: n, bands, groups };
+        let plant = Plant::new(problem.workload())?;
+        let fit = Bands { plant: &plant, steps: n, bands, groups };
         let found = fit.minimise(&coefficients, &mut watched)?;
         Ok(Form::Banded(form::Banded::from_encoder(n, bands, |t, k| found[fit.place(t, k)])?))
     }

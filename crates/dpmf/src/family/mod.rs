@@ -11,6 +11,7 @@ mod independent;
 mod optimal;
 #[cfg(test)]
 mod peers_tests;
+mod plant;
 mod recall;
 mod selector;
 mod sqrt_toeplitz;
@@ -86,7 +87,7 @@ pub fn table(selectors: &[Selector], buffers: &[usize]) -> Vec<Selector> {
         }
         let dense = Budget { dense: true, ..Budget::default() };
         rows.push(selector.with(dense).unwrap_or(selector));
-        if selector.takes(Knob::Buffers) && !selector.takes(Knob::Dense) {
+        if selector.takes(Knob::Buffers) && !selector.takes(Knob::Dense) && !selector.takes(Knob::Recalls) {
             let of = |&buffers| selector.with(Budget { buffers: Some(buffers), ..Budget::default() });
             rows.extend(buffers.iter().filter_map(|count| of(count).ok()));
         }

@@ -17,27 +17,29 @@ fn root_loss(selector: &str, problem: &Problem) -> (f64, Form) {
 
 #[test]
 fn print_ratios() {
-    for (n, times, bound) in [(64, 4, 35.262_827_082), (256, 4, 83.391_114_4), (512, 16, 316.102_306)] {
-        let problem =
-            Problem::new(Workload::prefix_sum(n).unwrap(), Participation::Epochs { times }).unwrap();
+    for (n, separation, times) in [(64, 16, 4), (256, 64, 4), (256, 64, 2), (512, 32, 8)] {
+        let problem = Problem::new(
+            Workload::prefix_sum(n).unwrap(),
+            Participation::MinSeparation { separation, times: Some(times) },
+        )
+        .unwrap();
         for selector in [
-            "blt:buffers=1",
             "blt:buffers=2",
             "blt:buffers=3",
-            "blt:buffers=4",
-            "blt:buffers=5",
             "banded-toeplitz",
             "banded",
             "banded-inverse:bands=2",
-            "banded-inverse:bands=3",
             "banded-inverse",
-            "banded-inverse:bands=8",
+            "recall:buffers=1:recalls=1",
+            "recall:buffers=2:recalls=1",
+            "recall:buffers=2:recalls=3",
+            "recall:buffers=3:recalls=3",
         ] {
             let clock = std::time::Instant::now();
             let (loss, form) = root_loss(selector, &problem);
             println!(
-                "{n} {times} {selector}: {:.5} {:?} {:.2}s",
-                loss / bound,
+                "{n} {separation} {times} {selector}: {:.5} {:?} {:.2}s",
+                loss,
                 form.cost().buffers,
                 clock.elapsed().as_secs_f64()
             );

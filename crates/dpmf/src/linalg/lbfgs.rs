@@ -121,3 +121,48 @@ fn search(
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn minimise(start: &[f64], steps: usize, evaluate: fn(&[f64]) -> (f64, Vec<f64>)) -> Point {
+        let (value, gradient) = evaluate(start);
+        let mut point = Point { x: start.to_vec(), value, gradient };
+        let mut minimiser = Lbfgs::new(5);
+        for _ in 0..steps {
+            let Some(next) = minimiser.step(&point, evaluate) else { break };
+            assert!(next.value < point.value);
+            point = next;
+        }
+        point
+    }
+
+    #[test]
+    fn a_curved_valley() {
+        let rosenbrock = |x: &[f64]| {
+            let (a, b) = (1.0 - x[0], x[1] - x[0] * x[0]);
+            (a * a + 100.0 * b * b, vec![-2.0 * a - 400.0 * x[0] * b, 200.0 * b])
+        };
+        let found = minimise(&[-1.2, 1.0], 60, rosenbrock);
+        assert!(found.value < 1e-20 && (found.x[0] - 1.0).abs() < 1e-9, "{found:?}");
+    }
+
+    /// Values that are not finite lie beyond, as those of a logarithm.
+    #[test]
+    fn a_wall() {
+        let barrier = |x: &[f64]| match x[0] > 0.0 {
+            true => (x[0] - 0.001 * x[0].ln(), vec![1.0 - 0.001 / x[0]]),
+            false => (f64::INFINITY, vec![0.0]),
+        };
+        assert!((minimise(&[3.0], 60, barrier).x[0] - 0.001).abs() < 1e-8);
+    }
+
+    #[test]
+    fn nothing_below_a_minimum() {
+        assert_eq!(
+            minimise(&[0.0, 0.0], 9, |x| (x[0] * x[0] + x[1] * x[1], vec![2.0 * x[0], 2.0 * x[1]])).x,
+            [0.0, 0.0]
+        );
+    }
+}

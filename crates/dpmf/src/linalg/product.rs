@@ -137,3 +137,30 @@ dispatch! {
     fn accumulate_transposed / accumulate_transposed_portable / accumulate_transposed_avx2 =
         accumulate_transposed_any(out: &mut [f64], factor: f64, a: &[f64], b: &[f64], sizes: [usize; 2]);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn products_are_those_of_their_entries(
+            (m, k, n) in (0..5_usize, 0..5_usize, 0..5_usize),
+            entries in prop::collection::vec(prop_oneof![Just(0.0), -1.0..1.0_f64], 50),
+        ) {
+            let a = Rows { rows: m, columns: k, values: entries[..m * k].to_vec() };
+            let b = Rows { rows: k, columns: n, values: entries[25..25 + k * n].to_vec() };
+            let product = a.times(&b);
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let exact: f64 = (0..k).map(|l| a.at(i, l) * b.at(l, j)).sum();
+                prop_assert!((product.at(i, j) - exact).abs() < 1e-15);
+            }
+            prop_assert_eq!(&a.transpose().transposed_times(&b), &product);
+            prop_assert_eq!(&a.times_transposed(&b.transpose()), &product);
+            let mut sum = product.clone();
+            sum.add_product(-1.0, &a, &b);
+            prop_assert!(sum.values.iter().all(|x| *x == 0.0));
+        }
+    }
+}

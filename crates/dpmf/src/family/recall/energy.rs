@@ -6,14 +6,8 @@
 //! them, and each column is a product of a few of them.
 
 use super::shape::{Coefficients, Shape};
+use crate::family::plant::Plant;
 use crate::linalg::product::Rows;
-
-/// The optimizer, `a ← F a + g u` at each step, whose last state is released; by rows, step after step.
-pub(super) struct Plant {
-    pub states: usize,
-    pub transition: Vec<f64>,
-    pub input: Vec<f64>,
-}
 
 /// Free motions in an epoch.
 struct Motion {

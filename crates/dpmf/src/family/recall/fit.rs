@@ -1,11 +1,12 @@
 //! The fit of a filter with recalled noise to a workload and its epochs.
 
-use super::energy::{Plant, energy};
+use super::energy::energy;
 use super::gram::Grams;
 use super::grid::Grid;
 use super::objective::{Multipliers, sensitivities_sq};
 use super::shape::{Coefficients, Shape};
 use crate::error::Result;
+use crate::family::plant::Plant;
 use crate::linalg::lbfgs::{Lbfgs, Point};
 use crate::linalg::product::Rows;
 

@@ -5,22 +5,26 @@ mod fit;
 mod gram;
 mod grid;
 mod objective;
+mod separated;
 mod shape;
 
+use super::plant::Plant;
+use super::toeplitz::Measure;
 use super::watched::Watched;
 use super::{Budget, Family, Knob};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::{self, Form};
+use crate::participation::Participation;
 use crate::problem::Problem;
-use crate::workload::Workload;
-use energy::Plant;
 use fit::Fit;
+use separated::Separated;
 use shape::{Coefficients, Shape};
 
 /// The best filter of `r` states and `J` recalled rows for a workload whose data is seen again every `b` steps.
 ///
-/// Where nothing is seen twice, nothing needs to be recalled: the optimum as a stream of a few states.
+/// Where nothing is seen twice, nothing needs to be recalled: the optimum as a stream of a few states. Where data may come
+/// again at any distance from `b` on, coefficients are the same at every step.
 pub(super) struct Recall;
 
 /// Buffers and recalls where only the other is chosen.
@@ -62,13 +66,31 @@ impl Family for Recall {
         let most = steps.div_ceil(stride) - 1;
         let shape = |order: usize, recalls: usize| Shape { steps, stride, order, recalls: recalls.min(most) };
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
-        let plant = plant(workload)?;
-        let mut search = Search { plant: &plant, watched: Watched::new(lower_bound, observe) };
-        let found = match (budget.buffers, budget.recalls) {
-            (None, None) => search.within(budget.tolerance.unwrap_or(TOLERANCE), most, shape)?,
-            (buffers, recalls) => {
-                let shape = shape(buffers.unwrap_or(BUFFERS), recalls.unwrap_or(RECALLS));
-                search.run(Fit::new(shape, &plant))?.0
+        let watched = Watched::new(lower_bound, observe);
+        let chosen = match (budget.buffers, budget.recalls) {
+            (None, None) => None,
+            (buffers, recalls) => Some((buffers.unwrap_or(BUFFERS), recalls.unwrap_or(RECALLS))),
+        };
+        let found = match problem.participation() {
+            Participation::MinSeparation { .. } => {
+                let measure = Measure::new(problem)?;
+                let mut search = Free { measure: &measure, times: pattern.times, watched };
+                // The bound may be far from what is possible where distances are free, so it decides only if asked.
+                match (chosen, budget.tolerance) {
+                    (None, Some(tolerance)) => within(&mut search, tolerance, most, shape)?,
+                    _ => {
+                        let (order, recalls) = chosen.unwrap_or((BUFFERS, RECALLS));
+                        search.run(shape(order, recalls))?.0
+                    }
+                }
+            }
+            _ => {
+                let plant = Plant::new(workload)?;
+                let mut search = Fixed { plant: &plant, watched };
+                match chosen {
+                    None => within(&mut search, budget.tolerance.unwrap_or(TOLERANCE), most, shape)?,
+                    Some((order, recalls)) => search.run(shape(order, recalls))?.0,
+                }
             }
         };
         let Shape { order, recalls, .. } = found.shape;
@@ -76,80 +98,101 @@ impl Family for Recall {
     }
 }
 
-/// The optimizer, for the step sizes that designs see.
-fn plant(workload: &Workload) -> Result<Plant> {
-    let realisation = workload.design_realisation().ok_or_else(|| Error::Unsupported {
-        what: "a stream for a matrix".into(),
-        hint: "a dense workload has no recurrence; use its dense optimum",
-    })?;
-    let (mut transition, mut input) = (Vec::new(), Vec::new());
-    let (mut f, mut g) = (Vec::new(), Vec::new());
-    for t in 0..workload.steps() {
-        realisation.write(t, &mut f, &mut g);
-        transition.extend_from_slice(&f);
-        input.extend_from_slice(&g);
-    }
-    Ok(Plant { states: realisation.states(), transition, input })
+/// Fits for one kind of participation, with who watches them.
+trait Search<'a> {
+    fn watched(&mut self) -> &mut Watched<'a>;
+
+    /// A fit, and its loss.
+    fn run(&mut self, shape: Shape) -> Result<(Coefficients, f64)>;
+
+    /// A fit and its loss, unless it shows early that the root loss will be above the bound by more than the tolerance.
+    fn attempt(&mut self, shape: Shape, tolerance: f64) -> Result<Option<(Coefficients, f64)>>;
 }
 
-/// Fits, and who watches them.
-struct Search<'a> {
+/// Fits to epochs in a fixed order.
+struct Fixed<'a> {
     plant: &'a Plant,
     watched: Watched<'a>,
 }
 
-impl Search<'_> {
-    /// Runs a fit to the end of a level; the smooth loss there, if the level was not left to the next.
-    fn advance(&mut self, fit: &mut Fit<'_>, level: usize) -> Result<Option<f64>> {
-        fit.advance(level, &mut |loss| self.watched.tell(loss))
+impl<'a> Search<'a> for Fixed<'a> {
+    fn watched(&mut self) -> &mut Watched<'a> {
+        &mut self.watched
     }
 
-    /// Runs a fit to its end.
-    fn run(&mut self, mut fit: Fit<'_>) -> Result<(Coefficients, f64)> {
-        self.advance(&mut fit, usize::MAX)?;
+    fn run(&mut self, shape: Shape) -> Result<(Coefficients, f64)> {
+        let mut fit = Fit::new(shape, self.plant);
+        fit.advance(usize::MAX, &mut |loss| self.watched.tell(loss))?;
         Ok(fit.finish())
     }
 
-    /// The cheapest filter within a tolerance. A buffer counts twice: it is read, written and kept, and a recalled row only
-    /// computed.
-    ///
-    /// Errors: [`Error::NotConverged`] when the largest filter that is tried does not reach it.
-    fn within(
-        &mut self,
-        tolerance: f64,
-        most: usize,
-        shape: impl Fn(usize, usize) -> Shape,
-    ) -> Result<Coefficients> {
-        let mut sizes: Vec<(usize, usize)> =
-            (0..=MOST_BUFFERS).flat_map(|r| (0..=most.min(MOST_RECALLS)).map(move |j| (r, j))).collect();
-        sizes.sort_by_key(|(r, j)| (2 * r + j, *r));
-        let lower_bound = self.watched.lower_bound;
-        let excess = |loss: f64| (loss / lower_bound).sqrt() - 1.0;
-        let mut nearest = f64::INFINITY;
-        for (r, j) in sizes {
-            let mut fit = Fit::new(shape(r, j), self.plant);
-            let mut hopeful = true;
-            for (level, margin) in COARSE.into_iter().enumerate() {
-                hopeful = hopeful
-                    && self.advance(&mut fit, level)?.is_none_or(|loss| excess(loss) <= tolerance + margin);
-            }
-            if !hopeful {
-                continue;
-            }
-            let (coefficients, loss) = self.run(fit)?;
-            nearest = nearest.min(excess(loss));
-            if nearest <= tolerance {
-                return Ok(coefficients);
+    fn attempt(&mut self, shape: Shape, tolerance: f64) -> Result<Option<(Coefficients, f64)>> {
+        let mut fit = Fit::new(shape, self.plant);
+        for (level, margin) in COARSE.into_iter().enumerate() {
+            let reached = fit.advance(level, &mut |loss| self.watched.tell(loss))?;
+            if reached.is_some_and(|loss| excess(loss, &self.watched) > tolerance + margin) {
+                return Ok(None);
             }
         }
-        Err(Error::NotConverged {
-            gap: (1.0 + nearest).powi(2) - 1.0,
-            target: (1.0 + tolerance).powi(2) - 1.0,
-            iterations: self.watched.iterations,
-            reason: "no filter of few states and recalled rows comes so close",
-            v: Vec::new(),
-        })
+        fit.advance(usize::MAX, &mut |loss| self.watched.tell(loss))?;
+        Ok(Some(fit.finish()))
     }
+}
+
+/// Fits to participations at any distances from the separation on.
+struct Free<'a> {
+    measure: &'a Measure<'a>,
+    times: usize,
+    watched: Watched<'a>,
+}
+
+impl<'a> Search<'a> for Free<'a> {
+    fn watched(&mut self) -> &mut Watched<'a> {
+        &mut self.watched
+    }
+
+    fn run(&mut self, shape: Shape) -> Result<(Coefficients, f64)> {
+        Separated { shape, times: self.times, measure: self.measure }.fit(&mut self.watched)
+    }
+
+    fn attempt(&mut self, shape: Shape, _: f64) -> Result<Option<(Coefficients, f64)>> {
+        self.run(shape).map(Some)
+    }
+}
+
+/// Of the root loss over that of the bound, relative.
+fn excess(loss: f64, watched: &Watched<'_>) -> f64 {
+    (loss / watched.lower_bound).sqrt() - 1.0
+}
+
+/// The cheapest filter within a tolerance. A buffer counts twice: it is read, written and kept, and a recalled row only
+/// computed.
+///
+/// Errors: [`Error::NotConverged`] when none of those that are tried reaches it.
+fn within<'a>(
+    search: &mut impl Search<'a>,
+    tolerance: f64,
+    most: usize,
+    shape: impl Fn(usize, usize) -> Shape,
+) -> Result<Coefficients> {
+    let mut sizes: Vec<(usize, usize)> =
+        (0..=MOST_BUFFERS).flat_map(|r| (0..=most.min(MOST_RECALLS)).map(move |j| (r, j))).collect();
+    sizes.sort_by_key(|(r, j)| (2 * r + j, *r));
+    let mut nearest = f64::INFINITY;
+    for (r, j) in sizes {
+        let Some((coefficients, loss)) = search.attempt(shape(r, j), tolerance)? else { continue };
+        nearest = nearest.min(excess(loss, search.watched()));
+        if nearest <= tolerance {
+            return Ok(coefficients);
+        }
+    }
+    Err(Error::NotConverged {
+        gap: (1.0 + nearest).powi(2) - 1.0,
+        target: (1.0 + tolerance).powi(2) - 1.0,
+        iterations: search.watched().iterations,
+        reason: "no filter of few states and recalled rows comes so close",
+        v: Vec::new(),
+    })
 }
 
 #[cfg(test)]

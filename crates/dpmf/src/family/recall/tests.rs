@@ -6,7 +6,7 @@ use crate::factorize::quiet;
 use crate::form::Representation;
 use crate::linalg::product::Rows;
 use crate::participation::Participation;
-use crate::workload::Optimizer;
+use crate::workload::{Optimizer, Workload};
 use faer::Mat;
 
 fn example(shape: Shape) -> Coefficients {
@@ -42,7 +42,7 @@ fn structured_equals_dense() {
         let workload =
             Workload::sgd((0..shape.steps).map(|t| 1.0 + 0.1 * t as f64).collect(), momentum).unwrap();
         let mut unused = Coefficients::zeros(shape);
-        let found = energy(&coefficients, &plant(&workload).unwrap(), |_| 0.0, &mut unused);
+        let found = energy(&coefficients, &Plant::new(&workload).unwrap(), |_| 0.0, &mut unused);
         let exact: f64 = form.decoder_row_norms_sq(&workload).iter().sum();
         assert!((found / exact - 1.0).abs() < 1e-12, "{shape:?}: {found} {exact}");
         assert!(unused.steps.iter().all(|x| *x == 0.0));
@@ -67,7 +67,7 @@ fn gradients_are_those_of_differences() {
     for shape in shapes() {
         let workload =
             Workload::sgd(vec![0.5; shape.steps], Optimizer { momentum: 0.5, ..Default::default() });
-        let plant = plant(&workload.unwrap()).unwrap();
+        let plant = Plant::new(&workload.unwrap()).unwrap();
         let k = shape.epochs();
         let weight = |p: usize| {
             let mut weight = Rows::zeros(k, k);
