@@ -6,6 +6,7 @@ pub(crate) mod front;
 pub(crate) mod gramian;
 pub(crate) mod lanes;
 pub(crate) mod pencil;
+pub(crate) mod phases;
 pub mod rational;
 pub(crate) mod small;
 pub(crate) mod spectrum;
