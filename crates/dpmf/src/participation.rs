@@ -80,6 +80,28 @@ impl Participation {
         Ok(Pattern { kind, times, separation: (times > 1).then_some(separation) })
     }
 
+    /// Distance `b` of units that take part at even distances, `p, p + b, …` below `steps`, and are allowed to: the users of
+    /// epochs, for a separation those that take part as often as it allows; `steps` for one participation.
+    ///
+    /// Errors: those of [`Participation::pattern`].
+    pub fn spacing(self, steps: usize) -> Result<usize> {
+        let pattern = self.pattern(steps)?;
+        Ok(pattern.separation.map_or(steps, |separation| separation.max(steps.div_ceil(pattern.times))))
+    }
+
+    /// Whether units that take part every `separation` steps, from any on, are allowed to.
+    ///
+    /// Errors: those of [`Participation::pattern`].
+    pub(crate) fn allows(self, separation: usize, steps: usize) -> Result<bool> {
+        let least = self.spacing(steps)?;
+        Ok(separation >= steps
+            || match self {
+                Participation::Single => false,
+                Participation::Epochs { .. } => separation.is_multiple_of(least),
+                Participation::MinSeparation { .. } => separation >= least,
+            })
+    }
+
     /// In words that complete "each user takes part …".
     pub fn words(self, steps: usize) -> String {
         match self.pattern(steps) {

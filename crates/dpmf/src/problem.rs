@@ -2,7 +2,7 @@
 
 use crate::comparison::{Comparison, Row};
 use crate::error::{Error, Result};
-use crate::factorize::{Observer, Optimum, Options, Solver, optimal};
+use crate::factorize::{Observer, Optimum, Options, Solver, optimal_for};
 use crate::family::Selector;
 use crate::form::Form;
 use crate::mechanism::{Bound, Mechanism};
@@ -37,7 +37,7 @@ pub struct Problem {
 impl Problem {
     /// A problem for the solver of its kind of workload, to a gap of 1e-6; nothing is solved yet.
     ///
-    /// Errors: a participation that is not there yet, or that does not fit the steps.
+    /// Errors: a participation that does not fit the steps.
     pub fn new(workload: Workload, participation: Participation) -> Result<Self> {
         Self::with_solver(workload, participation, Solver::default(), Options::default())
     }
@@ -71,11 +71,12 @@ impl Problem {
         self.participation
     }
 
-    /// The optimum of the workload.
+    /// The optimum of the workload under the participation.
     ///
-    /// Errors: those of [`optimal`].
+    /// Errors: those of [`optimal_for`].
     pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
-        solved(&self.optimum, || optimal(&self.workload, self.solver, &self.options, observe))
+        let solve = || optimal_for(&self.workload, self.participation, self.solver, &self.options, observe);
+        solved(&self.optimum, solve)
     }
 
     /// The recurrence of the workload.

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let best = Options { gap: 1e-9, ..Options::default() };
     let bound = match optimal(&workload, Solver::Auto, &best, &mut |_| ControlFlow::Continue(())) {
         Ok(optimum) => optimum.certificate.lower_bound,
-        Err(Error::NotConverged { v, .. }) => dpmf::factorize::lower_bound_at(&workload, &v)?,
+        Err(Error::NotConverged { dual, .. }) => dpmf::factorize::lower_bound_at(&workload, &dual)?,
         Err(error) => return Err(error.into()),
     };
     let mut series = Vec::new();

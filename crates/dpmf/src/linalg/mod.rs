@@ -7,6 +7,7 @@ pub(crate) mod gramian;
 pub(crate) mod lanes;
 pub(crate) mod lbfgs;
 pub(crate) mod pencil;
+pub(crate) mod phases;
 pub(crate) mod product;
 pub mod rational;
 pub(crate) mod small;

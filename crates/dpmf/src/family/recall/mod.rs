@@ -71,13 +71,21 @@ impl Family for Recall {
             (None, None) => None,
             (buffers, recalls) => Some((buffers.unwrap_or(BUFFERS), recalls.unwrap_or(RECALLS))),
         };
+        // What was asked for by number is met or an error; where nothing was asked for, the best will do.
+        let asked = |(coefficients, excess): (Coefficients, f64)| match budget.tolerance {
+            Some(target) if excess > target => {
+                let reason = "a few states and recalled rows come no closer";
+                Err(Error::TooFewStates { states: MOST_BUFFERS, excess, target, reason })
+            }
+            _ => Ok(coefficients),
+        };
         let found = match problem.participation() {
             Participation::MinSeparation { .. } => {
                 let measure = Measure::new(problem)?;
                 let mut search = Free { measure: &measure, times: pattern.times, watched };
                 // The bound may be far from what is possible where distances are free, so it decides only if asked.
                 match (chosen, budget.tolerance) {
-                    (None, Some(tolerance)) => within(&mut search, tolerance, most, shape)?,
+                    (None, Some(tolerance)) => asked(within(&mut search, tolerance, most, shape)?)?,
                     _ => {
                         let (order, recalls) = chosen.unwrap_or((BUFFERS, RECALLS));
                         search.run(shape(order, recalls))?.0
@@ -88,7 +96,7 @@ impl Family for Recall {
                 let plant = Plant::new(workload)?;
                 let mut search = Fixed { plant: &plant, watched };
                 match chosen {
-                    None => within(&mut search, budget.tolerance.unwrap_or(TOLERANCE), most, shape)?,
+                    None => asked(within(&mut search, budget.tolerance.unwrap_or(TOLERANCE), most, shape)?)?,
                     Some((order, recalls)) => search.run(shape(order, recalls))?.0,
                 }
             }
@@ -105,8 +113,8 @@ trait Search<'a> {
     /// A fit, and its loss.
     fn run(&mut self, shape: Shape) -> Result<(Coefficients, f64)>;
 
-    /// A fit and its loss, unless it shows early that the root loss will be above the bound by more than the tolerance.
-    fn attempt(&mut self, shape: Shape, tolerance: f64) -> Result<Option<(Coefficients, f64)>>;
+    /// Whether a fit may come within a tolerance of the bound, in the root loss, as far as a part of it shows.
+    fn is_hopeful(&mut self, shape: Shape, tolerance: f64) -> Result<bool>;
 }
 
 /// Fits to epochs in a fixed order.
@@ -126,16 +134,15 @@ impl<'a> Search<'a> for Fixed<'a> {
         Ok(fit.finish())
     }
 
-    fn attempt(&mut self, shape: Shape, tolerance: f64) -> Result<Option<(Coefficients, f64)>> {
+    fn is_hopeful(&mut self, shape: Shape, tolerance: f64) -> Result<bool> {
         let mut fit = Fit::new(shape, self.plant);
         for (level, margin) in COARSE.into_iter().enumerate() {
             let reached = fit.advance(level, &mut |loss| self.watched.tell(loss))?;
             if reached.is_some_and(|loss| excess(loss, &self.watched) > tolerance + margin) {
-                return Ok(None);
+                return Ok(false);
             }
         }
-        fit.advance(usize::MAX, &mut |loss| self.watched.tell(loss))?;
-        Ok(Some(fit.finish()))
+        Ok(true)
     }
 }
 
@@ -155,8 +162,9 @@ impl<'a> Search<'a> for Free<'a> {
         Separated { shape, times: self.times, measure: self.measure }.fit(&mut self.watched)
     }
 
-    fn attempt(&mut self, shape: Shape, _: f64) -> Result<Option<(Coefficients, f64)>> {
-        self.run(shape).map(Some)
+    fn is_hopeful(&mut self, shape: Shape, tolerance: f64) -> Result<bool> {
+        let (_, loss) = self.run(shape)?;
+        Ok(excess(loss, &self.watched) <= tolerance)
     }
 }
 
@@ -165,34 +173,50 @@ fn excess(loss: f64, watched: &Watched<'_>) -> f64 {
     (loss / watched.lower_bound).sqrt() - 1.0
 }
 
-/// The cheapest filter within a tolerance. A buffer counts twice: it is read, written and kept, and a recalled row only
-/// computed.
+/// The cheapest filter within a tolerance, or the best that was found. A buffer counts twice: it is read, written and kept,
+/// and a recalled row only computed.
 ///
-/// Errors: [`Error::NotConverged`] when none of those that are tried reaches it.
+/// More recalls and more buffers never hurt, so for each number of buffers the recalls are found by bisection.
 fn within<'a>(
     search: &mut impl Search<'a>,
     tolerance: f64,
     most: usize,
     shape: impl Fn(usize, usize) -> Shape,
-) -> Result<Coefficients> {
-    let mut sizes: Vec<(usize, usize)> =
-        (0..=MOST_BUFFERS).flat_map(|r| (0..=most.min(MOST_RECALLS)).map(move |j| (r, j))).collect();
-    sizes.sort_by_key(|(r, j)| (2 * r + j, *r));
-    let mut nearest = f64::INFINITY;
-    for (r, j) in sizes {
-        let Some((coefficients, loss)) = search.attempt(shape(r, j), tolerance)? else { continue };
-        nearest = nearest.min(excess(loss, search.watched()));
-        if nearest <= tolerance {
-            return Ok(coefficients);
+) -> Result<(Coefficients, f64)> {
+    let most = most.min(MOST_RECALLS);
+    let mut chosen: Option<(usize, usize)> = None;
+    for r in 1..=MOST_BUFFERS {
+        // Only what is cheaper is of interest.
+        let cap = chosen.map_or(Some(most), |(s, j)| (2 * s + j).checked_sub(2 * r + 1));
+        let Some(mut high) = cap.map(|cap| cap.min(most)) else { break };
+        if !search.is_hopeful(shape(r, high), tolerance)? {
+            continue;
+        }
+        let mut low = 0;
+        while low < high {
+            let middle = (low + high) / 2;
+            match search.is_hopeful(shape(r, middle), tolerance)? {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        chosen = Some((r, high));
+    }
+    let (mut r, mut j) = chosen.unwrap_or((MOST_BUFFERS, most));
+    let mut best: Option<(Coefficients, f64)> = None;
+    loop {
+        let (coefficients, loss) = search.run(shape(r, j))?;
+        let excess = excess(loss, search.watched());
+        if best.as_ref().is_none_or(|(_, least)| excess < *least) {
+            best = Some((coefficients, excess));
+        }
+        // What part of a fit promised, the whole of it may miss by little.
+        match best {
+            Some(found) if found.1 <= tolerance || (r, j) >= (MOST_BUFFERS, most) => return Ok(found),
+            _ if j < most => j += 1,
+            _ => r += 1,
         }
     }
-    Err(Error::NotConverged {
-        gap: (1.0 + nearest).powi(2) - 1.0,
-        target: (1.0 + tolerance).powi(2) - 1.0,
-        iterations: search.watched().iterations,
-        reason: "no filter of few states and recalled rows comes so close",
-        v: Vec::new(),
-    })
 }
 
 #[cfg(test)]
