@@ -22,8 +22,10 @@ pub(super) struct BandedToeplitz;
 /// The best `C` with a few diagonals, columns of each user scaled to the same total.
 pub(super) struct Banded;
 
-/// Most diagonals where nothing is chosen; fewer where participations are closer.
+/// Most diagonals where nothing is chosen, fewer where participations are closer; and for one participation, which has no
+/// need of them.
 const BANDS: usize = 64;
+const SINGLE: usize = 16;
 
 /// Steps of the minimisation over Toeplitz matrices.
 const STEPS: usize = 1000;
@@ -46,12 +48,16 @@ impl Family for BandedToeplitz {
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;
-        let bands = budget.bands.unwrap_or(BANDS.min(measure.separation)).min(problem.steps());
+        let bands = budget.bands.unwrap_or(default_bands(&measure)).min(problem.steps());
         let coefficients = toeplitz(&measure, problem.steps(), bands, &mut watched)?;
         let norms: Vec<f64> =
             (0..problem.steps()).map(|j| tail_norm(&coefficients, problem.steps() - j)).collect();
         let loss = |form: &form::Banded| -> Result<f64> {
-            let gamma = problem.participation().sensitivity(form)?.gamma;
+            // Columns of one user do not meet unless there are more diagonals than steps between them.
+            let gamma = match bands > measure.separation {
+                true => problem.participation().sensitivity(form)?.gamma,
+                false => 1.0,
+            };
             Ok(gamma * gamma * form.decoder_row_norms_sq(problem.workload()).iter().sum::<f64>())
         };
         let plain = form::Banded::toeplitz(&coefficients, vec![1.0; problem.steps()])?;
@@ -79,7 +85,7 @@ impl Family for Banded {
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;
-        let bands = budget.bands.unwrap_or(BANDS.min(measure.separation)).min(n);
+        let bands = budget.bands.unwrap_or(default_bands(&measure)).min(n);
         if bands > measure.separation {
             let rule =
                 "it must not exceed the distance of participations, for columns of one user not to meet";
@@ -96,6 +102,10 @@ impl Family for Banded {
         let found = fit.minimise(&coefficients, &mut watched)?;
         Ok(Form::Banded(form::Banded::from_encoder(n, bands, |t, k| found[fit.place(t, k)])?))
     }
+}
+
+fn default_bands(measure: &Measure<'_>) -> usize {
+    if measure.times > 1 { BANDS.min(measure.separation) } else { SINGLE }
 }
 
 /// The coefficients of the best banded Toeplitz encoder, with a norm of 1.

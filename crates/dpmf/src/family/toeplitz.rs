@@ -11,7 +11,7 @@ pub(super) struct Measure<'a> {
     /// Whether the workload is Toeplitz too.
     constant: bool,
     /// `K`.
-    times: usize,
+    pub times: usize,
     /// `b`.
     pub separation: usize,
 }
