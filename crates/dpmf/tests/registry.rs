@@ -144,15 +144,52 @@ proptest! {
     }
 }
 
+/// The same under several participations; families that have no answer there say so.
+#[test]
+fn every_mechanism_for_several_epochs() {
+    for (name, workload) in workloads(12) {
+        for text in ["epochs:3", "min-separation:5", "min-separation:4:2"] {
+            let (participation, options) =
+                (text.parse().unwrap(), Options { gap: 1e-5, ..Options::default() });
+            let problem =
+                Problem::with_solver(workload.clone(), participation, Solver::Auto, options).unwrap();
+            let mut answered = 0;
+            for selector in selectors() {
+                match problem.mechanism(selector, &mut quiet) {
+                    Ok(_) => check(&format!("{name} {text}"), &problem, selector),
+                    Err(error) => {
+                        assert_eq!(
+                            (selector.name(), error.kind()),
+                            ("state-space", "unsupported"),
+                            "{error}"
+                        );
+                        continue;
+                    }
+                }
+                answered += 1;
+            }
+            assert!(answered >= 9);
+        }
+    }
+}
+
 /// The optimum is the best of all mechanisms, on every workload.
 #[test]
 fn nothing_beats_the_optimum() {
     for (name, workload) in workloads(32) {
-        let problem = problem(workload);
+        let problem = problem(workload.clone());
         let best = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap().loss().total();
         for selector in selectors() {
             let loss = problem.mechanism(selector, &mut quiet).unwrap().loss().total();
             assert!(loss >= best * (1.0 - 1e-6), "{selector} for {name}: {loss} < {best}");
+        }
+        let options = Options { gap: 1e-6, ..Options::default() };
+        let participation = Participation::Epochs { times: 4 };
+        let problem = Problem::with_solver(workload, participation, Solver::Auto, options).unwrap();
+        let best = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap().loss().total();
+        for selector in selectors().filter(|selector| selector.name() != "state-space") {
+            let loss = problem.mechanism(selector, &mut quiet).unwrap().loss().total();
+            assert!(loss >= best * (1.0 - 2e-6), "{selector} for {name}, four epochs: {loss} < {best}");
         }
     }
 }
