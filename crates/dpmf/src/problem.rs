@@ -148,7 +148,14 @@ impl Problem {
         for selector in selectors {
             let mechanism = match self.mechanism(*selector, observe) {
                 Err(error @ Error::Unsupported { .. }) if selectors.len() > 1 => {
-                    left_out.push((selector.to_string(), error.to_string()));
+                    // One sentence for all sizes of a family.
+                    let reason = error.to_string();
+                    let said = |(name, other): &(String, String)| {
+                        other == &reason && name.split(':').next() == Some(selector.name())
+                    };
+                    if !left_out.iter().any(said) {
+                        left_out.push((selector.to_string(), reason));
+                    }
                     continue;
                 }
                 made => made?,

@@ -149,13 +149,16 @@ impl Dual {
     fn normalise(&mut self) {
         let (times, b) = (self.times(), self.separation);
         for (i, y) in self.directions.chunks_exact_mut(times).enumerate() {
+            // What has norm one to rounding stays as it is: a point that is stored and read is the same.
             let scale = |y: &mut [f64]| {
-                let norm = y.iter().map(|y| y * y).sum::<f64>().sqrt();
-                y.iter_mut().for_each(|y| *y /= norm);
+                let norm_sq = y.iter().map(|y| y * y).sum::<f64>();
+                if (norm_sq - 1.0).abs() > 64.0 * f64::EPSILON {
+                    y.iter_mut().for_each(|y| *y /= norm_sq.sqrt());
+                }
             };
             let own = i / b;
             scale(y);
-            if y[own].abs() < LEAST_ANGLE {
+            if y[own].abs() < 0.5 * LEAST_ANGLE {
                 y[own] = LEAST_ANGLE.copysign(y[own]);
                 scale(y);
             }
@@ -166,3 +169,34 @@ impl Dual {
 /// Sine of the least angle between a direction and the span of those of the epochs before: blocks stay positive definite, and
 /// that costs nothing that a gap of 1e-9 would show.
 const LEAST_ANGLE: f64 = 1e-5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_checked_and_scaled() {
+        let rows = |last: [f64; 2]| [[2.0, 0.0], [1.0, 0.0], last].concat();
+        let dual = Dual::new(3, 2, vec![4.0, 1.0], rows([3.0, 4.0])).unwrap();
+        assert_eq!((dual.steps(), dual.separation(), dual.times()), (3, 2, 2));
+        assert!((dual.at(2, 0) - 2.4).abs() < 1e-15 && dual.at(0, 1) == 0.0 && dual.at(2, 2) == 4.0);
+        let again = Dual::new(3, 2, dual.v().to_vec(), dual.directions().to_vec()).unwrap();
+        assert_eq!(again, dual);
+        // Directions that coincide are kept apart.
+        let flat = Dual::new(3, 2, vec![1.0; 2], rows([1.0, 0.0])).unwrap();
+        assert!(flat.directions()[5] > 0.0 && flat.directions()[4] <= 1.0);
+        assert_eq!(Dual::new(3, 2, vec![1.0; 2], flat.directions().to_vec()).unwrap(), flat);
+
+        let kind = |result: Result<Dual>| result.unwrap_err().kind();
+        assert_eq!(kind(Dual::single(Vec::new())), "invalid-argument");
+        assert_eq!(kind(Dual::single(vec![1.0, 0.0])), "invalid-argument");
+        assert_eq!(kind(Dual::new(3, 2, vec![1.0; 3], rows([1.0, 1.0]))), "wrong-length");
+        assert_eq!(kind(Dual::new(3, 2, vec![1.0; 2], vec![1.0; 3])), "wrong-length");
+        assert_eq!(kind(Dual::new(3, 3, vec![1.0; 3], vec![1.0; 3])), "wrong-length");
+        for bad in [[0.0, 0.0], [f64::NAN, 1.0], [f64::INFINITY, 1.0]] {
+            assert_eq!(kind(Dual::new(3, 2, vec![1.0; 2], rows(bad))), "invalid-argument", "{bad:?}");
+        }
+        let above = [[1.0, 0.5], [1.0, 0.0], [1.0, 1.0]].concat();
+        assert_eq!(kind(Dual::new(3, 2, vec![1.0; 2], above)), "invalid-argument");
+    }
+}
