@@ -11,7 +11,7 @@ use dpmf::family;
 ///
 /// Columns: √loss is the root of the total squared error over all steps, max and final those of the worst and
 /// the last step, ratio is √loss over the certified lower bound. Buffers are model-sized arrays kept from one
-/// step to the next (dense: none, all earlier noise is drawn again); work is the mean number of model-sized multiply-adds a step.
+/// step to the next (dense: none, all earlier noise is drawn again), recalls earlier rows of noise that a step draws again; work is the mean number of model-sized multiply-adds a step.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf compare --steps 512\n  dpmf compare --steps 512 --momentum 0.95 \
     --mechanism honaker-online,optimal-prefix,optimal")]
@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     }
     let mut json = serde_json::to_value(&comparison)?;
     json["participation"] = serde_json::to_value(problem.participation().pattern(problem.steps())?)?;
-    let head = ["mechanism", "√loss", "max", "final", "ratio", "buffers", "work"];
+    let head = ["mechanism", "√loss", "max", "final", "ratio", "buffers", "recalls", "work"];
     let text = format!(
         "{}, {} steps; no mechanism has a √loss below {}\n\n{}",
         args.workload.describe(),
@@ -61,6 +61,7 @@ fn cells(row: &Row) -> Vec<String> {
         number(row.final_sqrt_loss),
         if ratio < 1.01 { format!("{ratio:.7}") } else { format!("{ratio:.4}") },
         buffers(row.buffers),
+        row.recalls.map_or_else(String::new, |recalls| recalls.to_string()),
         number(row.work),
     ]
 }

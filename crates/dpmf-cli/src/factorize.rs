@@ -35,9 +35,14 @@ pub struct Args {
     #[arg(long, value_name = "R", value_parser = count, requires = "streaming", conflicts_with = "tolerance")]
     buffers: Option<usize>,
 
-    /// Keep as few buffers as stay within this relative excess of √loss over the lower bound
-    #[arg(long, value_name = "EXCESS", requires = "streaming", default_value_t = 1e-4)]
-    tolerance: f64,
+    /// Draw this many earlier rows of noise again at each step, for data that takes part several times
+    #[arg(long, value_name = "J", requires = "streaming", conflicts_with = "tolerance")]
+    recalls: Option<usize>,
+
+    /// Keep as few buffers, and draw as little again, as stay within this relative excess of √loss over the lower
+    /// bound: 1e-4, or 1e-2 for data that takes part several times, unless given
+    #[arg(long, value_name = "EXCESS", requires = "streaming")]
+    tolerance: Option<f64>,
 
     /// Write the uncalibrated mechanism, as it will be deployed, to this file: the stream, or the dense matrix
     #[arg(long, short, value_name = "FILE")]
@@ -81,20 +86,28 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         spinner.say("streaming the optimum");
         let clock = Instant::now();
         problem.recurrence()?;
-        let tolerance = args.buffers.is_none().then_some(args.tolerance);
-        let budget = Budget { buffers: args.buffers, tolerance, ..Budget::default() };
-        let mechanism = problem.mechanism(optimal.with(budget)?, &mut observe)?;
-        let row = Row::new(optimal.name(), &mechanism, certificate.lower_bound);
+        let Args { buffers, recalls, tolerance, .. } = *args;
+        let several = problem.participation().pattern(problem.steps())?.times > 1;
+        let stream: Selector = if several { "recall".parse()? } else { optimal };
+        let stream = stream.with(Budget { buffers, recalls, tolerance, ..Budget::default() })?;
+        let mechanism = problem.mechanism(stream, &mut observe)?;
+        let row = Row::new(stream.name(), &mechanism, certificate.lower_bound);
         json["streaming"] = json!({
+            "mechanism": row.mechanism,
             "buffers": row.buffers,
+            "recalls": row.recalls,
             "work": row.work,
             "deployed_sqrt_loss": row.sqrt_loss,
             "deployed_ratio": row.ratio_to_bound,
             "deployed_sensitivity": mechanism.sensitivity(),
             "seconds": clock.elapsed().as_secs_f64(),
         });
+        let drawn = match row.recalls.unwrap_or(0) {
+            0 => String::new(),
+            recalls => format!(" and {recalls} rows of noise drawn again"),
+        };
         text += &format!(
-            "  streamed in  {} buffers, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
+            "  streamed in  {} buffers{drawn}, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
             row.buffers.unwrap_or(0),
             number(row.work),
             row.ratio_to_bound,

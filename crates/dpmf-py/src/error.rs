@@ -21,11 +21,11 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let exception = raise(py, error.kind(), error.to_string());
     let value = exception.value(py);
     match error {
-        Error::NotConverged { gap, target, iterations, v, .. } => {
+        Error::NotConverged { gap, target, iterations, dual, .. } => {
             value.setattr("gap", gap)?;
             value.setattr("target", target)?;
             value.setattr("iterations", iterations)?;
-            value.setattr("v", numpy::PyArray1::from_slice(py, v))?;
+            value.setattr("v", numpy::PyArray1::from_slice(py, dual.v()))?;
         }
         Error::Interrupted { iterations, gap } => {
             value.setattr("iterations", iterations)?;

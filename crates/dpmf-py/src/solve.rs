@@ -274,7 +274,7 @@ pub(crate) fn factorize(
     let problem = problem(&workload, participation, solver, options)?;
     let (problem, v, certificate, solver) = run_observed(py, progress.as_ref(), move |observe| {
         let optimum = problem.optimum(observe)?;
-        let (v, certificate, solver) = (optimum.v.clone(), optimum.certificate, optimum.solver);
+        let (v, certificate, solver) = (optimum.dual.v().to_vec(), optimum.certificate, optimum.solver);
         Ok((problem, v, certificate, solver))
     })?;
     Ok(Optimum { problem: Mutex::new(problem), workload, v, certificate, solver })

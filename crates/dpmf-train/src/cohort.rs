@@ -30,7 +30,13 @@ impl Assignment {
         clients: usize,
         seed: u64,
     ) -> Result<Self> {
-        participation.supported()?;
+        if participation != Participation::Single {
+            return Err(dpmf::Error::Unsupported {
+                what: format!("cohorts for participation {participation}"),
+                hint: "training draws cohorts in which nobody takes part twice: use single",
+            }
+            .into());
+        }
         for (name, value) in [("rounds", rounds), ("clients", clients)] {
             if value == 0 {
                 return Err(Error::argument(name, value, "it must be at least 1"));

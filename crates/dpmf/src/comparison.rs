@@ -37,6 +37,8 @@ pub struct Row {
     pub ratio_to_bound: f64,
     /// Model-sized arrays kept from one step to the next; nothing for dense rows, which draw all earlier noise again.
     pub buffers: Option<usize>,
+    /// Most earlier rows of noise that a step draws again; nothing for dense rows, which draw all.
+    pub recalls: Option<usize>,
     /// Mean number of model-sized multiply-adds a step.
     pub work: f64,
 }
@@ -52,6 +54,7 @@ impl Row {
             final_sqrt_loss: loss.final_sqrt(),
             ratio_to_bound: (loss.total() / lower_bound).sqrt(),
             buffers: cost.buffers,
+            recalls: cost.recalls,
             work: cost.work,
         }
     }

@@ -84,8 +84,8 @@ pub enum Error {
         iterations: usize,
         /// Why it stopped there.
         reason: &'static str,
-        /// The dual iterate reached; a certificate can be rebuilt from it.
-        v: Vec<f64>,
+        /// The dual point reached; a certificate can be rebuilt from it.
+        dual: Box<crate::factorize::Dual>,
     },
     /// No stream with as many states as allowed comes as close to the bound as asked for.
     #[error(

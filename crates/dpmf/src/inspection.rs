@@ -39,6 +39,8 @@ pub struct Inspection<'a> {
     pub ratio_to_bound: Option<f64>,
     /// Model-sized buffers; nothing for dense rows.
     pub buffers: Option<usize>,
+    /// Most earlier rows of noise that a step draws again; nothing for dense rows.
+    pub recalls: Option<usize>,
     /// Mean number of model-sized multiply-adds a step.
     pub work: f64,
     /// The privacy statement of a calibrated mechanism.
@@ -85,6 +87,7 @@ impl<'a> Inspection<'a> {
             certificate,
             ratio_to_bound: certificate.map(|certificate| certificate.ratio_to_bound()),
             buffers: cost.buffers,
+            recalls: cost.recalls,
             work: cost.work,
             privacy: mechanism.privacy(),
         })

@@ -54,6 +54,7 @@ pub mod mechanism;
 pub mod noise;
 pub mod participation;
 pub mod problem;
+mod sensitivity;
 #[doc(hidden)]
 pub mod simd;
 pub mod tensors;

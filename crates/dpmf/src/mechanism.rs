@@ -4,7 +4,7 @@ use crate::accounting::{
     Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms,
 };
 use crate::error::{Error, Result};
-use crate::factorize::{Certificate, Optimum, lower_bound_at};
+use crate::factorize::{Certificate, Dual, Optimum, lower_bound_at};
 use crate::family::Selector;
 use crate::form::{Form, Representation, StateSpace};
 use crate::identity::Identity;
@@ -46,11 +46,11 @@ pub struct Conditions {
     pub accountant: Accountant,
 }
 
-/// A lower bound on the loss of every factorization, with the dual variable that proves it.
+/// A lower bound on the loss of every factorization, with the dual point that proves it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// The dual variable: the bound is `(Σ v_i x_i)² / Σ v_i` with `x = diag X(v)`.
-    pub v: Vec<f64>,
+    /// The dual point: the bound is `tr(X(D) D)² / Σ v_p`.
+    pub dual: Dual,
     /// The bound.
     pub lower_bound: f64,
     /// Evaluations spent to find it.
@@ -113,16 +113,19 @@ impl Mechanism {
 
     /// Adds the lower bound that an optimum proved.
     ///
-    /// Errors: a dual variable of the wrong length or not positive; a bound that is not positive.
+    /// Errors: a dual point for other steps, or for units that take part where this participation lets none; a bound that is
+    /// not positive.
     pub fn with_bound(mut self, bound: Bound) -> Result<Self> {
-        let (actual, expected) = (bound.v.len(), self.workload.steps());
+        let (actual, expected) = (bound.dual.steps(), self.workload.steps());
         if actual != expected {
             return Err(Error::WrongLength { name: "dual variable", actual, expected });
         }
-        let rule = "it must be positive and finite";
-        if let Some(index) = bound.v.iter().position(|v| !(v.is_finite() && *v > 0.0)) {
-            return Err(Error::InvalidEntry { name: "dual variable", index, value: bound.v[index], rule });
+        let separation = bound.dual.separation();
+        if !self.participation.allows(separation, expected)? {
+            let rule = "it must be one at which units of this participation take part";
+            return Err(Error::argument("separation of the dual point", separation, rule));
         }
+        let rule = "it must be positive and finite";
         if !(bound.lower_bound > 0.0 && bound.lower_bound.is_finite()) {
             return Err(Error::argument("lower bound", bound.lower_bound, rule));
         }
@@ -220,10 +223,10 @@ impl Mechanism {
         self.privacy.as_ref()
     }
 
-    /// The lower bound proved anew at its dual variable, without trusting the number that is stored, which holds if it is
+    /// The lower bound proved anew at its dual point, without trusting the number that is stored, which holds if it is
     /// not larger.
     pub fn recompute_bound(&self) -> Result<Option<f64>> {
-        self.bound.as_ref().map(|bound| lower_bound_at(&self.workload, &bound.v)).transpose()
+        self.bound.as_ref().map(|bound| lower_bound_at(&self.workload, &bound.dual)).transpose()
     }
 
     /// Loss as deployed against the lower bound.
@@ -359,7 +362,7 @@ impl Mechanism {
 impl From<&Optimum> for Bound {
     fn from(optimum: &Optimum) -> Self {
         Self {
-            v: optimum.v.clone(),
+            dual: optimum.dual.clone(),
             lower_bound: optimum.certificate.lower_bound * (1.0 - MARGIN),
             iterations: optimum.certificate.iterations,
         }

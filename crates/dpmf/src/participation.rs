@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::form::Representation;
+use crate::sensitivity;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -79,6 +80,28 @@ impl Participation {
         Ok(Pattern { kind, times, separation: (times > 1).then_some(separation) })
     }
 
+    /// Distance `b` of units that take part at even distances, `p, p + b, …` below `steps`, and are allowed to: the users of
+    /// epochs, for a separation those that take part as often as it allows; `steps` for one participation.
+    ///
+    /// Errors: those of [`Participation::pattern`].
+    pub fn spacing(self, steps: usize) -> Result<usize> {
+        let pattern = self.pattern(steps)?;
+        Ok(pattern.separation.map_or(steps, |separation| separation.max(steps.div_ceil(pattern.times))))
+    }
+
+    /// Whether units that take part every `separation` steps, from any on, are allowed to.
+    ///
+    /// Errors: those of [`Participation::pattern`].
+    pub(crate) fn allows(self, separation: usize, steps: usize) -> Result<bool> {
+        let least = self.spacing(steps)?;
+        Ok(separation >= steps
+            || match self {
+                Participation::Single => false,
+                Participation::Epochs { .. } => separation.is_multiple_of(least),
+                Participation::MinSeparation { .. } => separation >= least,
+            })
+    }
+
     /// In words that complete "each user takes part …".
     pub fn words(self, steps: usize) -> String {
         match self.pattern(steps) {
@@ -91,26 +114,42 @@ impl Participation {
 
     /// The sensitivity `γ` of a form's encoder.
     ///
-    /// Guarantee: `‖C(G − H)‖_F ≤ γζ` for all neighbouring streams whose rows differ by at most `ζ`, vectors of any
-    /// direction and sign.
-    /// Errors: [`Error::Unsupported`] for a pattern that no form covers yet.
+    /// With `X = CᵀC` it is the root of the largest `Σ_{i,j} |X_ij|` over the steps `i, j` of one unit: contributions are
+    /// vectors of any directions. For [`Participation::MinSeparation`] a bound on that, which is attained where `X` vanishes
+    /// from the separation on, and by Toeplitz encoders whose coefficients do not increase.
+    ///
+    /// Guarantee: `‖C(G − H)‖_F ≤ γζ` for all neighbouring streams whose rows differ by at most `ζ`, for any coefficients;
+    /// infinite where rounding hides it.
+    /// Cost: that of [`Representation::encoder_column_norms_sq`] for one participation; for `K` epochs `n` columns of
+    /// [`Representation::encoder_columns`] and `K n²` multiply-adds; for a separation `n²/16` columns at most and `n³/6`
+    /// multiply-adds.
+    /// Errors: those of [`Participation::pattern`].
     pub fn sensitivity(self, form: &dyn Representation) -> Result<Sensitivity> {
-        self.supported()?;
-        // What is no number is larger than any.
-        let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
-        let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, larger);
-        // The square root may round down by half a unit in the last place.
-        Ok(Sensitivity { gamma: largest.sqrt().next_up(), exact: true })
+        let pattern = self.pattern(form.steps())?;
+        Ok(match (self, pattern.separation) {
+            (Participation::Epochs { .. }, Some(separation)) => sensitivity::epochs(form, separation),
+            (Participation::MinSeparation { .. }, Some(separation)) => {
+                sensitivity::min_separation(form, separation, pattern.times)
+            }
+            _ => {
+                // What is no number is larger than any.
+                let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
+                let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, larger);
+                // The square root may round down by half a unit in the last place.
+                Sensitivity { gamma: largest.sqrt().next_up(), exact: true }
+            }
+        })
     }
 
-    /// The sensitivity of the first `1, 2, …, n` rows of a form's encoder: what has been spent after each step.
+    /// The sensitivity of the first `1, 2, …, n` rows of a form's encoder: what has been spent after each step. For
+    /// [`Participation::MinSeparation`] a bound on it, by the norms of columns.
     ///
     /// Guarantee: non-decreasing; the last is not above [`Participation::sensitivity`] but for rounding.
-    /// Cost: O(n²).
-    /// Errors: [`Error::Unsupported`] as for [`Participation::sensitivity`], and for a form whose rows of noise are
-    /// not its steps.
+    /// Cost: O(n²), times the number of epochs.
+    /// Errors: those of [`Participation::sensitivity`]; [`Error::Unsupported`] for a form whose rows of noise are not its
+    /// steps.
     pub fn sensitivities(self, form: &dyn Representation) -> Result<Vec<f64>> {
-        self.supported()?;
+        let pattern = self.pattern(form.steps())?;
         if form.noise_rows() != form.steps() {
             return Err(Error::Unsupported {
                 what: "the sensitivity of the first steps of a tree".into(),
@@ -118,12 +157,22 @@ impl Participation {
             });
         }
         let encoder = form.encoder();
-        let mut norms_sq = vec![0.0_f64; encoder.ncols()];
-        let rows = (0..encoder.nrows()).map(|i| {
-            norms_sq.iter_mut().enumerate().for_each(|(j, norm)| *norm += encoder[(i, j)].powi(2));
-            norms_sq.iter().copied().fold(0.0, f64::max).sqrt()
-        });
-        Ok(rows.collect())
+        let mut spent: Vec<f64> = match (self, pattern.separation) {
+            (Participation::Epochs { .. }, Some(separation)) => {
+                sensitivity::epochs_by_row(encoder.as_ref(), separation).into_iter().map(f64::sqrt).collect()
+            }
+            (_, separation) => {
+                sensitivity::separated_by_row(encoder.as_ref(), separation.unwrap_or(form.steps()))
+            }
+        };
+        // Blocks of X need not grow entry by entry; what was spent once stays spent.
+        let total = if pattern.times > 1 { self.sensitivity(form)?.gamma } else { f64::INFINITY };
+        let mut most = 0.0_f64;
+        for gamma in &mut spent {
+            most = most.max(*gamma);
+            *gamma = most.min(total);
+        }
+        Ok(spent)
     }
 
     /// Its number, the times and the separation, zero where there is none: what stands for it in an identity.
@@ -132,19 +181,6 @@ impl Participation {
             Participation::Single => (0, [0, 0]),
             Participation::Epochs { times } => (1, [times, 0]),
             Participation::MinSeparation { separation, times } => (2, [times.unwrap_or(0), separation]),
-        }
-    }
-
-    /// Refuses what is not there yet: the one place that knows.
-    ///
-    /// Errors: [`Error::Unsupported`].
-    pub fn supported(self) -> Result<()> {
-        match self {
-            Participation::Single => Ok(()),
-            other => Err(Error::Unsupported {
-                what: format!("participation {other}"),
-                hint: "mechanisms cover data that takes part in at most one step: use single",
-            }),
         }
     }
 }
@@ -333,20 +369,10 @@ mod tests {
 
     #[test]
     fn what_is_not_covered_is_refused_in_one_sentence() {
+        let message = Sampling::BallsInBins { bins: 3 }.supported().unwrap_err().to_string();
+        assert!(message.contains("balls-in-bins:3"), "{message}");
         let form = StateSpace::independent(8).unwrap();
-        assert_eq!(Participation::default().sensitivity(&form).unwrap().gamma, 1_f64.next_up());
-        for text in ["epochs:2", "min-separation:3"] {
-            let participation: Participation = text.parse().unwrap();
-            let message = participation.sensitivity(&form).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("participation {text}: ")), "{message}");
-            assert_eq!(participation.sensitivities(&form).unwrap_err().to_string(), message);
-        }
-        assert!(
-            Sampling::BallsInBins { bins: 3 }
-                .supported()
-                .unwrap_err()
-                .to_string()
-                .contains("balls-in-bins:3")
-        );
+        let too_many: Participation = "epochs:9".parse().unwrap();
+        assert_eq!(too_many.sensitivity(&form).unwrap_err().kind(), "invalid-argument");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::comparison::{Comparison, Row};
 use crate::error::{Error, Result};
-use crate::factorize::{Observer, Optimum, Options, Solver, optimal};
+use crate::factorize::{Observer, Optimum, Options, Solver, optimal_for};
 use crate::family::Selector;
 use crate::form::Form;
 use crate::mechanism::{Bound, Mechanism};
@@ -37,7 +37,7 @@ pub struct Problem {
 impl Problem {
     /// A problem for the solver of its kind of workload, to a gap of 1e-6; nothing is solved yet.
     ///
-    /// Errors: a participation that is not there yet, or that does not fit the steps.
+    /// Errors: a participation that does not fit the steps.
     pub fn new(workload: Workload, participation: Participation) -> Result<Self> {
         Self::with_solver(workload, participation, Solver::default(), Options::default())
     }
@@ -51,7 +51,6 @@ impl Problem {
         solver: Solver,
         options: Options,
     ) -> Result<Self> {
-        participation.supported()?;
         participation.pattern(workload.steps())?;
         let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         Ok(Self { workload, participation, solver, options, optimum, prefix_sum, decoder })
@@ -72,11 +71,12 @@ impl Problem {
         self.participation
     }
 
-    /// The optimum of the workload.
+    /// The optimum of the workload under the participation.
     ///
-    /// Errors: those of [`optimal`].
+    /// Errors: those of [`optimal_for`].
     pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
-        solved(&self.optimum, || optimal(&self.workload, self.solver, &self.options, observe))
+        let solve = || optimal_for(&self.workload, self.participation, self.solver, &self.options, observe);
+        solved(&self.optimum, solve)
     }
 
     /// The recurrence of the workload.
@@ -137,7 +137,7 @@ impl Problem {
     }
 
     /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
-    /// buffers, and of several with the same number the first.
+    /// buffers and recalls, and of several with the same numbers the first.
     ///
     /// Errors: those of [`Problem::mechanism`]; a mechanism whose dense matrix does not fit is left out and named, where
     /// there are others.
@@ -148,21 +148,29 @@ impl Problem {
         for selector in selectors {
             let mechanism = match self.mechanism(*selector, observe) {
                 Err(error @ Error::Unsupported { .. }) if selectors.len() > 1 => {
-                    left_out.push((selector.to_string(), error.to_string()));
+                    // One sentence for all sizes of a family.
+                    let reason = error.to_string();
+                    let said = |(name, other): &(String, String)| {
+                        other == &reason && name.split(':').next() == Some(selector.name())
+                    };
+                    if !left_out.iter().any(said) {
+                        left_out.push((selector.to_string(), reason));
+                    }
                     continue;
                 }
                 made => made?,
             };
             let row = Row::new(selector.name(), &mechanism, lower_bound);
             let known = |other: &Row| {
-                row.buffers.is_some() && (&other.mechanism, other.buffers) == (&row.mechanism, row.buffers)
+                let size = |row: &Row| (row.mechanism.clone(), row.buffers, row.recalls);
+                row.buffers.is_some() && size(other) == size(&row)
             };
             if !rows.iter().any(known) {
                 rows.push(row);
             }
         }
         rows.chunk_by_mut(|a, b| a.mechanism == b.mechanism)
-            .for_each(|same| same.sort_by_key(|row| row.buffers));
+            .for_each(|same| same.sort_by_key(|row| (row.buffers, row.recalls)));
         Ok(Comparison { steps: self.steps(), participation: self.participation, lower_bound, rows, left_out })
     }
 }

@@ -2,7 +2,7 @@
 
 mod reference;
 
-use dpmf::factorize::{Options, Progress, Solver, Target, lower_bound_at, optimal};
+use dpmf::factorize::{Dual, Options, Progress, Solver, Target, lower_bound_at, optimal};
 use dpmf::{
     Average, Error, Form, Mechanism, Optimizer, Participation, Problem, Representation, Workload, family,
     format,
@@ -63,16 +63,17 @@ impl Ends {
         let workload = case.workload();
         let found = optimal(&workload, solver, &Options::default(), &mut quiet);
         let v = match &found {
-            Ok(optimum) => optimum.v.clone(),
-            Err(error @ Error::NotConverged { v, gap, .. }) if gap.is_finite() => {
+            Ok(optimum) => optimum.dual.v().to_vec(),
+            Err(error @ Error::NotConverged { dual, gap, .. }) if gap.is_finite() => {
                 self.widest_gap = self.widest_gap.max(*gap);
                 self.sentences.push(format!("{solver:?} {:?} {:?}: {error}", case.optimizer, case.rates));
-                v.clone()
+                dual.v().to_vec()
             }
             Err(error) => return Err(error.to_string()),
         };
         let truth = truth(&case.matrix(), &v);
-        let bound = lower_bound_at(&workload, &v).map_err(|error| error.to_string())?;
+        let bound = lower_bound_at(&workload, &Dual::single(v.clone()).unwrap())
+            .map_err(|error| error.to_string())?;
         let slack = (Real::from(bound) / truth.bound - Real::ONE).0;
         if slack > 0.0 || slack.is_nan() {
             return Err(format!("the bound is {slack:e} above that of its v"));
@@ -340,7 +341,7 @@ fn no_dual_variable_fools_the_bound() {
         let case = random.case(n);
         let decades = random.pick(&[1.0, 10.0, 100.0, 600.0]);
         let v: Vec<f64> = (0..n).map(|_| 10f64.powf(decades * (random.unit() - 0.5))).collect();
-        let bound = lower_bound_at(&case.workload(), &v).unwrap();
+        let bound = lower_bound_at(&case.workload(), &Dual::single(v.clone()).unwrap()).unwrap();
         // The reference wants v in its range; any other v has a bound below the optimum all the same.
         let largest = v.iter().copied().fold(0.0, f64::max);
         let tame: Vec<f64> = v.iter().map(|v| (v / largest).max(1e-40)).collect();
@@ -365,7 +366,7 @@ fn a_forged_dual_variable_proves_no_more_than_it_should() {
     let workload = Workload::sgd(rates.to_vec(), nesterov(0.9)).unwrap();
     let v = [2.68351962e31, 2.89199245e6, 1.54456491e30, 8.33962490e18, 1.75290550e-43];
     let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut quiet).unwrap();
-    let bound = lower_bound_at(&workload, &v).unwrap();
+    let bound = lower_bound_at(&workload, &Dual::single(v.to_vec()).unwrap()).unwrap();
     assert!(bound > 0.0 && bound <= optimum.certificate.loss, "{bound} {:?}", optimum.certificate);
     assert!((1.9..2.0).contains(&optimum.certificate.loss.sqrt()), "{:?}", optimum.certificate);
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::accounting::{Accountant, Adjacency, PrivacyUnit};
+use dpmf::factorize::Dual;
 use dpmf::form::StateSpace;
 use dpmf::form::state_space::Parts;
 use dpmf::mechanism::{Bound, Conditions};
@@ -149,7 +150,7 @@ fn words_and_proofs_change_no_bit() {
         assert_ne!(mechanism.privacy().unwrap().to_string(), base.privacy().unwrap().to_string());
         assert_eq!((mechanism.identity(), bits(&mechanism)), (base.identity(), bits(&base)));
     }
-    let bound = Bound { v: vec![1.0; STEPS], lower_bound: 1e-3, iterations: 1 };
+    let bound = Bound { dual: Dual::single(vec![1.0; STEPS]).unwrap(), lower_bound: 1e-3, iterations: 1 };
     let with_bound = base.clone().with_bound(bound).unwrap().with_family("optimal".parse().unwrap());
     assert_eq!(bits(&with_bound), bits(&base));
 }

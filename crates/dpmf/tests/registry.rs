@@ -5,13 +5,22 @@ use dpmf::factorize::{Options, Solver, quiet};
 use dpmf::{
     Average, Optimizer, Participation, Problem, Representation, Schedule, Selector, Workload, family, format,
 };
-use faer::Mat;
+use faer::{Mat, MatRef};
 use proptest::prelude::*;
 
 /// Every family, and the other forms that some of them take.
 fn selectors() -> impl Iterator<Item = Selector> {
-    let more =
-        ["optimal:dense", "optimal-prefix:dense", "state-space:buffers=2", "structured:diagonals=1:rank=0"];
+    let more = [
+        "optimal:dense",
+        "optimal-prefix:dense",
+        "state-space:buffers=2",
+        "structured:diagonals=1:rank=0",
+        "recall:buffers=1:recalls=1",
+        "recall:buffers=0:recalls=2",
+        "blt:buffers=1",
+        "banded:bands=2",
+        "banded-inverse:bands=2",
+    ];
     family::all().chain(more.map(|text| text.parse().unwrap()))
 }
 
@@ -47,6 +56,31 @@ fn problem(workload: Workload) -> Problem {
     Problem::with_solver(workload, Participation::default(), Solver::Auto, options).unwrap()
 }
 
+/// The largest `Σ_{i,j∈π} |X_ij|` over all patterns, by trying them.
+fn squared_sensitivity(encoder: &Mat<f64>, participation: Participation) -> f64 {
+    let (n, x) = (encoder.ncols(), encoder.transpose() * encoder);
+    let pattern = participation.pattern(n).unwrap();
+    let separation = pattern.separation.unwrap_or(n);
+    let sum =
+        |steps: &[usize]| steps.iter().flat_map(|i| steps.iter().map(|j| x[(*i, *j)].abs())).sum::<f64>();
+    match participation {
+        Participation::MinSeparation { .. } => {
+            let (mut largest, mut chains) = (0.0_f64, vec![vec![]]);
+            while let Some(chain) = chains.pop() {
+                largest = largest.max(sum(&chain));
+                let next = chain.last().map_or(0, |last| last + separation);
+                if chain.len() < pattern.times {
+                    chains.extend((next..n).map(|step| [&chain[..], &[step]].concat()));
+                }
+            }
+            largest
+        }
+        _ => {
+            (0..separation).map(|p| sum(&(p..n).step_by(separation).collect::<Vec<_>>())).fold(0.0, f64::max)
+        }
+    }
+}
+
 /// `N C = I` (so `B C = A`), norms equal those of the dense matrices, loss is not below the bound, and files
 /// round-trip, for what is designed and for what is deployed.
 fn check(name: &str, problem: &Problem, selector: Selector) {
@@ -71,9 +105,13 @@ fn check(name: &str, problem: &Problem, selector: Selector) {
             assert!((encoder_norms[i] - exact).abs() <= 1e-8 * exact, "{label}: column {i}");
         }
         let sensitivity = problem.participation().sensitivity(form).unwrap().gamma;
-        for j in 0..n {
-            assert!(encoder.col(j).norm_l2() <= sensitivity, "{label}: column {j} exceeds the sensitivity");
-        }
+        let square = squared_sensitivity(&encoder, problem.participation());
+        assert!(
+            square.sqrt() <= sensitivity,
+            "{label}: {} exceeds the sensitivity {sensitivity}",
+            square.sqrt()
+        );
+        several_participations(form, encoder.as_ref(), &label);
     }
 
     let certificate = mechanism.certificate().unwrap();
@@ -86,6 +124,32 @@ fn check(name: &str, problem: &Problem, selector: Selector) {
     assert_eq!(format::to_bytes(&back).unwrap(), bytes, "{label}");
     let recomputed = mechanism.recompute_bound().unwrap().unwrap();
     assert!(certificate.lower_bound <= recomputed * (1.0 + 1e-6), "{label}");
+}
+
+/// Sensitivities for several participations are those of the dense encoder, rounded up.
+fn several_participations(form: &dyn Representation, encoder: MatRef<'_, f64>, label: &str) {
+    let n = form.steps();
+    let x = encoder.transpose() * encoder;
+    let gamma = |text: String| {
+        text.parse::<Participation>().unwrap().sensitivity(form).unwrap_or_else(|e| panic!("{label}: {e}"))
+    };
+    assert_eq!(gamma("epochs:1".into()), gamma("single".into()), "{label}");
+    assert_eq!(gamma(format!("min-separation:{n}")), gamma("single".into()), "{label}");
+    for times in (2..=4).filter(|times| *times <= n) {
+        let separation = n.div_ceil(times);
+        let total = |p: usize| -> f64 {
+            let steps: Vec<usize> = (p..n).step_by(separation).collect();
+            steps.iter().flat_map(|i| steps.iter().map(|j| x[(*i, *j)].abs())).sum()
+        };
+        let exact = (0..separation).map(total).fold(0.0, f64::max);
+        let epochs = gamma(format!("epochs:{times}")).gamma;
+        assert!(epochs * epochs >= exact * (1.0 - 1e-13), "{label}: {epochs} {exact}");
+        assert!(epochs * epochs <= exact * (1.0 + 1e-8), "{label}: {epochs} {exact}");
+        let separated = gamma(format!("min-separation:{separation}")).gamma;
+        assert!(separated >= epochs * (1.0 - 1e-12), "{label}: {separated} {epochs}");
+        let fewer = gamma(format!("min-separation:{separation}:{}", times - 1)).gamma;
+        assert!(fewer <= separated * (1.0 + 1e-12), "{label}: {fewer} {separated}");
+    }
 }
 
 #[test]
@@ -117,15 +181,52 @@ proptest! {
     }
 }
 
+/// The same under several participations; families that have no answer there say so.
+#[test]
+fn every_mechanism_for_several_epochs() {
+    for (name, workload) in workloads(12) {
+        for text in ["epochs:3", "min-separation:5", "min-separation:4:2"] {
+            let (participation, options) =
+                (text.parse().unwrap(), Options { gap: 1e-5, ..Options::default() });
+            let problem =
+                Problem::with_solver(workload.clone(), participation, Solver::Auto, options).unwrap();
+            let mut answered = 0;
+            for selector in selectors() {
+                match problem.mechanism(selector, &mut quiet) {
+                    Ok(_) => check(&format!("{name} {text}"), &problem, selector),
+                    Err(error) => {
+                        assert_eq!(
+                            (selector.name(), error.kind()),
+                            ("state-space", "unsupported"),
+                            "{error}"
+                        );
+                        continue;
+                    }
+                }
+                answered += 1;
+            }
+            assert!(answered >= 9);
+        }
+    }
+}
+
 /// The optimum is the best of all mechanisms, on every workload.
 #[test]
 fn nothing_beats_the_optimum() {
     for (name, workload) in workloads(32) {
-        let problem = problem(workload);
+        let problem = problem(workload.clone());
         let best = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap().loss().total();
         for selector in selectors() {
             let loss = problem.mechanism(selector, &mut quiet).unwrap().loss().total();
             assert!(loss >= best * (1.0 - 1e-6), "{selector} for {name}: {loss} < {best}");
+        }
+        let options = Options { gap: 1e-6, ..Options::default() };
+        let participation = Participation::Epochs { times: 4 };
+        let problem = Problem::with_solver(workload, participation, Solver::Auto, options).unwrap();
+        let best = problem.mechanism("optimal:dense".parse().unwrap(), &mut quiet).unwrap().loss().total();
+        for selector in selectors().filter(|selector| selector.name() != "state-space") {
+            let loss = problem.mechanism(selector, &mut quiet).unwrap().loss().total();
+            assert!(loss >= best * (1.0 - 2e-6), "{selector} for {name}, four epochs: {loss} < {best}");
         }
     }
 }

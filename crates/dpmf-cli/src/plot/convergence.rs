@@ -4,8 +4,8 @@ use super::figure::{self, COLORS, Mark, Panel, Series};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::WorkloadArgs;
-use dpmf::factorize::{Iteration, Options, Progress, Solver};
-use dpmf::{Error, Workload, optimal};
+use dpmf::factorize::{Iteration, Options, Progress, Solver, optimal_for};
+use dpmf::{Error, Participation, Workload};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -43,18 +43,22 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         ("projected gradients", Solver::Gradient, Iteration::Anderson),
     ];
     let best = Options { gap: 1e-9, ..Options::default() };
-    let bound = match optimal(&workload, Solver::Auto, &best, &mut |_| ControlFlow::Continue(())) {
+    let participation = args.workload.participation;
+    let best = optimal_for(&workload, participation, Solver::Auto, &best, &mut |_| ControlFlow::Continue(()));
+    let several = participation.spacing(workload.steps())? < workload.steps();
+    let bound = match best {
         Ok(optimum) => optimum.certificate.lower_bound,
-        Err(Error::NotConverged { v, .. }) => dpmf::factorize::lower_bound_at(&workload, &v)?,
+        Err(Error::NotConverged { dual, .. }) => dpmf::factorize::lower_bound_at(&workload, &dual)?,
         Err(error) => return Err(error.into()),
     };
     let mut series = Vec::new();
     for ((label, solver, iteration), color) in methods.into_iter().zip(COLORS) {
-        if solver == Solver::Linear && workload.recurrence().is_none() {
+        let rival = matches!(solver, Solver::Newton | Solver::Gradient);
+        if solver == Solver::Linear && workload.recurrence().is_none() || several && rival {
             continue;
         }
         let options = Options { gap: args.gap, iteration, ..Options::default() };
-        let trace = trace(&workload, solver, &options, args.time_limit, label)?;
+        let trace = trace((&workload, participation), solver, &options, args.time_limit, label)?;
         let points = trace.iter().map(|p| (p.seconds, p.loss / bound - 1.0)).collect();
         let label = format!("{label}, {} iterations", trace.len());
         series.push(Series { label, points, mark: Mark::Line, color });
@@ -72,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 fn trace(
-    workload: &Workload,
+    (workload, participation): (&Workload, Participation),
     solver: Solver,
     options: &Options,
     time_limit: f64,
@@ -80,7 +84,7 @@ fn trace(
 ) -> anyhow::Result<Vec<Progress>> {
     let spinner = Spinner::new(label);
     let mut trace: Vec<Progress> = Vec::new();
-    let result = optimal(workload, solver, options, &mut |progress| {
+    let result = optimal_for(workload, participation, solver, options, &mut |progress| {
         trace.push(*progress);
         let _ = spinner.observe(progress);
         if progress.seconds > time_limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -22,6 +22,10 @@ MOST_RUNS = 1 << 16
 #: Numbers that stand for the gradient of all devices in a journal.
 MARKS = 8
 
+#: Numbers that one argument of a callback holds: JAX copies arguments of up to 100 KiB at once, and larger ones on threads
+#: that may be waiting for the callback.
+PIECE = 24_000
+
 
 class Run(NamedTuple):
     """Consecutive coordinates start..stop of the model that lie at begin.. of a device's flat gradient."""
@@ -87,11 +91,19 @@ class Layout:
         return {(run.start, run.stop) for run in self.devices[device]}
 
     def call(
-        self, release: Callable[..., Any], step: jax.Array, run: jax.Array, leaves: Sequence[jax.Array], marked: bool
+        self,
+        release: Callable[..., Any],
+        step: jax.Array,
+        run: jax.Array,
+        leaves: Sequence[jax.Array],
+        *,
+        marked: bool,
+        exact: bool,
     ) -> Any:
-        """Noisy leaves behind the next step. Every device asks the host for the noise of its own coordinates.
+        """Noisy leaves behind the next step. Every device asks the host for its own coordinates.
 
-        Gradients stay where they are: a callback that is handed large arrays may wait for threads that wait for it.
+        Exact: it hands its sums over and takes what is released. Otherwise the gradients stay where they are, and noise is
+        added to them in float32.
         """
 
         def on_device(device: Any, step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
@@ -103,8 +115,10 @@ class Layout:
             if axes:
                 not_finite = jax.lax.psum(not_finite, axes)
             mark = _mark(local, run, device, axes) if marked else jnp.zeros(0)
-            following, kept, *noise = io_callback(release, shapes, device, step, run, not_finite, mark)
-            return [following, *(jnp.where(kept, leaf + row, 0.0) for leaf, row in zip(local, noise))]
+            given = _pieces(local) if exact else []
+            following, kept, *rows = io_callback(release, shapes, device, step, run, not_finite, mark, *given)
+            noisy = rows if exact else [leaf + row for leaf, row in zip(local, rows)]
+            return [following, *(jnp.where(kept, leaf, 0.0) for leaf in noisy)]
 
         axes: tuple[str, ...] = ()
         if self.shardings is None:
@@ -147,6 +161,11 @@ def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: 
     if axes:
         words = jax.lax.psum(words, axes)
     return jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
+
+
+def _pieces(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """The leaves one after the other, flat, in pieces that a callback may take."""
+    return [leaf.reshape(-1)[first : first + PIECE] for leaf in leaves for first in range(0, leaf.size, PIECE)]
 
 
 def _mix(words: jax.Array) -> jax.Array:

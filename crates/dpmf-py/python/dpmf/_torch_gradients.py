@@ -160,8 +160,8 @@ class PerExample:
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 
-def clipped_sum(rows: Sequence[torch.Tensor], limit: float, dimension: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The sum of contributions, each scaled to norm limit if it is longer, and which of them were.
+def clipped_sum(rows: Sequence[torch.Tensor], clip: float, dimension: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The sum of contributions, each scaled to norm clip if it is longer, and which of them were.
 
     rows has the contributions of all examples to one parameter each. A contribution that is not finite counts as zero.
     The sums are float64, in units of the grid: whole numbers. All is elementwise in float64, which autocast and the
@@ -169,7 +169,7 @@ def clipped_sum(rows: Sequence[torch.Tensor], limit: float, dimension: int) -> t
 
     Guarantee: that of the module _sums.
     """
-    spacing, target = _sums.spacing(limit), _sums.target(limit, dimension)
+    spacing, target = _sums.spacing(clip), _sums.target(clip, dimension)
     device = rows[0].device
     norms = torch.stack([_flat(row).square().sum(1).to(device) for row in rows]).sum(0).sqrt()
     finite, longer = norms.isfinite(), norms > target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import distributed
@@ -81,7 +81,7 @@ class FlatNoise:
         mechanism: Mechanism,
         optimizer: torch.optim.Optimizer,
         *,
-        cohort: float,
+        arithmetic: Literal["exact", "float"],
         key: NoiseKey | None,
         experiment: str | None,
         journal: str | os.PathLike[str] | None,
@@ -98,9 +98,7 @@ class FlatNoise:
             raise ValueError("a parameter comes twice in the optimizer: its gradient would be released twice")
         self._check_parameters()
         self.dimension = sum(p.numel() for p in self.parameters)
-        self.bound = _sums.bound(cohort)
-        #: The norm that contributions are clipped to.
-        self.limit = _sums.limit(self.clip, self.bound)
+        self.arithmetic: Literal["exact", "float"] = arithmetic
         check_experiment(key, experiment)
         self.grouped = group is not None
         self.group = None if group is True else group
@@ -124,18 +122,20 @@ class FlatNoise:
         self.journal = journal
         self.stream: NoiseStream | DurableStream | None
         if journal is None:
-            self.stream = NoiseStream(mechanism, key, run=run, coordinates=self.coordinates)
+            self.stream = NoiseStream(mechanism, key, run=run, coordinates=self.coordinates, arithmetic=arithmetic)
         elif os.path.exists(journal):
             # Goes on only with the state that belongs to it.
             self.stream = None
         else:
-            self.stream = DurableStream.create(mechanism, key, journal, run=run, coordinates=self.coordinates)
+            self.stream = DurableStream.create(
+                mechanism, key, journal, run=run, coordinates=self.coordinates, arithmetic=arithmetic
+            )
         #: The sum, in units of the grid.
         self.exact = torch.zeros(self.dimension, dtype=torch.float64)
         self.exact_views = self._views(self.exact)
         #: Number of contributions in it; None if nothing was added since the last step.
         self.count: int | None = None
-        #: What is released.
+        #: What was released, rounded to float32.
         self.flat = torch.zeros(self.dimension, dtype=torch.float32)
         self.views = self._views(self.flat)
 
@@ -144,20 +144,20 @@ class FlatNoise:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters)]
 
     def _agree(self, key: NoiseKey | None, run: str | None) -> tuple[NoiseKey, str]:
-        """One run for all ranks, and an error unless they have one key, mechanism and model."""
+        """One run for all ranks, and an error unless they have one key, mechanism, model and arithmetic."""
         if key is None:
             raise ValueError(
                 "every rank needs the same key: make it once with NoiseKey.create(path) and give "
                 "key=NoiseKey.read(path) in every rank"
             )
-        mine = (key.fingerprint, self.mechanism.identity, self.dimension, run or new_run())
+        mine = (key.fingerprint, self.mechanism.identity, self.dimension, self.arithmetic, run or new_run())
         all_ranks: list[Any] = [None] * self.world_size
         distributed.all_gather_object(all_ranks, mine, group=self.group)
-        for what, index in (("key", 0), ("mechanism", 1), ("number of parameters", 2)):
+        for index, what in enumerate(("key", "mechanism", "number of parameters", "arithmetic")):
             if len({values[index] for values in all_ranks}) != 1:
                 listed = ", ".join(f"{values[index]} in rank {rank}" for rank, values in enumerate(all_ranks))
                 raise MismatchError(f"the ranks differ in their {what}: {listed}; give all of them the same")
-        return key, all_ranks[0][3]
+        return key, all_ranks[0][4]
 
     def _check_parameters(self) -> None:
         for number, p in enumerate(self.parameters):
@@ -200,11 +200,9 @@ class FlatNoise:
     def add(self, sums: Iterable[tuple[int, torch.Tensor]], count: int) -> None:
         """Adds a sum of count contributions, in units of the grid, by the number of each parameter."""
         total = (self.count or 0) + count
-        if total > self.bound:
-            raise ValueError(
-                f"a step has {total} contributions, but room was left for the rounding of {self.bound}: give the "
-                f"planned size of a cohort as denominator, at most {_sums.MOST}"
-            )
+        most = _sums.MOST // self.world_size
+        if total > most:
+            raise ValueError(f"a step has {total} contributions, but only {most} are added without error: take smaller cohorts")
         for number, tensor in sums:
             self.exact_views[number] += tensor.to(self.exact.device)
         self.count = total
@@ -215,7 +213,8 @@ class FlatNoise:
         self.count = None
 
     def release(self) -> int:
-        """Sums over the ranks, rounds to float32 and adds one row of noise, into flat; returns the step.
+        """Sums over the ranks without error, releases the sum with one row of noise, and rounds that to float32, into flat;
+        returns the step.
 
         Every rank sums its shard, adds noise to it and passes it on: the journal of each rank sees all of the data that
         its noise covers.
@@ -229,9 +228,10 @@ class FlatNoise:
         try:
             if self.world_size > 1:
                 self._exchange(self.exact, distributed.reduce)
-            self.flat[mine] = self._rounded(self.exact[mine])
-            noisy = self.flat[mine].numpy()
-            step = stream.release(noisy) if isinstance(stream, DurableStream) else stream.add_to(noisy)
+            noisy = self.exact[mine] * _sums.spacing(self.clip)  # a power of two: no rounding
+            values = noisy.numpy()
+            step = stream.release(values) if isinstance(stream, DurableStream) else stream.add_to(values)
+            self.flat[mine] = noisy
         except BaseException:
             if self.world_size > 1:
                 self.clear()  # shards hold the sum over all ranks by now
@@ -240,15 +240,6 @@ class FlatNoise:
             self._exchange(self.flat, distributed.broadcast)
         self.clear()
         return step
-
-    def _rounded(self, exact: torch.Tensor) -> torch.Tensor:
-        """G of the module _sums."""
-        norm_sq = exact.square().sum()
-        if self.world_size > 1:
-            distributed.all_reduce(norm_sq, group=self.group)
-        spacing, longest = _sums.spacing(self.limit), self.bound * self.limit
-        norm = float(norm_sq.sqrt()) * spacing
-        return (exact * (longest / max(norm, longest) * spacing)).float()
 
     def _exchange(self, flat: torch.Tensor, start: Callable[..., Any]) -> None:
         """Sums the shards at their owners, or hands them out."""
@@ -317,7 +308,12 @@ class FlatNoise:
             )
         noise = state["noise"].numpy().tobytes()
         self.stream = DurableStream.open(
-            self.mechanism, self.key, self.journal, checkpoint=noise, coordinates=self.coordinates
+            self.mechanism,
+            self.key,
+            self.journal,
+            checkpoint=noise,
+            coordinates=self.coordinates,
+            arithmetic=self.arithmetic,
         )
         if (self.stream.run, self.stream.next_step) != (state["run"], state["step"]):
             found = (self.stream.run, self.stream.next_step)

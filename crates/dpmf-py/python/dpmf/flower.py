@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -59,7 +59,9 @@ class PrivateFedAvg(Strategy):
 
     mechanism comes from dpmf.plan, with one step a round and unit="user"; directory holds the run (mechanism, key, journal,
     cohorts, model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of
-    every mean, also when clients drop out. learning_rate multiplies the planned step sizes.
+    every mean, also when clients drop out. learning_rate multiplies the planned step sizes. arithmetic is "exact", where the
+    sum is released with ideal noise, correctly rounded, or "float", where noise is made in single precision: faster, but the
+    lowest bits of a release are outside of the guarantee. It is fixed for a run.
 
     Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
     client, provided that the names under which nodes enrol are those of different users. What clients report beside
@@ -76,6 +78,7 @@ class PrivateFedAvg(Strategy):
         *,
         cohort: int,
         learning_rate: float = 1.0,
+        arithmetic: Literal["exact", "float"] = "exact",
         enrolment_timeout: float = 600.0,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
@@ -89,6 +92,7 @@ class PrivateFedAvg(Strategy):
         self.mechanism, self.directory, self.cohort = mechanism, Path(directory), cohort
         self.optimizer = _Optimizer(mechanism, learning_rate)
         self.clip = statement.clip
+        self.arithmetic: Literal["exact", "float"] = arithmetic
         self.enrolment_timeout = enrolment_timeout
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._run: _Run | None = None
@@ -119,7 +123,7 @@ class PrivateFedAvg(Strategy):
         rounds = self.mechanism.steps if num_rounds is None else num_rounds
         self.mechanism.check_steps(rounds)
         self._names.clear()
-        with _Run(self.mechanism, self.directory, initial_arrays) as self._run:
+        with _Run(self.mechanism, self.directory, initial_arrays, self.arithmetic) as self._run:
             try:
                 if any(len(members) != self.cohort for members in self._run.cohorts):
                     raise MismatchError(
@@ -177,14 +181,14 @@ class PrivateFedAvg(Strategy):
         del server_round
         run = self._open_run
         updates = self._updates(replies)
-        noisy = _clipped_sum(updates.values(), self.clip, self.cohort, run.dimension)
+        noisy = _clipped_sum(updates.values(), self.clip, run.dimension)
         released = True
         try:
             run.stream.release(noisy)
         except StepReusedError:
             run.stream.burn()
             released = False
-        run.advance(self.optimizer, noisy.astype(np.float64) / self.cohort if released else None)
+        run.advance(self.optimizer, noisy / self.cohort if released else None)
         statement = run.stream.privacy
         assert statement is not None
         _log.info(
@@ -319,8 +323,11 @@ class _Optimizer:
 class _Run:
     """A run in its directory: mechanism, key, journal, cohorts, and the model after the last step."""
 
-    def __init__(self, mechanism: Mechanism, directory: Path, initial: ArrayRecord) -> None:
+    def __init__(
+        self, mechanism: Mechanism, directory: Path, initial: ArrayRecord, arithmetic: Literal["exact", "float"]
+    ) -> None:
         self.mechanism, self.directory = mechanism, directory
+        self.arithmetic: Literal["exact", "float"] = arithmetic
         self.layout = _layout(initial)
         self.dimension = sum(int(np.prod(shape)) for _, shape in self.layout)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -405,10 +412,17 @@ class _Run:
         journal, key = self.directory / "journal", self.directory / "noise.key"
         if journal.exists():
             return DurableStream.open(
-                self.mechanism, NoiseKey.read(key), journal, checkpoint=checkpoint, dimension=self.dimension
+                self.mechanism,
+                NoiseKey.read(key),
+                journal,
+                checkpoint=checkpoint,
+                dimension=self.dimension,
+                arithmetic=self.arithmetic,
             )
         made = NoiseKey.read(key) if key.exists() else NoiseKey.create(key)
-        return DurableStream.create(self.mechanism, made, journal, dimension=self.dimension)
+        return DurableStream.create(
+            self.mechanism, made, journal, dimension=self.dimension, arithmetic=self.arithmetic
+        )
 
     def _save(self) -> None:
         # Model and stream in one file: a crash leaves both as they were or both as they are.
@@ -547,16 +561,14 @@ def _clip(update: Vector, clip: float) -> NDArray[np.float32]:
     return (update * factor).astype(np.float32)
 
 
-def _clipped_sum(updates: Iterable[Vector], clip: float, cohort: int, dimension: int) -> NDArray[np.float32]:
-    """The sum of updates, each scaled to a norm if it is longer; those of at most a cohort.
+def _clipped_sum(updates: Iterable[Vector], clip: float, dimension: int) -> Vector:
+    """The sum of updates, each scaled to a norm if it is longer; of at most _sums.MOST.
 
     Guarantee: that of the module _sums. The same updates have the same sum, in any order.
     """
-    bound = _sums.bound(cohort)
-    limit = _sums.limit(clip, bound)
-    spacing, target = _sums.spacing(limit), _sums.target(limit, dimension)
+    spacing, target = _sums.spacing(clip), _sums.target(clip, dimension)
     exact = np.zeros(dimension)
     for update in updates:
         norm = float(np.sqrt(np.sum(np.square(update))))
         exact += np.round(update * (min(1.0, target / norm if norm > 0 else 1.0) / spacing))
-    return (exact * spacing).astype(np.float32)
+    return exact * spacing

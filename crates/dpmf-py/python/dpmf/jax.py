@@ -10,7 +10,7 @@
         updates, state = optimizer.update(total, state, parameters)
         return optax.apply_updates(parameters, updates), state
 
-The noise is made on the host, in a callback. The optimizer's state carries the step, and the new step comes out of the
+What is released is made on the host, in a callback. The optimizer's state carries the step, and the new step comes out of the
 callback, so steps run in order, and a state that is used twice is refused.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,7 @@ def add_correlated_noise(
     journal: str | os.PathLike[str] | None = None,
     lost_input: str = "refuse",
     shardings: Any = None,
+    arithmetic: Literal["exact", "float"] = "exact",
 ) -> optax.GradientTransformation:
     """Adds the next row of correlated noise to a sum of clipped gradients, and divides by a fixed denominator.
 
@@ -83,14 +84,25 @@ def add_correlated_noise(
     the bit the noise of an unsharded run; shardings, a tree of NamedSharding, says so where init is traced. With several
     processes, all need the same key, and the parameters must be sharded over all of them.
 
-    Cost: the noise travels from the host to the device. A shard of whole leading rows is one stream; others are one stream
-    for every run of consecutive coordinates.
+    arithmetic is "exact", where the sums are taken as the real numbers that they are and released with ideal noise, correctly
+    rounded; or "float", where noise is made, and added on the device, in single precision: faster, but the lowest bits of a
+    release are outside of the guarantee. It is fixed for a run.
+
+    Guarantee: if one example moves the sum by at most the clip, as real numbers, which clipped_sum sees to, what is released
+    satisfies the mechanism's statement, to the bit in exact arithmetic.
+
+    Cost: the sums travel from the device to the host, in pieces of 96 kB, and what is released travels back; in float
+    arithmetic, noise travels to the device only. A shard of whole leading rows is one stream; others are one stream for every
+    run of consecutive coordinates.
     """
     if not denominator > 0:
         raise ValueError(f"denominator is {denominator}, but it must be above zero: it is the planned cohort")
     if lost_input not in ("refuse", "burn"):
         raise ValueError(f"lost_input is {lost_input!r}, but it must be refuse or burn")
-    host = _Host(mechanism, key, experiment, None if journal is None else Path(journal), lost_input == "burn")
+    if arithmetic not in ("exact", "float"):
+        raise ValueError(f"arithmetic is {arithmetic!r}, but it must be exact or float")
+    directory = None if journal is None else Path(journal)
+    host = _Host(mechanism, key, experiment, directory, lost_input == "burn", arithmetic)
 
     def init(params: optax.Params) -> CorrelatedNoiseState:
         host.lay_out(params, shardings)
@@ -102,7 +114,8 @@ def add_correlated_noise(
         del params
         layout = host.lay_out(updates, shardings)
         leaves, tree = jax.tree.flatten(updates)
-        step, *noisy = layout.call(host.release, state.step, state.run, leaves, marked=host.journal is not None)
+        marked, exact = host.journal is not None, host.arithmetic == "exact"
+        step, *noisy = layout.call(host.release, state.step, state.run, leaves, marked=marked, exact=exact)
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(step, state.run)
 
@@ -177,11 +190,18 @@ class _Host:
     """Everything that lives outside of jit."""
 
     def __init__(
-        self, mechanism: Mechanism, key: NoiseKey, experiment: str | None, journal: Path | None, burn: bool
+        self,
+        mechanism: Mechanism,
+        key: NoiseKey,
+        experiment: str | None,
+        journal: Path | None,
+        burn: bool,
+        arithmetic: Literal["exact", "float"],
     ) -> None:
         statement_of(mechanism)
         check_experiment(key, experiment)
         self.mechanism, self.key, self.journal, self.burn = mechanism, key, journal, burn
+        self.arithmetic: Literal["exact", "float"] = arithmetic
         self.layout: Layout | None = None
         self.segments: dict[tuple[int, int], tuple[NoiseStream, _Shared]] = {}
         self.next_step: dict[int, int] = {}
@@ -190,7 +210,7 @@ class _Host:
         self.lock = threading.Lock()
         begun = self._read_journal()
         # Words become the name of a run as everywhere in dpmf; the digits then stand for them.
-        named = experiment and NoiseStream(mechanism, key, run=experiment, dimension=1).run
+        named = experiment and self._stream(range(1), experiment).run
         self.run: str = named or (begun["run"] if begun else new_run())
         if jax.process_count() > 1:
             self.run = self._agree(self.run, begun is not None)
@@ -201,12 +221,20 @@ class _Host:
 
     def _agree(self, run: str, begun: bool) -> str:
         """One run for all processes, that of the first, and an error unless they have one key and mechanism."""
-        same = (("key", self.key.fingerprint), ("mechanism", self.mechanism.identity), ("journal", f"begun: {begun}"))
+        same = (
+            ("key", self.key.fingerprint),
+            ("mechanism", self.mechanism.identity),
+            ("arithmetic", self.arithmetic),
+            ("journal", f"begun: {begun}"),
+        )
         for what, value in same:
             digits = np.frombuffer(value.encode().ljust(64), np.uint8).astype(np.int32)
             multihost_utils.assert_equal(digits, f"the processes differ in their {what}: give all of them the same")
         first = multihost_utils.broadcast_one_to_all(np.frombuffer(bytes.fromhex(run), np.uint8).astype(np.int32))
         return np.asarray(first).astype(np.uint8).tobytes().hex()
+
+    def _stream(self, coordinates: range, run: str) -> NoiseStream:
+        return NoiseStream(self.mechanism, self.key, run=run, coordinates=coordinates, arithmetic=self.arithmetic)
 
     @property
     def run_words(self) -> np.ndarray[Any, Any]:
@@ -228,8 +256,9 @@ class _Host:
             )
         return self.layout
 
-    def release(self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any) -> tuple[Any, ...]:
-        """The next step, whether the gradient is kept, and the noise of the coordinates of a device; the callback."""
+    def release(self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any, *sums: Any) -> tuple[Any, ...]:
+        """The next step, whether the gradient is kept, and what is released of the sums of a device, or without sums its
+        noise; the callback."""
         assert self.layout is not None
         device, step = int(device), int(step)
         named = np.asarray(run).tobytes().hex()
@@ -246,7 +275,9 @@ class _Host:
                 "noise: clip every example before, as clipped_sum does"
             )
         shapes = self.layout.local_shapes
-        flat = np.zeros(sum(map(prod, shapes)), np.float32)
+        size = sum(map(prod, shapes))
+        flat = np.concatenate([np.asarray(piece) for piece in sums]) if sums else np.zeros(size, np.float32)
+        assert flat.shape == (size,)
         self._take(device, step)
         try:
             kept = self._decide(step, np.array(mark, np.float32))
@@ -257,7 +288,8 @@ class _Host:
             raise
         if kept:
             for begin, start, stop in self.layout.devices[device]:
-                flat[begin : begin + stop - start] = self._row((start, stop), step)
+                part = slice(begin, begin + stop - start)
+                flat[part] = self._released((start, stop), step, flat[part])
         pieces = np.split(flat, np.cumsum([prod(shape) for shape in shapes])[:-1]) if shapes else []
         return (np.int32(step + 1), np.bool_(kept), *(piece.reshape(shape) for piece, shape in zip(pieces, shapes)))
 
@@ -309,18 +341,20 @@ class _Host:
             return False
         return True
 
-    def _row(self, run: tuple[int, int], step: int) -> np.ndarray[Any, Any]:
+    def _released(self, run: tuple[int, int], step: int, sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Sums with a row of noise: those of the first device that asks, for all that hold the run."""
         with self.lock:
             if run not in self.segments:
                 assert self.layout is not None
                 holders = [device for device in self.layout.local if run in self.layout.ranges(device)]
-                stream = NoiseStream(self.mechanism, self.key, run=self.run, coordinates=range(*run))
-                self.segments[run] = stream, _Shared(len(holders))
+                self.segments[run] = self._stream(range(*run), self.run), _Shared(len(holders))
             stream, rows = self.segments[run]
 
         def draw(step: int) -> np.ndarray[Any, Any]:
             stream.skip_to(step)
-            return stream.next_row()
+            noisy = sums.copy()
+            stream.add_to(noisy)
+            return noisy
 
         row: np.ndarray[Any, Any] = rows.at(step, draw)
         return row
@@ -341,11 +375,16 @@ class _Host:
         """The journal of this process at a step. What is synced there is the step and a keyed digest of the mark."""
         assert self.layout is not None
         coordinates = self._coordinates(self.layout)
-        ahead = NoiseStream(self.mechanism, self.key, run=self.run, coordinates=coordinates)
+        ahead = self._stream(coordinates, self.run)
         ahead.skip_to(step)
-        checkpoint = ahead.checkpoint_bytes()
-        path = self._paths[1]
-        return DurableStream.open(self.mechanism, self.key, path, checkpoint=checkpoint, coordinates=coordinates)
+        return DurableStream.open(
+            self.mechanism,
+            self.key,
+            self._paths[1],
+            checkpoint=ahead.checkpoint_bytes(),
+            coordinates=coordinates,
+            arithmetic=self.arithmetic,
+        )
 
     def _read_journal(self) -> dict[str, Any] | None:
         """The description of a run that was begun; None if there is none, or if it ended before it could release."""
@@ -384,6 +423,7 @@ class _Host:
         described = dict(
             run=self.run,
             mechanism=self.mechanism.identity,
+            arithmetic=self.arithmetic,
             shapes=[list(shape) for shape in layout.shapes],
             shards=[str(sharding.spec) for sharding in layout.shardings or ()],
             devices=len(layout.devices),
@@ -397,7 +437,7 @@ class _Host:
             if begun.get(name) != value:
                 raise BindingError(
                     f"the journal at {self.journal} was begun with the {name} {begun.get(name)}, and now they are "
-                    f"{value}: resume with the same model and the same sharding"
+                    f"{value}: resume with the same model, the same sharding and the same arithmetic"
                 )
 
     def _create_journal(self, layout: Layout, described: dict[str, Any]) -> None:
@@ -408,5 +448,12 @@ class _Host:
         write_durably(path, json.dumps({**described, "ready": False}).encode())
         journal.unlink(missing_ok=True)  # left by a start that ended here
         coordinates = self._coordinates(layout)
-        self.stream = DurableStream.create(self.mechanism, self.key, journal, run=self.run, coordinates=coordinates)
+        self.stream = DurableStream.create(
+            self.mechanism,
+            self.key,
+            journal,
+            run=self.run,
+            coordinates=coordinates,
+            arithmetic=self.arithmetic,
+        )
         write_durably(path, json.dumps({**described, "ready": True}).encode())

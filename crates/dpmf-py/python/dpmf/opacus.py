@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, Literal
 
 try:
     import opacus
@@ -91,8 +91,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
 
     The per-sample gradients are those of Opacus' hooks. They are clipped and summed in memory of its own, so that one
-    sample moves the sum by at most the mechanism's clip after rounding, also under autocast; every .grad is replaced.
-    Everything else about key, experiment, journal, check, frozen parameters and state_dict is as in
+    sample moves the sum by at most the mechanism's clip, as real numbers, also under autocast; every .grad is replaced.
+    Everything else about key, experiment, journal, arithmetic, check, frozen parameters and state_dict is as in
     dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator. cohorts are those of the data loader: a step for
     which they have handed out no cohort is refused.
     """
@@ -107,6 +107,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         key: NoiseKey | None = None,
         experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
+        arithmetic: Literal["exact", "float"] = "exact",
         check: bool = True,
         cohorts: _torch.Cohorts | None = None,
     ) -> None:
@@ -128,7 +129,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         self._noise = FlatNoise(
             mechanism,
             optimizer,
-            cohort=expected_batch_size or 1,
+            arithmetic=arithmetic,
             key=key,
             experiment=experiment,
             journal=journal,
@@ -161,7 +162,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
-        sums, _ = clipped_sum(list(rows.values()), noise.limit, noise.dimension)
+        sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension)
         noise.add(zip(rows, sums), len(next(iter(rows.values()))))
         for row in rows.values():
             row._processed = True
@@ -244,7 +245,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
 class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' engine with correlated noise, single participation and the mechanism's own accounting.
 
-    key, experiment and journal are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can
+    key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can
     be resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
 
     secure_mode is accepted and changes nothing: the noise always comes from a cryptographic generator. accountant is
@@ -257,6 +258,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         key: NoiseKey | None = None,
         experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
+        arithmetic: Literal["exact", "float"] = "exact",
         seed: int | None = None,
         secure_mode: bool = True,
         accountant: str | None = None,
@@ -272,6 +274,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             super().__init__(accountant="rdp")
         self.accountant = MechanismAccountant()
         self._key, self._experiment, self._journal, self._seed = key, experiment, journal, seed
+        self._arithmetic = arithmetic
 
     @property
     def mechanism(self) -> Mechanism | None:
@@ -383,6 +386,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             key=self._key,
             experiment=self._experiment,
             journal=self._journal,
+            arithmetic=self._arithmetic,
             check=check,
             cohorts=loader.batch_sampler,
         )

@@ -1,4 +1,4 @@
-//! Anderson acceleration of a fixed point in `log v`.
+//! Anderson acceleration of a fixed point.
 
 use faer::{Mat, Side};
 use rayon::prelude::*;
@@ -6,20 +6,15 @@ use rayon::prelude::*;
 /// Steps remembered.
 const MEMORY: usize = 12;
 
-/// Share of the mean of `v` added to every weight of the least squares, so that the few indices with small `v`
-/// near the end of a schedule, which hold up the gap at last, are seen.
-const WEIGHT_FLOOR: f64 = 0.1;
-
-/// Farthest that an entry of `log v` moves at once: extrapolation knows no bounds.
+/// Farthest that a coordinate moves at once: extrapolation knows no bounds.
 const LONGEST_STEP: f64 = 8.0;
 
-/// Combines the last steps of `log v ← log v + f` so that the combined residual is smallest in the norm
-/// `Σ w_i f_i²`, where `w` is `v` (the metric in which the paper proves the map a contraction) with a floor.
+/// Combines the last steps of `u ← u + f` so that the combined residual is smallest in the norm `Σ w_i f_i²`.
 ///
 /// Safeguard: when the residual grows instead of shrinking, the memory is dropped and the plain step is taken
 /// from the last good iterate.
 pub(crate) struct Anderson {
-    /// Differences of successive (log v, f), newest last.
+    /// Differences of successive (u, f), newest last.
     history: Vec<(Vec<f64>, Vec<f64>)>,
     last: Option<Iterate>,
     best: Option<Iterate>,
@@ -27,7 +22,7 @@ pub(crate) struct Anderson {
 
 #[derive(Clone)]
 struct Iterate {
-    log_v: Vec<f64>,
+    u: Vec<f64>,
     residual: Vec<f64>,
     norm: f64,
 }
@@ -37,13 +32,10 @@ impl Anderson {
         Self { history: Vec::new(), last: None, best: None }
     }
 
-    /// The next `v`, given the residual `f` at `v`.
-    pub(crate) fn step(&mut self, v: &[f64], residual: &[f64]) -> Vec<f64> {
-        let log_v: Vec<f64> = v.iter().map(|v| v.ln()).collect();
-        let floor = WEIGHT_FLOOR * v.iter().sum::<f64>() / v.len() as f64;
-        let weights: Vec<f64> = v.iter().map(|v| v + floor).collect();
+    /// The next `u`, given the residual `f` at `u` and the weights there.
+    pub(crate) fn step(&mut self, u: &[f64], weights: &[f64], residual: &[f64]) -> Vec<f64> {
         let norm = weights.iter().zip(residual).map(|(w, f)| w * f * f).sum::<f64>().sqrt();
-        let now = Iterate { log_v, residual: residual.to_vec(), norm };
+        let now = Iterate { u: u.to_vec(), residual: residual.to_vec(), norm };
 
         if let Some(best) = &self.best
             && now.norm > 4.0 * best.norm
@@ -51,7 +43,7 @@ impl Anderson {
             // Diverged: forget the subspace and restart from the best iterate with a plain step.
             let restart = best.clone();
             self.history.clear();
-            let next = advance(&restart.log_v, &restart.residual);
+            let next = advance(&restart.u, &restart.residual);
             self.last = Some(restart);
             if let Some(best) = &mut self.best {
                 best.norm = f64::INFINITY;
@@ -59,19 +51,18 @@ impl Anderson {
             return next;
         }
         if let Some(last) = &self.last {
-            self.history
-                .push((difference(&now.log_v, &last.log_v), difference(&now.residual, &last.residual)));
+            self.history.push((difference(&now.u, &last.u), difference(&now.residual, &last.residual)));
             if self.history.len() > MEMORY {
                 self.history.remove(0);
             }
         }
-        let gamma = self.coefficients(&weights, &now.residual);
-        let mut next: Vec<f64> = now.log_v.iter().zip(&now.residual).map(|(u, f)| u + f).collect();
+        let gamma = self.coefficients(weights, &now.residual);
+        let mut next: Vec<f64> = now.u.iter().zip(&now.residual).map(|(u, f)| u + f).collect();
         for ((du, df), &g) in self.history.iter().zip(&gamma) {
             next.par_iter_mut().zip(du.par_iter().zip(df)).for_each(|(x, (du, df))| *x -= g * (du + df));
         }
-        let held = |(next, now): (&f64, &f64)| (now + (next - now).clamp(-LONGEST_STEP, LONGEST_STEP)).exp();
-        let next = next.iter().zip(&now.log_v).map(held).collect();
+        let held = |(next, now): (&f64, &f64)| now + (next - now).clamp(-LONGEST_STEP, LONGEST_STEP);
+        let next = next.iter().zip(&now.u).map(held).collect();
         if self.best.as_ref().is_none_or(|best| now.norm < best.norm) {
             self.best = Some(now.clone());
         }
@@ -114,8 +105,8 @@ impl Anderson {
     }
 }
 
-fn advance(log_v: &[f64], residual: &[f64]) -> Vec<f64> {
-    log_v.iter().zip(residual).map(|(u, f)| (u + f).exp()).collect()
+fn advance(u: &[f64], residual: &[f64]) -> Vec<f64> {
+    u.iter().zip(residual).map(|(u, f)| u + f).collect()
 }
 
 fn difference(a: &[f64], b: &[f64]) -> Vec<f64> {

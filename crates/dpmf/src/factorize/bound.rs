@@ -1,41 +1,51 @@
-//! The lower bound as a proof: evaluated at a given `v`, with every error bounded, and rounded down.
+//! The lower bound as a proof: evaluated at a given dual point, with every error bounded, and rounded down.
 //!
-//! For any `v > 0` no factorization has a loss below `‖A D^{1/2}‖_*² / Σv`, `D = diag(v)`, so a lower bound on one
-//! number, the sum of the singular values, is all there is to prove. It need not be tight for wild `v`, but it must hold
-//! for every `v`: those of a file are chosen by whoever wrote it. See `docs/explanation/certificate.md`.
+//! For any `D = G Gᵀ` no factorization has a loss below `‖A G‖_*² / Σ_p v_p`, so a lower bound on one number, the sum of the
+//! singular values, is all there is to prove. It need not be tight for wild `D`, but it must hold for every `D`: those of a file are chosen by whoever wrote it. See `docs/explanation/certificate.md`.
 
 mod filter;
+mod phases;
 mod polar;
 
 use crate::error::{Error, Result};
+use crate::factorize::point::Dual;
 use crate::workload::Workload;
 
 /// Relative distance that proving puts between the bound and its exact value, where rounding does not matter.
 pub(super) const COST: f64 = 1e-12;
 
-/// The lower bound `(Σ v_i x_i)² / Σ v_i` with `x = diag X(v)` at any positive `v`, rounded down.
+/// The lower bound `tr(X(D) D)² / Σ_p v_p` at any dual point, rounded down.
 ///
-/// Guarantee: no factorization of the workload has a loss below it, for every `v`: rounding and quadrature are bounded,
-/// nothing is assumed about the spectrum. The bound is evaluated where `v` is raised to 10⁻³⁰ of its largest entry.
-/// Cost: O(n) double-double operations for each octave of the spectrum, or O(n³) for a dense workload.
+/// Guarantee: no factorization of the workload has a loss below it, under any participation that lets the users of the dual
+/// point take part, for every point: rounding and quadrature are bounded, nothing is assumed about the spectrum. For one
+/// participation it is evaluated where `v` is raised to 10⁻³⁰ of its largest entry.
+/// Cost: O(n) double-double operations for each octave of the spectrum, O(nK²) for `K` participations, or O(n³) for a dense
+/// workload.
 ///
-/// Errors: `v` of the wrong length, not positive or not finite; a loss outside the range of f64.
-pub fn lower_bound_at(workload: &Workload, v: &[f64]) -> Result<f64> {
-    let (actual, expected) = (v.len(), workload.steps());
+/// Errors: a point for other steps; a loss outside the range of f64; several participations and a step size of zero.
+pub fn lower_bound_at(workload: &Workload, dual: &Dual) -> Result<f64> {
+    let (actual, expected) = (dual.steps(), workload.steps());
     if actual != expected {
         return Err(Error::WrongLength { name: "dual variable", actual, expected });
     }
-    if let Some(index) = v.iter().position(|v| !(*v > 0.0 && v.is_finite())) {
-        let rule = "it must be positive and finite";
-        return Err(Error::InvalidEntry { name: "dual variable", index, value: v[index], rule });
-    }
-    let v = tamed(v);
-    let (nuclear_norm, exponent) = match workload.realisation() {
-        Some(realisation) => filter::nuclear_norm(realisation, &v),
-        None => polar::nuclear_norm(workload.to_dense().as_ref(), &v)?,
+    let v = tamed(dual.v());
+    let ((nuclear_norm, exponent), sum) = if dual.times() == 1 {
+        // Sums of n positive numbers, one at a time, lose less than n ε.
+        let sum = v.iter().sum::<f64>() * (1.0 + v.len() as f64 * f64::EPSILON);
+        let factor = Factor::diagonal(&v);
+        let norm = match workload.realisation() {
+            Some(realisation) => filter::nuclear_norm(realisation, &v),
+            None => polar::nuclear_norm(workload.to_dense().as_ref(), &factor)?,
+        };
+        (norm, sum)
+    } else {
+        let factor = Factor::new(dual, &v);
+        let norm = match workload.realisation() {
+            Some(realisation) => phases::nuclear_norm(workload, realisation, &factor)?,
+            None => polar::nuclear_norm(workload.to_dense().as_ref(), &factor)?,
+        };
+        (norm, factor.sum())
     };
-    // Sums of n positive numbers, one at a time, lose less than n ε.
-    let sum = v.iter().sum::<f64>() * (1.0 + v.len() as f64 * f64::EPSILON);
     let bound = libm::scalbn(nuclear_norm * nuclear_norm / sum * (1.0 - 8.0 * f64::EPSILON), 2 * exponent);
     if !(bound > 0.0 && bound.is_finite()) {
         return Err(Error::Numerical {
@@ -45,6 +55,49 @@ pub fn lower_bound_at(workload: &Workload, v: &[f64]) -> Result<f64> {
         });
     }
     Ok(bound)
+}
+
+/// `G` with `D = G Gᵀ`, lower triangular within the phases: numbers that are taken as they are.
+///
+/// Whatever they are, `‖A G‖_*² / Σ_p max_i ‖g_i‖²` is a lower bound, the maximum over the rows of a phase: raising the shorter
+/// rows to the longest by directions of their own adds to `D`.
+struct Factor {
+    steps: usize,
+    separation: usize,
+    /// Rows, `K` numbers each.
+    rows: Vec<f64>,
+}
+
+impl Factor {
+    fn diagonal(v: &[f64]) -> Self {
+        Self { steps: v.len(), separation: v.len(), rows: v.iter().map(|v| v.sqrt()).collect() }
+    }
+
+    fn new(dual: &Dual, v: &[f64]) -> Self {
+        let (separation, times) = (dual.separation(), dual.times());
+        let row = |(i, y): (usize, &[f64])| {
+            let root = v[i % separation].sqrt();
+            y.iter().map(|y| root * y).collect::<Vec<f64>>()
+        };
+        let rows = dual.directions().chunks_exact(times).enumerate().flat_map(row).collect();
+        Self { steps: dual.steps(), separation, rows }
+    }
+
+    fn times(&self) -> usize {
+        self.steps.div_ceil(self.separation)
+    }
+
+    fn row(&self, i: usize) -> &[f64] {
+        &self.rows[i * self.times()..][..self.times()]
+    }
+
+    /// `Σ_p max_i ‖g_i‖²`, rounded up.
+    fn sum(&self) -> f64 {
+        let norm_sq = |i: usize| self.row(i).iter().map(|g| g * g).sum::<f64>();
+        let longest = |p: usize| (p..self.steps).step_by(self.separation).map(norm_sq).fold(0.0, f64::max);
+        let sum: f64 = (0..self.separation).map(longest).sum();
+        sum * (1.0 + (self.steps + 8) as f64 * f64::EPSILON)
+    }
 }
 
 /// `v` in units in which its largest entry lies between 1 and 2, no entry below 2⁻¹⁰⁰: another dual variable, with a

@@ -1,13 +1,14 @@
-//! `diag X(v)` for any workload, by dense decompositions: O(n³) an evaluation.
+//! The blocks of `X(D)` for any workload, by dense decompositions: O(n³) an evaluation.
 
 use crate::error::{Error, Result};
-use crate::factorize::dual::{Diagonal, Oracle};
-use faer::{Mat, Side};
+use crate::factorize::dual::{Blocks, Oracle};
+use crate::factorize::point::Dual;
+use faer::{Mat, MatRef, Side};
 
 /// The dense oracle.
 ///
-/// With `A D^{1/2} = U Σ Vᵀ`, `(D^{1/2}AᵀA D^{1/2})^{1/2} = V Σ Vᵀ`. The singular values come from the symmetric
-/// eigenproblem of `D^{1/2}AᵀA D^{1/2}` while its rounding error, `ε λ_max / 2σ_min`, is below the tolerance, and
+/// With `D = G Gᵀ` and `A G = U Σ Vᵀ`, `X(D) = G⁻ᵀ V Σ Vᵀ G⁻¹`. The singular values come from the symmetric eigenproblem
+/// of `GᵀAᵀA G` while its rounding error, `ε λ_max / 2σ_min`, is below the tolerance, and
 /// from the singular value decomposition, which squares no condition number but costs three times as much,
 /// after that.
 pub struct Dense {
@@ -17,7 +18,7 @@ pub struct Dense {
     svd: bool,
 }
 
-/// Spectral form of `D^{1/2} AᵀA D^{1/2} = V Σ² Vᵀ`.
+/// Spectral form of `Gᵀ AᵀA G = V Σ² Vᵀ`.
 struct Spectrum {
     sigma: Vec<f64>,
     vectors: Mat<f64>,
@@ -32,19 +33,18 @@ impl Dense {
         Self { a, gram, svd: false }
     }
 
-    fn spectrum(&self, v: &[f64]) -> Result<Spectrum> {
-        let n = v.len();
-        let root: Vec<f64> = v.iter().map(|v| v.sqrt()).collect();
+    fn spectrum(&self, dual: &Dual) -> Result<Spectrum> {
+        let n = dual.steps();
         let failed =
             || Error::Numerical { what: "dense decomposition", index: 0, reason: "it did not converge" };
         if self.svd {
-            let scaled = Mat::from_fn(n, n, |i, j| self.a[(i, j)] * root[j]);
-            let svd = scaled.svd().map_err(|_| failed())?;
+            let svd = times_factor(self.a.as_ref(), dual).svd().map_err(|_| failed())?;
             let sigma: Vec<f64> = svd.S().column_vector().iter().copied().collect();
             let error = f64::EPSILON * sigma[0];
             Ok(Spectrum { sigma, vectors: svd.V().to_owned(), error })
         } else {
-            let scaled = Mat::from_fn(n, n, |i, j| root[i] * self.gram[(i, j)] * root[j]);
+            let half = times_factor(self.gram.as_ref(), dual);
+            let scaled = times_factor(half.transpose(), dual);
             let eigen = scaled.self_adjoint_eigen(Side::Lower).map_err(|_| failed())?;
             let lambda: Vec<f64> = eigen.S().column_vector().iter().copied().collect();
             let (smallest, largest) = (lambda[0], lambda[n - 1]);
@@ -58,24 +58,50 @@ impl Dense {
         }
     }
 
-    /// The spectrum at `v`, from the eigenproblem if it is exact enough.
-    fn spectrum_within(&mut self, v: &[f64], tolerance: f64) -> Result<Spectrum> {
-        let spectrum = self.spectrum(v)?;
+    /// The spectrum at a dual point, from the eigenproblem if it is exact enough.
+    fn spectrum_within(&mut self, dual: &Dual, tolerance: f64) -> Result<Spectrum> {
+        let spectrum = self.spectrum(dual)?;
+        let v = dual.v();
         let smallest =
             v.iter().copied().fold(f64::INFINITY, f64::min) / v.iter().sum::<f64>() * v.len() as f64;
         if self.svd || spectrum.relative_error() <= tolerance * smallest.min(1.0) {
             return Ok(spectrum);
         }
         self.svd = true;
-        self.spectrum(v)
+        self.spectrum(dual)
     }
 
-    /// `X(v)` as a matrix.
-    pub fn primal(&mut self, v: &[f64], tolerance: f64) -> Result<Mat<f64>> {
-        let Spectrum { sigma, vectors, .. } = self.spectrum_within(v, tolerance)?;
-        let n = v.len();
-        let scaled = Mat::from_fn(n, n, |i, k| vectors[(i, k)] * (sigma[k] / v[i]).sqrt());
+    /// `X(D)` as a matrix.
+    pub fn primal(&mut self, dual: &Dual, tolerance: f64) -> Result<Mat<f64>> {
+        let Spectrum { sigma, vectors, .. } = self.spectrum_within(dual, tolerance)?;
+        let n = dual.steps();
+        let mut scaled = Mat::from_fn(n, n, |i, k| vectors[(i, k)] * sigma[k].sqrt());
+        (0..n).for_each(|k| solve_factor_transposed(dual, scaled.col_as_slice_mut(k)));
         Ok(&scaled * scaled.transpose())
+    }
+}
+
+/// `M G`, with `D = G Gᵀ` and `G` lower triangular within the phases.
+fn times_factor(matrix: MatRef<'_, f64>, dual: &Dual) -> Mat<f64> {
+    let b = dual.separation();
+    let mut product = Mat::zeros(matrix.nrows(), matrix.ncols());
+    for j in 0..dual.steps() {
+        let target = product.col_as_slice_mut(j);
+        for i in dual.phase(j % b).filter(|i| *i >= j) {
+            let factor = dual.factor(i, j / b);
+            target.iter_mut().enumerate().for_each(|(row, x)| *x += matrix[(row, i)] * factor);
+        }
+    }
+    product
+}
+
+/// `G⁻ᵀ x`, in place.
+fn solve_factor_transposed(dual: &Dual, x: &mut [f64]) {
+    let b = dual.separation();
+    for j in (0..dual.steps()).rev() {
+        let later = dual.phase(j % b).filter(|i| *i > j);
+        let known: f64 = later.map(|i| dual.factor(i, j / b) * x[i]).sum();
+        x[j] = (x[j] - known) / dual.factor(j, j / b);
     }
 }
 
@@ -84,19 +110,32 @@ impl Oracle for Dense {
         self.a.nrows()
     }
 
-    fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal> {
-        let spectrum = self.spectrum_within(v, tolerance)?;
-        let mut phi = vec![0.0; v.len()];
+    fn blocks(&mut self, dual: &Dual, tolerance: f64) -> Result<Blocks> {
+        let spectrum = self.spectrum_within(dual, tolerance)?;
+        let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
+        let mut x = vec![0.0; n * times];
+        let mut column = vec![0.0; n];
         for (k, s) in spectrum.sigma.iter().enumerate() {
-            for (phi, u) in phi.iter_mut().zip(spectrum.vectors.col_as_slice(k)) {
-                *phi += s * u * u;
+            column.copy_from_slice(spectrum.vectors.col_as_slice(k));
+            solve_factor_transposed(dual, &mut column);
+            for i in 0..n {
+                for j in (i % b..=i).step_by(b) {
+                    x[i * times + j / b] += s * column[i] * column[j];
+                }
             }
         }
-        let x: Vec<f64> = phi.iter().zip(v).map(|(phi, v)| phi / v).collect();
+        for i in 0..n {
+            for j in (i % b..i).step_by(b) {
+                x[j * times + i / b] = x[i * times + j / b];
+            }
+        }
         // What counts is the largest entry: how far above it another might be.
-        let largest = x.iter().copied().fold(0.0, f64::max);
-        let possible = x.iter().zip(v).map(|(x, v)| x + spectrum.error / v).fold(0.0, f64::max);
-        Ok(Diagonal { x, relative_error: spectrum.relative_error().max(possible / largest - 1.0) })
+        let own = |i: usize| x[i * times + i / b];
+        let largest = (0..n).map(own).fold(0.0, f64::max);
+        let reach = |i: usize| 1.0 / (dual.factor(i, i / b) * dual.factor(i, i / b));
+        let possible = (0..n).map(|i| own(i) + spectrum.error * reach(i)).fold(0.0, f64::max);
+        let relative_error = spectrum.relative_error().max(possible / largest - 1.0);
+        Ok(Blocks { x, relative_error })
     }
 }
 

@@ -1,33 +1,45 @@
-//! The outer loop: a fixed point in the dual variable `v`, stopped by a certificate.
+//! The outer loop: a fixed point in the dual point `D`, stopped by a certificate.
 //!
-//! For any `v > 0`, with `x = diag X(v)` and `x̄ = Σ v_i x_i / Σ v_i`,
+//! For any `D = ⊕_p D_p`, `D_p = v_p R_p` with ones on the diagonal of `R_p`, with `X = X(D)`, `φ_p = ⟨X_p, D_p⟩` and
+//! `x̄ = Σ φ_p / Σ v_p`,
 //!
-//! - `X(v) / max x` is feasible, with loss `max x · Σ v_i x_i`;
-//! - no factorization has a loss below `(Σ v_i x_i)² / Σ v_i`, the paper's dual bound at its best scale of `v`.
+//! - `X / max_p Σ|X_p|` is feasible, with loss `max_p Σ|X_p| · Σ φ_p`;
+//! - no factorization has a loss below `(Σ φ_p)² / Σ v_p`, the paper's dual bound at its best scale of `v`: `R_p` is the Gram
+//!   matrix of one way to take part, so `Σ φ_p = tr(XD) ≤ γ² Σ v_p` for every feasible `X`.
 //!
-//! Their ratio is `max x / x̄`, so the gap closes where `x` becomes constant. The loop never sees a matrix: an
-//! [`Oracle`] turns `v` into `x`. Nothing here is a proof: the bound is proved once, at the `v` that is returned, by
-//! [`lower_bound_at`](crate::factorize::lower_bound_at).
+//! Their ratio is `max_p Σ|X_p| / x̄`, so the gap closes where the sums of all blocks become equal and nothing is left for
+//! other directions to gain: `X_p R_p = Λ_p R_p` with `Λ_p` diagonal. One participation is the case of blocks of one number,
+//! `φ_i = v_i X_ii`. The loop never sees a matrix: an [`Oracle`] turns `D` into the blocks of `X`. Nothing here is a proof: the
+//! bound is proved once, at the point that is returned, by [`lower_bound_at`](crate::factorize::lower_bound_at).
 
 use crate::error::{Error, Result};
 use crate::factorize::anderson::Anderson;
+use crate::factorize::point::Dual;
+use crate::linalg::udu::check_weights;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-/// Evaluates `diag X(v)`, where `X(v) = D^{-1/2} (D^{1/2} AᵀA D^{1/2})^{1/2} D^{-1/2}` and `D = diag(v)`.
+/// Evaluates the blocks of `X(D) = Aᵀ(A D Aᵀ)^{-1/2}A`.
 pub trait Oracle {
-    /// Number of steps `n`, the length of `v`.
+    /// Number of steps `n`.
     fn steps(&self) -> usize;
 
-    /// `diag X(v)` for positive `v`, with a relative error near `tolerance` or the best that f64 allows.
-    fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal>;
+    /// The blocks of `X(D)`, with a relative error near `tolerance` or the best that f64 allows.
+    fn blocks(&mut self, dual: &Dual, tolerance: f64) -> Result<Blocks>;
+
+    /// `diag X(v)` for positive `v`: [`Oracle::blocks`] for one participation.
+    fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Blocks> {
+        check_weights(self.steps(), v)?;
+        self.blocks(&Dual::single(v.to_vec())?, tolerance)
+    }
 }
 
-/// `diag X(v)`, and how far it is believed to be off.
+/// The blocks `X_p` of `X(D)`, and how far they are believed to be off.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Diagonal {
-    /// The diagonal.
+pub struct Blocks {
+    /// Row after row, `K` numbers each: entry `l` of row `i` is `X_ij` with `j` the step of epoch `l` and the phase of `i`,
+    /// zero past the last step. For one participation the diagonal of `X`.
     pub x: Vec<f64>,
     /// Relative error of the entries, estimated: by it the iteration knows when rounding stops it. No certificate
     /// rests on it.
@@ -46,7 +58,7 @@ pub struct Certificate {
     pub lower_bound: f64,
     /// `loss / lower_bound − 1`.
     pub gap: f64,
-    /// Evaluations of `diag X(v)` spent.
+    /// Evaluations of `X(D)` spent.
     pub iterations: usize,
 }
 
@@ -119,17 +131,19 @@ pub type Observer<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 /// A dual iterate, and the gap there.
 #[derive(Clone, Debug)]
 pub struct DualSolution {
-    /// The dual variable.
-    pub v: Vec<f64>,
-    /// `diag X(v)`.
+    /// The dual point.
+    pub dual: Dual,
+    /// The blocks of `X(D)`, as in [`Blocks::x`].
     pub x: Vec<f64>,
-    /// Loss of `X(v) / max x`, raised by the error that the oracle expects of itself.
+    /// `max_p Σ|X_p|`.
+    pub largest: f64,
+    /// Loss of `X(D) / max_p Σ|X_p|`, raised by the error that the oracle expects of itself.
     pub loss: f64,
-    /// The dual bound at `v`: an estimate, not a proof.
+    /// The dual bound there: an estimate, not a proof.
     pub lower_bound: f64,
     /// The oracle's estimate of its own error.
     pub relative_error: f64,
-    /// Evaluations of `diag X(v)` spent.
+    /// Evaluations of `X(D)` spent.
     pub iterations: usize,
     /// Why it stopped, if not because the target was reached.
     pub stopped: Option<&'static str>,
@@ -142,17 +156,20 @@ impl DualSolution {
     }
 }
 
-/// Solves `diag X(v) = 1` from `start` until the gap at one `v` is as small as asked for, or as it gets.
+/// Moves the dual point from `start` until the gap there is as small as asked for, or as it gets.
+///
+/// `v_p ← v_p (φ_p/v_p x̄)²` and, within the blocks, `R_p ← X_p R_p X_p` scaled to ones on its diagonal: for directions `Y_p`, the
+/// rows of `X_p Y_p` scaled to norm one. Both are the map `D ← X D X`, whose fixed points are the optima.
 ///
 /// No entry of `v` falls below a twentieth of the gap times the mean: where a constraint does not bind, its `v` tends to zero,
 /// and this is close enough, for all such entries together hold up so much of the gap.
 ///
 /// Errors: [`Error::Interrupted`], and whatever the oracle reports.
 ///
-/// Reference: Theorem 3.2 of \[DMRST22\] for the fixed point.
+/// Reference: Theorem 3.2 of \[DMRST22\] for the fixed point of one participation.
 pub fn solve(
     oracle: &mut dyn Oracle,
-    start: Vec<f64>,
+    start: Dual,
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<DualSolution> {
@@ -160,7 +177,7 @@ pub fn solve(
     let clock = Instant::now();
     let mut anderson = Anderson::new();
     let mut best: Option<DualSolution> = None;
-    let mut v = tamed(start, options.gap);
+    let mut dual = Dual { v: tamed(start.v, options.gap), ..start };
     let mut gap = f64::INFINITY;
     let mut best_at = 0;
     let mut movement = options.iteration;
@@ -168,20 +185,30 @@ pub fn solve(
     for iteration in 1..=options.max_iterations {
         // The quadrature or rounding error need only be small beside the gap that is still open.
         let tolerance = (1e-3 * gap).clamp(0.01 * options.gap, 1e-4);
-        let Diagonal { x, relative_error } = oracle.diagonal(&v, tolerance)?;
-        let sum_v: f64 = v.iter().sum();
-        let sum_phi: f64 = v.iter().zip(&x).map(|(v, x)| v * x).sum();
-        let max_x = x.iter().copied().fold(0.0, f64::max);
+        let Blocks { x, relative_error } = oracle.blocks(&dual, tolerance)?;
+        let Sums { inner, absolute, mut residual } = sums(&dual, &x, options);
+        let sum_v: f64 = dual.v.iter().sum();
+        let sum_phi: f64 = dual.v.iter().zip(&inner).map(|(v, x)| v * x).sum();
+        let largest = absolute.iter().copied().fold(0.0, f64::max);
 
-        let loss = max_x * sum_phi * (1.0 + relative_error).powi(2);
+        let loss = largest * sum_phi * (1.0 + relative_error).powi(2);
         let lower_bound = sum_phi * sum_phi / sum_v;
-        let residual = log_step(&v, &x, options);
+        residual.splice(0..0, log_step(&dual.v, &inner, options));
+        let coordinates = dual.coordinates();
         let mut next = match movement {
-            Iteration::Anderson => anderson.step(&v, &residual),
-            Iteration::Relaxed | Iteration::Plain => advance(&v, &residual),
+            Iteration::Anderson => anderson.step(&coordinates, &weights(&dual), &residual),
+            Iteration::Relaxed | Iteration::Plain => advance(&coordinates, &residual),
         };
-        let found =
-            DualSolution { v, x, loss, lower_bound, relative_error, iterations: iteration, stopped: None };
+        let found = DualSolution {
+            dual,
+            x,
+            largest,
+            loss,
+            lower_bound,
+            relative_error,
+            iterations: iteration,
+            stopped: None,
+        };
         if best.as_ref().is_none_or(|best| found.gap() < best.gap()) {
             best = Some(found);
             best_at = iteration;
@@ -208,15 +235,101 @@ pub fn solve(
             if movement == Iteration::Anderson && iteration - best_at >= PATIENCE {
                 // The map contracts even where its extrapolation goes astray.
                 movement = Iteration::Relaxed;
-                next = advance(&solution.v, &log_step(&solution.v, &solution.x, options));
+                let Sums { inner, mut residual, .. } = sums(&solution.dual, &solution.x, options);
+                residual.splice(0..0, log_step(&solution.dual.v, &inner, options));
+                next = advance(&solution.dual.coordinates(), &residual);
             }
-            v = tamed(next, options.gap);
+            dual = solution.dual.with_coordinates(&next);
+            dual.v = tamed(dual.v, options.gap);
             continue;
         };
         return Ok(best.expect("set above"));
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }
+
+/// What a dual point makes of its blocks, phase by phase.
+struct Sums {
+    /// `⟨X_p, R_p⟩ = φ_p/v_p`.
+    inner: Vec<f64>,
+    /// `Σ|X_p|`.
+    absolute: Vec<f64>,
+    /// The step of the directions.
+    residual: Vec<f64>,
+}
+
+fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
+    let (n, b, times) = (dual.steps, dual.separation, dual.times());
+    if times == 1 {
+        return Sums { inner: x.to_vec(), absolute: x.to_vec(), residual: Vec::new() };
+    }
+    let (mut inner, mut absolute) = (vec![0.0; b], vec![0.0; b]);
+    let mut residual = vec![0.0; n * times];
+    let mut moved = vec![0.0; times * times];
+    for p in 0..b {
+        let rows = dual.phase(p).len();
+        for (e, i) in dual.phase(p).enumerate() {
+            let target = &mut moved[e * times..][..times];
+            target.fill(0.0);
+            for (x, j) in x[i * times..][..times].iter().zip(dual.phase(p)) {
+                absolute[p] += x.abs();
+                let y = &dual.directions[j * times..][..times];
+                target.iter_mut().zip(y).for_each(|(t, y)| *t += x * y);
+            }
+            let y = &dual.directions[i * times..][..times];
+            inner[p] += target.iter().zip(y).map(|(t, y)| t * y).sum::<f64>();
+            let norm = target.iter().map(|t| t * t).sum::<f64>().sqrt();
+            let plain = if options.iteration == Iteration::Plain { 1.0 } else { 0.0 };
+            target.iter_mut().zip(y).for_each(|(t, y)| *t = *t / norm + plain * y);
+        }
+        triangular(&mut moved[..rows * times], times);
+        for (e, i) in dual.phase(p).enumerate() {
+            let row = &moved[e * times..][..times];
+            let norm = row.iter().map(|t| t * t).sum::<f64>().sqrt();
+            let y = &dual.directions[i * times..][..times];
+            let target = &mut residual[i * times..][..times];
+            target.iter_mut().zip(row.iter().zip(y)).for_each(|(r, (t, y))| *r = t / norm - y);
+        }
+    }
+    Sums { inner, absolute, residual }
+}
+
+/// Rotates the columns of a matrix, given by rows, so that it becomes lower triangular with a positive diagonal.
+fn triangular(rows: &mut [f64], width: usize) {
+    for e in 0..rows.len() / width {
+        for k in e + 1..width {
+            let (a, b) = (rows[e * width + e], rows[e * width + k]);
+            if b == 0.0 {
+                continue;
+            }
+            let norm = a.hypot(b);
+            let (c, s) = (a / norm, b / norm);
+            for row in rows[e * width..].chunks_exact_mut(width) {
+                let (a, b) = (row[e], row[k]);
+                (row[e], row[k]) = (c * a + s * b, c * b - s * a);
+            }
+            rows[e * width + k] = 0.0;
+        }
+        if rows[e * width + e] < 0.0 {
+            rows[e * width..].chunks_exact_mut(width).for_each(|row| row[e] = -row[e]);
+        }
+    }
+}
+
+/// Weights of the least squares of the acceleration: `v`, the metric in which the map is proved a contraction, with a floor, so
+/// that the few phases with small `v` near the end of a schedule, which hold up the gap at last, are seen.
+fn weights(dual: &Dual) -> Vec<f64> {
+    let (b, times) = (dual.separation, dual.times());
+    let floor = WEIGHT_FLOOR * dual.v.iter().sum::<f64>() / dual.v.len() as f64;
+    let of_phase: Vec<f64> = dual.v.iter().map(|v| v + floor).collect();
+    let of_directions = (0..dual.directions.len()).map(|at| of_phase[at / times % b] / times as f64);
+    let mut weights = of_phase.clone();
+    weights.extend(of_directions);
+    weights
+}
+
+/// Share of the mean of `v` added to every weight.
+const WEIGHT_FLOOR: f64 = 0.1;
 
 /// Evaluations without progress after which acceleration is given up.
 const PATIENCE: usize = 100;
@@ -246,24 +359,16 @@ fn log_step(v: &[f64], x: &[f64], options: &Options) -> Vec<f64> {
     v.iter().zip(x).map(|(v, x)| (factor * (x / mean).ln()).max((floor / v).ln())).collect()
 }
 
-fn advance(v: &[f64], residual: &[f64]) -> Vec<f64> {
-    v.iter().zip(residual).map(|(v, f)| v * f.exp()).collect()
+fn advance(coordinates: &[f64], residual: &[f64]) -> Vec<f64> {
+    coordinates.iter().zip(residual).map(|(u, f)| u + f).collect()
 }
 
-fn check(steps: usize, start: &[f64], options: &Options) -> Result<()> {
+fn check(steps: usize, start: &Dual, options: &Options) -> Result<()> {
     if !(options.gap > 0.0 && options.gap.is_finite()) {
         return Err(Error::argument("gap", options.gap, "it must be positive and finite"));
     }
-    if start.len() != steps {
-        return Err(Error::WrongLength { name: "dual start", actual: start.len(), expected: steps });
+    if start.steps != steps {
+        return Err(Error::WrongLength { name: "dual start", actual: start.steps, expected: steps });
     }
-    match start.iter().position(|v| !(v.is_finite() && *v > 0.0)) {
-        Some(index) => Err(Error::InvalidEntry {
-            name: "dual start",
-            index,
-            value: start[index],
-            rule: "it must be positive and finite",
-        }),
-        None => Ok(()),
-    }
+    Ok(())
 }

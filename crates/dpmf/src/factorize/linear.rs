@@ -1,7 +1,8 @@
 //! `diag X(v)` in linear time, for every workload that is a recurrence.
 
 use crate::error::{Error, Result};
-use crate::factorize::dual::{Diagonal, Oracle};
+use crate::factorize::dual::{Blocks, Oracle};
+use crate::factorize::point::Dual;
 use crate::linalg::banded::LowerBanded;
 use crate::linalg::lanes::Lanes;
 use crate::linalg::pencil::Pencil;
@@ -93,7 +94,19 @@ impl Linear {
     /// Errors: as [`Oracle::diagonal`].
     pub fn quadrature(&self, v: &[f64], tolerance: f64) -> Result<InverseSqrt> {
         check_weights(self.n, v)?;
-        let (min, max) = self.spectrum.bounds(v);
+        self.quadrature_between(v, v, tolerance, LANES)
+    }
+
+    /// The same for a `D` between two diagonal matrices, in multiples of some number of nodes.
+    pub(super) fn quadrature_between(
+        &self,
+        smallest: &[f64],
+        largest: &[f64],
+        tolerance: f64,
+        multiple: usize,
+    ) -> Result<InverseSqrt> {
+        let min = self.spectrum.bounds(smallest).0;
+        let max = self.spectrum.bounds(largest).1;
         if !(min > 0.0 && max >= min && max.is_finite() && min.recip().is_finite()) {
             return Err(Error::Numerical {
                 what: "the spectrum of A D Aᵀ",
@@ -106,30 +119,26 @@ impl Linear {
             Some(_) => (min, max),
         };
         let fewest = InverseSqrt::on(min, max, tolerance)?.len();
-        InverseSqrt::with_nodes(min, max, fewest.next_multiple_of(LANES))
+        InverseSqrt::with_nodes(min, max, fewest.next_multiple_of(multiple))
     }
 
-    /// What `M` nodes contribute to `diag X`.
-    fn part<const N: usize, const M: usize>(&self, v: &[f64], nodes: &[f64], weights: &[f64]) -> Vec<f64> {
-        let lanes = |x: &[f64]| Lanes::<M>(std::array::from_fn(|q| x[q]));
-        let alpha = lanes(weights).reciprocal();
-        let tau = lanes(nodes) * alpha;
-        let (left, _) = self.left.as_chunks::<N>();
-        match &self.right {
-            None => Pencil::<N, M, false> { left, right: &[], v, alpha, tau }.diagonal(),
-            Some(right) => {
-                Pencil::<N, M, true> { left, right: right.as_chunks().0, v, alpha, tau }.diagonal()
-            }
-        }
-    }
-}
-
-impl Oracle for Linear {
-    fn steps(&self) -> usize {
-        self.n
+    /// Bandwidth of the array algorithm.
+    pub(super) fn bandwidth(&self) -> usize {
+        self.width - 1
     }
 
-    fn diagonal(&mut self, v: &[f64], tolerance: f64) -> Result<Diagonal> {
+    /// Column `j` of `P` from the diagonal down, [`Linear::bandwidth`]` + 1` places.
+    pub(super) fn left_column(&self, j: usize) -> &[f64] {
+        &self.left[j * self.width..][..self.width]
+    }
+
+    /// The columns of `R`, laid out likewise, if there is one.
+    pub(super) fn right_columns(&self) -> Option<&[f64]> {
+        self.right.as_deref()
+    }
+
+    /// `diag X(v)` for one participation.
+    fn diagonal_of(&self, v: &[f64], tolerance: f64) -> Result<Blocks> {
         let root = self.quadrature(v, tolerance)?;
         let lanes = if self.width == 2 { LANES_BIDIAGONAL } else { LANES };
         let parts: Vec<Vec<f64>> = root
@@ -153,7 +162,34 @@ impl Oracle for Linear {
                 reason: "an entry is not positive and finite",
             });
         }
-        Ok(Diagonal { x, relative_error: root.relative_error + self.rounding })
+        Ok(Blocks { x, relative_error: root.relative_error + self.rounding })
+    }
+
+    /// What `M` nodes contribute to `diag X`.
+    fn part<const N: usize, const M: usize>(&self, v: &[f64], nodes: &[f64], weights: &[f64]) -> Vec<f64> {
+        let lanes = |x: &[f64]| Lanes::<M>(std::array::from_fn(|q| x[q]));
+        let alpha = lanes(weights).reciprocal();
+        let tau = lanes(nodes) * alpha;
+        let (left, _) = self.left.as_chunks::<N>();
+        match &self.right {
+            None => Pencil::<N, M, false> { left, right: &[], v, alpha, tau }.diagonal(),
+            Some(right) => {
+                Pencil::<N, M, true> { left, right: right.as_chunks().0, v, alpha, tau }.diagonal()
+            }
+        }
+    }
+}
+
+impl Oracle for Linear {
+    fn steps(&self) -> usize {
+        self.n
+    }
+
+    fn blocks(&mut self, dual: &Dual, tolerance: f64) -> Result<Blocks> {
+        match dual.times() {
+            1 => self.diagonal_of(dual.v(), tolerance),
+            _ => self.blocks_of_phases(dual, tolerance),
+        }
     }
 }
 
@@ -204,7 +240,7 @@ mod tests {
     }
 
     /// Largest relative difference of entries, and the relative difference of Σφ.
-    fn distance(diagonal: &Diagonal, v: &[f64], (x, sum): &(Vec<f64>, f64)) -> (f64, f64) {
+    fn distance(diagonal: &Blocks, v: &[f64], (x, sum): &(Vec<f64>, f64)) -> (f64, f64) {
         let entries = diagonal.x.iter().zip(x).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         let phi: f64 = diagonal.x.iter().zip(v).map(|(x, v)| x * v).sum();
         (entries, (phi / sum - 1.0).abs())

@@ -7,16 +7,20 @@ mod dual;
 mod gradient;
 mod linear;
 mod newton;
+mod phased;
+mod point;
 mod primal;
 
 pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
-pub use dual::{Certificate, Diagonal, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
+pub use dual::{Blocks, Certificate, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
 pub use linear::Linear as LinearOracle;
+pub use point::Dual;
 
 use crate::error::{Error, Result};
 use crate::form::state_space::Order;
 use crate::form::{self, Representation};
+use crate::participation::Participation;
 use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
@@ -62,8 +66,10 @@ pub fn quiet(_: &Progress) -> ControlFlow<()> {
 /// An optimal factorization in its dual form.
 #[derive(Clone, Debug)]
 pub struct Optimum {
-    /// The dual variable; `X(v)` is the optimum up to the gap.
-    pub v: Vec<f64>,
+    /// The dual point; `X(D)` is the optimum up to the gap.
+    pub dual: Dual,
+    /// The participation that it is the optimum for.
+    pub participation: Participation,
     /// Loss, lower bound and gap.
     pub certificate: Certificate,
     /// The solver that found it, never `Auto`.
@@ -72,26 +78,44 @@ pub struct Optimum {
     primal: Option<Mat<f64>>,
 }
 
-/// Finds the factorization of least loss, to a certified gap.
+/// Finds the factorization of least loss for one participation, to a certified gap.
 ///
-/// Errors: [`Error::NotConverged`] with the gap reached, [`Error::Interrupted`] when `observe` says so,
-/// [`Error::Unsupported`] when a dense solver is asked for more than [`DENSE_LIMIT`] steps.
+/// Errors: those of [`optimal_for`].
 pub fn optimal(
     workload: &Workload,
     solver: Solver,
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
+    optimal_for(workload, Participation::Single, solver, options, observe)
+}
+
+/// Finds the factorization of least loss under a participation, to a certified gap.
+///
+/// For [`Participation::MinSeparation`] it is that of the epochs which the separation allows: units that take part every `b`
+/// steps, `b` the separation, or `⌈n/K⌉` where fewer than all participations are allowed. Such units are among those that
+/// the separation allows, so the lower bound holds; the loss is measured for the separation itself, and the gap may stay open.
+///
+/// Errors: [`Error::NotConverged`] with the gap reached, [`Error::Interrupted`] when `observe` says so,
+/// [`Error::Unsupported`] when a dense solver is asked for more than [`DENSE_LIMIT`] steps, or a rival for several
+/// participations; those of [`Participation::pattern`].
+pub fn optimal_for(
+    workload: &Workload,
+    participation: Participation,
+    solver: Solver,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<Optimum> {
     if solver == Solver::Auto && workload.recurrence().is_some() {
-        let linear = optimal(workload, Solver::Linear, options, &mut *observe);
+        let linear = optimal_for(workload, participation, Solver::Linear, options, &mut *observe);
         return match linear {
-            Err(Error::NotConverged { .. }) if workload.steps() <= SHORT => {
-                optimal(workload, Solver::Dense, options, observe)
+            Err(Error::NotConverged { .. } | Error::Unsupported { .. }) if workload.steps() <= SHORT => {
+                optimal_for(workload, participation, Solver::Dense, options, observe)
             }
             other => other,
         };
     }
-    let start: Vec<f64> = workload.column_norms_sq()?.into_iter().map(f64::sqrt).collect();
+    let start = start(workload, participation)?;
     match solver {
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
@@ -101,26 +125,61 @@ pub fn optimal(
             if solver == Solver::Linear {
                 remeasure(workload, &mut found)?;
             }
-            let largest = found.x.iter().copied().fold(0.0, f64::max);
+            let largest = found.largest;
             let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
-            Ok(Optimum { v: found.v, certificate, solver, primal: None })
+            let mut optimum = Optimum { dual: found.dual, participation, certificate, solver, primal: None };
+            if matches!(participation, Participation::MinSeparation { .. }) && optimum.dual.times() > 1 {
+                optimum.certificate = optimum.to_dense(workload)?.1;
+            }
+            Ok(optimum)
         }
     }
 }
 
-/// Where step sizes differ much, replaces `diag X(v)`, found for the recurrence, by that of the workload if a decomposition
-/// is cheap; else allows for the step sizes that the recurrence has raised.
+/// Where the iteration starts: `v` the norms of the columns of `A`, for several participations their means over a phase, and
+/// contributions that point the same way in part.
+fn start(workload: &Workload, participation: Participation) -> Result<Dual> {
+    let norms: Vec<f64> = workload.column_norms_sq()?.into_iter().map(f64::sqrt).collect();
+    let n = workload.steps();
+    let separation = participation.spacing(n)?;
+    let times = n.div_ceil(separation);
+    if times == 1 {
+        return Dual::single(norms);
+    }
+    let mean = |p: usize| {
+        let (sum, count) = (p..n).step_by(separation).fold((0.0, 0.0), |(s, c), i| (s + norms[i], c + 1.0));
+        sum / count
+    };
+    // Rows of the Cholesky factor of a correlation matrix with COMMON off its diagonal.
+    let mut factor = vec![0.0; times * times];
+    for e in 0..times {
+        for k in 0..=e {
+            let product: f64 = (0..k).map(|l| factor[e * times + l] * factor[k * times + l]).sum();
+            factor[e * times + k] =
+                if k == e { (1.0 - product).sqrt() } else { (COMMON - product) / factor[k * times + k] };
+        }
+    }
+    let directions = (0..n).flat_map(|i| factor[i / separation * times..][..times].to_vec()).collect();
+    Dual::new(n, separation, (0..separation).map(mean).collect(), directions)
+}
+
+/// Correlation of the contributions of one user at the start.
+const COMMON: f64 = 0.3;
+
+/// Where step sizes differ much, replaces the blocks of `X(D)`, found for the recurrence, by those of the workload if a
+/// decomposition is cheap; else allows for the step sizes that the recurrence has raised.
 fn remeasure(workload: &Workload, found: &mut DualSolution) -> Result<()> {
     if workload.steps() <= REMEASURED && workload.smallest_rate() < ROUGH {
-        let diagonal = DenseOracle::new(workload.to_dense()).diagonal(&found.v, f64::EPSILON)?;
-        (found.x, found.relative_error) = (diagonal.x, diagonal.relative_error);
+        let blocks = DenseOracle::new(workload.to_dense()).blocks(&found.dual, f64::EPSILON)?;
+        (found.x, found.relative_error) = (blocks.x, blocks.relative_error);
+        found.largest = found.dual.largest_sum(&found.x);
     } else if !workload.is_invertible() {
         found.relative_error += 16.0 * SMALLEST_RATE;
     }
     Ok(())
 }
 
-/// The certificate of a dual solution: the bound that its `v` proves, and a loss, given `Σφ` by that bound.
+/// The certificate of a dual solution: the bound that its point proves, and a loss, given `Σφ` by that bound.
 ///
 /// The bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised. It is
 /// then not below the bound, for `max x ≥ x̄`.
@@ -132,10 +191,10 @@ fn prove(
     loss: impl Fn(f64) -> f64,
     options: &Options,
 ) -> Result<Certificate> {
-    let lower_bound = lower_bound_at(workload, &found.v)?;
+    let lower_bound = lower_bound_at(workload, &found.dual)?;
     let error =
         found.relative_error.max(((found.lower_bound / lower_bound).sqrt() - 1.0).abs()) + bound::COST;
-    let sum_phi = (lower_bound * found.v.iter().sum::<f64>()).sqrt();
+    let sum_phi = (lower_bound * found.dual.v.iter().sum::<f64>()).sqrt();
     let raised = if error < 0.1 { loss(sum_phi) * (1.0 + error) / (1.0 - error) } else { f64::INFINITY };
     let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
     match found.stopped {
@@ -145,7 +204,7 @@ fn prove(
             target: options.gap,
             iterations: found.iterations,
             reason: reason.unwrap_or("the rest is within the rounding of 64-bit arithmetic"),
-            v: found.v.clone(),
+            dual: Box::new(found.dual.clone()),
         }),
     }
 }
@@ -165,7 +224,7 @@ fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
 
 fn descend(
     workload: &Workload,
-    start: Vec<f64>,
+    start: Dual,
     direction: &mut dyn primal::Direction,
     solver: Solver,
     options: &Options,
@@ -177,9 +236,16 @@ fn descend(
             hint: "it inverts the workload; use the linear or the dense solver",
         });
     }
+    if start.times() > 1 {
+        return Err(Error::Unsupported {
+            what: "this solver for several participations".into(),
+            hint: "it is a rival for one; use the linear or the dense solver",
+        });
+    }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
     let certificate = prove(workload, &found.dual, |_| found.dual.loss, options)?;
-    Ok(Optimum { v: found.dual.v, certificate, solver, primal: Some(found.x) })
+    let (dual, participation) = (found.dual.dual, Participation::Single);
+    Ok(Optimum { dual, participation, certificate, solver, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
@@ -215,18 +281,25 @@ impl Default for Target {
 impl Optimum {
     /// The optimum as a stream of a few states, coefficients on the f32 grid.
     ///
-    /// Errors: a workload without recurrence; a tolerance that no order up to 32 reaches.
+    /// Errors: a workload without recurrence; several participations, for which the optimum has about as many states as an
+    /// epoch has steps; a tolerance that no order up to 32 reaches.
     pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<form::StateSpace> {
+        if self.dual.times() > 1 {
+            return Err(Error::Unsupported {
+                what: "the optimum for several participations as a stream of a few states".into(),
+                hint: "it has about as many states as an epoch has steps: take its dense rows, or recall",
+            });
+        }
         let order = match target {
             Target::Buffers(states) => Order::AtMost(states),
             Target::Tolerance(excess) => {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        form::StateSpace::truncated_for(workload, &self.v, order)
+        form::StateSpace::truncated_for(workload, self.dual.v(), order)
     }
 
-    /// The canonical lower-triangular factorization, scaled to sensitivity 1, with the certificate of its own
+    /// The canonical lower-triangular factorization, scaled to columns of norm 1 at most, with the certificate of its own
     /// measured loss.
     ///
     /// Cost: O(n³) time, a few n × n matrices.
@@ -235,18 +308,18 @@ impl Optimum {
         let dense = match (&self.primal, workload.recurrence()) {
             (Some(x), _) => form::Dense::from_primal(x.as_ref())?,
             // The filter before truncation has the same rows, at some n² operations a state pair.
-            (None, Some(_)) if self.solver == Solver::Linear => {
+            (None, Some(_)) if self.solver == Solver::Linear && self.dual.times() == 1 => {
                 within_dense_limit(workload.steps())?;
-                let filter = form::StateSpace::optimal_for(workload, &self.v, tolerance)?;
+                let filter = form::StateSpace::optimal_for(workload, self.dual.v(), tolerance)?;
                 form::Dense::from_coloring(filter.coloring())?.normalised()
             }
             _ => {
                 within_dense_limit(workload.steps())?;
-                let x = DenseOracle::new(workload.design_matrix()).primal(&self.v, tolerance)?;
+                let x = DenseOracle::new(workload.design_matrix()).primal(&self.dual, tolerance)?;
                 form::Dense::from_primal(x.as_ref())?
             }
         };
-        let gamma_sq = dense.encoder_column_norms_sq().into_iter().fold(0.0, f64::max);
+        let gamma_sq = self.participation.sensitivity(&dense)?.gamma.powi(2);
         let loss = gamma_sq * dense.decoder_row_norms_sq(workload).iter().sum::<f64>();
         Ok((dense, self.certificate.for_loss(loss)))
     }

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::factorize::dense::Dense;
 use crate::factorize::dual::{DualSolution, Observer, Options, Oracle, Progress};
+use crate::factorize::point::Dual;
 use faer::linalg::solvers::{DenseSolveCore, Llt};
 use faer::{Mat, Side};
 use std::time::{Duration, Instant};
@@ -86,7 +87,7 @@ pub(crate) struct PrimalSolution {
 /// counted in [`Progress::seconds`], since only the certificate needs it.
 pub(crate) fn descend(
     a: Mat<f64>,
-    start: &[f64],
+    start: &Dual,
     direction: &mut dyn Direction,
     options: &Options,
     observe: Observer<'_>,
@@ -103,7 +104,7 @@ pub(crate) fn descend(
         || Error::Numerical { what: "start X(v₀)", index: 0, reason: "it is not positive definite" };
     let mut point = objective.point(x).ok_or_else(not_definite)?;
     let mut last_step = None;
-    let (mut lower_bound, mut multipliers) = (0.0_f64, start.to_vec());
+    let (mut lower_bound, mut multipliers) = (0.0_f64, start.clone());
     for iteration in 1..=options.max_iterations {
         let movement = direction.direction(&point);
         let moved = objective.search(&point, &movement, direction.first_step(last_step));
@@ -115,11 +116,13 @@ pub(crate) fn descend(
         if iteration % CERTIFY_EVERY == 1 || stuck || iteration == options.max_iterations {
             let pause = Instant::now();
             let v: Vec<f64> = (0..n).map(|i| point.descent[(i, i)]).collect();
-            let diagonal = oracle.diagonal(&v, 0.01 * options.gap)?;
+            let dual = Dual::single(v)?;
+            let diagonal = oracle.blocks(&dual, 0.01 * options.gap)?;
+            let v = dual.v();
             let phi: f64 = v.iter().zip(&diagonal.x).map(|(v, x)| v * x).sum();
             let bound = phi * phi / v.iter().sum::<f64>();
             if bound > lower_bound {
-                (lower_bound, multipliers) = (bound, v);
+                (lower_bound, multipliers) = (bound, dual);
             }
             paused += pause.elapsed();
         }
@@ -135,9 +138,17 @@ pub(crate) fn descend(
             false if iteration == options.max_iterations => Some("the iterations ran out"),
             false => continue,
         };
-        let (v, loss, iterations) = (multipliers, point.loss, iteration);
-        let dual =
-            DualSolution { v, x: vec![1.0; n], loss, lower_bound, relative_error: 0.0, iterations, stopped };
+        let (dual, loss, iterations) = (multipliers, point.loss, iteration);
+        let dual = DualSolution {
+            dual,
+            x: vec![1.0; n],
+            largest: 1.0,
+            loss,
+            lower_bound,
+            relative_error: 0.0,
+            iterations,
+            stopped,
+        };
         return Ok(PrimalSolution { x: point.x, dual });
     }
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))

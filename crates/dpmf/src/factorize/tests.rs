@@ -103,11 +103,11 @@ fn one_and_two_steps_in_closed_form() {
 #[test]
 fn the_dual_variable_is_the_golden_one() {
     let found = solve_with(&Workload::prefix_sum(3).unwrap(), Solver::Dense, Iteration::Anderson, 1e-11);
-    let sum: f64 = found.v.iter().sum();
+    let sum: f64 = found.dual.v().iter().sum();
     let golden = [2.65186345, 1.25735178, 0.69864641];
     let golden_sum: f64 = golden.iter().sum();
-    for (v, g) in found.v.iter().zip(golden) {
-        assert!((v / sum - g / golden_sum).abs() < 1e-6, "{:?}", found.v);
+    for (v, g) in found.dual.v().iter().zip(golden) {
+        assert!((v / sum - g / golden_sum).abs() < 1e-6, "{:?}", found.dual);
     }
 }
 
@@ -165,8 +165,8 @@ fn an_unreachable_gap_is_an_error_with_the_gap_reached() {
     let workload = momentum(64, 0.99, "exp:0.5");
     let options = Options { gap: 1e-13, ..Options::default() };
     let error = optimal(&workload, Solver::Dense, &options, &mut quiet).unwrap_err();
-    let Error::NotConverged { gap, target, v, .. } = &error else { panic!("{error}") };
-    assert!(*gap > 1e-13 && *target == 1e-13 && v.len() == 64);
+    let Error::NotConverged { gap, target, dual, .. } = &error else { panic!("{error}") };
+    assert!(*gap > 1e-13 && *target == 1e-13 && dual.steps() == 64);
 }
 
 #[test]
@@ -192,4 +192,118 @@ fn bad_options_are_refused() {
     }
     let huge = Workload::prefix_sum(DENSE_LIMIT + 1).unwrap();
     assert!(optimal(&huge, Solver::Dense, &Options::default(), &mut quiet).is_err());
+}
+
+fn epochs(workload: &Workload, times: usize, solver: Solver, gap: f64) -> Certificate {
+    let options = Options { gap, ..Options::default() };
+    let participation = Participation::Epochs { times };
+    optimal_for(workload, participation, solver, &options, &mut quiet).unwrap().certificate
+}
+
+/// Golden: brackets of the root loss for several epochs, found by another program; see golden/PROVENANCE.md.
+#[test]
+fn several_epochs_meet_the_golden_brackets() {
+    let prefix = |n| Workload::prefix_sum(n).unwrap();
+    let cases = [
+        (prefix(64), 4, 35.26282708233788, 35.26282992580478),
+        (prefix(128), 8, 84.95708281942346, 84.95709614042522),
+        (prefix(256), 4, 83.3911143918912, 83.3911262606185),
+        (prefix(100), 3, 39.17842534027558, 39.178432643044694),
+        (momentum(128, 0.9, "constant"), 4, 341.0148664886399, 341.02687461432316),
+        (momentum(192, 0.95, "cosine:0.05"), 4, 507.4905259777851, 511.15635434764863),
+    ];
+    for (workload, times, lower, upper) in cases {
+        let found = epochs(&workload, times, Solver::Linear, 1e-6);
+        assert!(found.gap <= 1e-6 && found.loss >= found.lower_bound, "{found:?}");
+        // Both brackets hold the optimum.
+        assert!(found.lower_bound.sqrt() <= upper && found.loss.sqrt() >= lower, "{found:?} {lower} {upper}");
+    }
+    let found = epochs(&prefix(1024), 4, Solver::Linear, 1e-6);
+    assert!((found.lower_bound.sqrt() - 193.4910).abs() < 1e-4, "{found:?}");
+}
+
+#[test]
+#[ignore = "sixteen epochs of 512 steps, eight of 16384: half a minute"]
+fn many_epochs_meet_the_golden_brackets() {
+    let found = epochs(&Workload::prefix_sum(512).unwrap(), 16, Solver::Linear, 1e-6);
+    assert!(found.lower_bound.sqrt() <= 316.10258 && found.loss.sqrt() >= 316.102306, "{found:?}");
+    let found = epochs(&Workload::prefix_sum(16_384).unwrap(), 8, Solver::Linear, 1e-6);
+    assert!(found.gap <= 1e-6 && (found.lower_bound.sqrt() - 1463.3965).abs() < 1e-3, "{found:?}");
+}
+
+/// Two steps, both by every user: X is diagonal, and (√2/x₁)² + 1/x₂² … is least at √2 : 1, a loss of 3 + 2√2.
+#[test]
+fn two_epochs_of_one_step_in_closed_form() {
+    let found = epochs(&Workload::prefix_sum(2).unwrap(), 2, Solver::Dense, 1e-10);
+    assert!((found.loss - (3.0 + 8.0_f64.sqrt())).abs() < 1e-8, "{found:?}");
+    assert!((found.lower_bound - (3.0 + 8.0_f64.sqrt())).abs() < 1e-8, "{found:?}");
+}
+
+#[test]
+fn one_epoch_is_one_participation() {
+    let workload = momentum(40, 0.9, "cosine:0.1");
+    let single = solve_with(&workload, Solver::Linear, Iteration::Anderson, 1e-6).certificate;
+    assert_eq!(epochs(&workload, 1, Solver::Linear, 1e-6), single);
+}
+
+/// Both oracles, and a matrix of which nobody knows that it is a recurrence.
+#[test]
+fn solvers_agree_on_several_epochs() {
+    let nesterov = Optimizer { momentum: 0.8, nesterov: true, ..Default::default() };
+    let averaged = Optimizer { weight_decay: 0.1, average: Average::Uniform, ..Default::default() };
+    for workload in [
+        momentum(30, 0.9, "cooldown:0.25:0.05"),
+        Workload::sgd(vec![0.5; 30], nesterov).unwrap(),
+        Workload::sgd(vec![0.5; 31], averaged).unwrap(),
+    ] {
+        let matrix = Workload::dense(workload.to_dense()).unwrap();
+        for times in [2, 3, 7] {
+            let [a, b, c] = [
+                epochs(&workload, times, Solver::Linear, 1e-7),
+                epochs(&workload, times, Solver::Dense, 1e-7),
+                epochs(&matrix, times, Solver::Auto, 1e-7),
+            ];
+            for (a, b) in [(a, b), (b, c), (c, a)] {
+                assert!(a.lower_bound <= b.loss && a.loss <= b.loss * (1.0 + 2e-7), "{times}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+/// The dense rows attain what the dual point promises, and no plain iteration is worse than its acceleration.
+#[test]
+fn dense_rows_for_several_epochs_attain_the_certified_loss() {
+    for iteration in [Iteration::Anderson, Iteration::Relaxed, Iteration::Plain] {
+        let workload = momentum(48, 0.5, "constant");
+        let options = Options { gap: 1e-5, iteration, ..Options::default() };
+        let participation = Participation::Epochs { times: 4 };
+        let found = optimal_for(&workload, participation, Solver::Linear, &options, &mut quiet).unwrap();
+        let (_, certificate) = found.to_dense(&workload).unwrap();
+        assert!(certificate.gap <= 1.01e-5 && certificate.gap > -1e-12, "{certificate:?}");
+        assert_eq!(found.to_state_space(&workload, Target::default()).unwrap_err().kind(), "unsupported");
+    }
+    let rival = optimal_for(
+        &Workload::prefix_sum(8).unwrap(),
+        Participation::Epochs { times: 2 },
+        Solver::Newton,
+        &Options::default(),
+        &mut quiet,
+    );
+    assert_eq!(rival.unwrap_err().kind(), "unsupported");
+}
+
+/// The bound of a separation is that of the epochs it allows; fewer participations have a smaller one.
+#[test]
+fn separated_participations_have_the_bound_of_their_epochs() {
+    let workload = Workload::prefix_sum(48).unwrap();
+    let found = |text: &str| {
+        let participation: Participation = text.parse().unwrap();
+        optimal_for(&workload, participation, Solver::Auto, &Options::default(), &mut quiet).unwrap()
+    };
+    let (four, separated) = (found("epochs:4").certificate, found("min-separation:12").certificate);
+    assert_eq!(separated.lower_bound, four.lower_bound);
+    assert!(separated.loss >= four.lower_bound && separated.gap < 0.5, "{separated:?}");
+    let fewer = found("min-separation:12:3");
+    assert_eq!(fewer.dual.separation(), 16);
+    assert_eq!(fewer.certificate.lower_bound, found("epochs:3").certificate.lower_bound);
 }

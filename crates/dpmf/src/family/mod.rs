@@ -4,14 +4,23 @@
 //! One family is one file here and one line in [`ALL`], which makes it known by name to the command line, to recipes,
 //! to files and to Python, and covers it by the tests of the registry.
 
+mod banded;
+mod banded_inverse;
+mod blt;
 mod independent;
 mod optimal;
+#[cfg(test)]
+mod peers_tests;
+mod plant;
+mod recall;
 mod selector;
 mod sqrt_toeplitz;
 mod structured;
+mod toeplitz;
 #[cfg(test)]
 mod toy;
 mod tree;
+mod watched;
 
 pub use selector::{Budget, Knob, Selector};
 
@@ -52,6 +61,11 @@ pub const ALL: &[&dyn Family] = &[
     &structured::Structured,
     &optimal::Optimal,
     &optimal::StateSpace,
+    &banded::Banded,
+    &banded::BandedToeplitz,
+    &blt::Blt,
+    &banded_inverse::BandedInverse,
+    &recall::Recall,
     #[cfg(test)]
     &toy::Toy,
 ];
@@ -73,7 +87,7 @@ pub fn table(selectors: &[Selector], buffers: &[usize]) -> Vec<Selector> {
         }
         let dense = Budget { dense: true, ..Budget::default() };
         rows.push(selector.with(dense).unwrap_or(selector));
-        if selector.takes(Knob::Buffers) && !selector.takes(Knob::Dense) {
+        if selector.takes(Knob::Buffers) && !selector.takes(Knob::Dense) && !selector.takes(Knob::Recalls) {
             let of = |&buffers| selector.with(Budget { buffers: Some(buffers), ..Budget::default() });
             rows.extend(buffers.iter().filter_map(|count| of(count).ok()));
         }

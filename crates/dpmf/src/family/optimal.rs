@@ -6,7 +6,8 @@ use crate::factorize::Observer;
 use crate::form::Form;
 use crate::problem::Problem;
 
-/// The optimum of the workload; a stream, unless dense rows are asked for or the workload is a matrix.
+/// The optimum of the workload; a stream, unless dense rows are asked for, the workload is a matrix, or units take part several
+/// times.
 pub(super) struct Optimal;
 
 impl Family for Optimal {
@@ -65,13 +66,18 @@ impl Family for StateSpace {
     }
 
     fn fit(&self, problem: &Problem, budget: &Budget, observe: Observer<'_>) -> Result<Form> {
-        optimum(problem.streamable()?, budget, observe)
+        let problem = problem.streamable()?;
+        let optimum = problem.optimum(observe)?;
+        Ok(Form::StateSpace(optimum.to_state_space(problem.workload(), budget.target())?))
     }
 }
 
+/// Dense rows where they are asked for, and where nothing is and no stream of a few states exists: for a matrix, and for
+/// several participations.
 fn optimum(problem: &Problem, budget: &Budget, observe: Observer<'_>) -> Result<Form> {
     let (workload, optimum) = (problem.workload(), problem.optimum(observe)?);
-    if budget.dense || workload.recurrence().is_none() {
+    let several = optimum.dual.times() > 1 && *budget == Budget::default();
+    if budget.dense || several || workload.recurrence().is_none() {
         return Ok(Form::Dense(optimum.to_dense(workload)?.0));
     }
     Ok(Form::StateSpace(optimum.to_state_space(workload, budget.target())?))

@@ -14,6 +14,10 @@ pub struct Budget {
     pub dense: bool,
     /// Model-sized buffers of a stream.
     pub buffers: Option<usize>,
+    /// Earlier rows of noise that a stream draws again at each step.
+    pub recalls: Option<usize>,
+    /// Diagonals of a banded matrix.
+    pub bands: Option<usize>,
     /// As few buffers as keep the root loss within this relative excess over the lower bound; 1e-4 if nothing is
     /// given.
     pub tolerance: Option<f64>,
@@ -35,11 +39,13 @@ impl Budget {
 
     /// The choices that were made, as they stand in text.
     fn made(&self) -> impl Iterator<Item = (Knob, String)> {
-        let Self { dense, buffers, tolerance, diagonals, rank } = *self;
+        let Self { dense, buffers, recalls, bands, tolerance, diagonals, rank } = *self;
         let number = |x: usize| format!("={x}");
         [
             (Knob::Dense, dense.then(String::new)),
             (Knob::Buffers, buffers.map(number)),
+            (Knob::Recalls, recalls.map(number)),
+            (Knob::Bands, bands.map(number)),
             (Knob::Tolerance, tolerance.map(|x| format!("={x:?}"))),
             (Knob::Diagonals, diagonals.map(number)),
             (Knob::Rank, rank.map(number)),
@@ -56,6 +62,10 @@ pub enum Knob {
     Dense,
     /// [`Budget::buffers`].
     Buffers,
+    /// [`Budget::recalls`].
+    Recalls,
+    /// [`Budget::bands`].
+    Bands,
     /// [`Budget::tolerance`].
     Tolerance,
     /// [`Budget::diagonals`].
@@ -70,6 +80,8 @@ impl Knob {
         match self {
             Knob::Dense => "dense",
             Knob::Buffers => "buffers",
+            Knob::Recalls => "recalls",
+            Knob::Bands => "bands",
             Knob::Tolerance => "tolerance",
             Knob::Diagonals => "diagonals",
             Knob::Rank => "rank",
@@ -78,7 +90,7 @@ impl Knob {
 }
 
 /// A family with what was chosen of it, in text `NAME` or `NAME:CHOICE:…`, such as `optimal`, `optimal:dense`,
-/// `state-space:buffers=4`, `structured:diagonals=5:rank=4`.
+/// `state-space:buffers=4`, `recall:buffers=2:recalls=3`, `structured:diagonals=5:rank=4`.
 ///
 /// ```
 /// use dpmf::family::Selector;
@@ -114,6 +126,9 @@ impl Selector {
         if budget.tolerance.is_some_and(|tolerance| !(tolerance > 0.0 && tolerance.is_finite())) {
             let value = budget.tolerance.unwrap_or_default();
             return Err(Error::argument("tolerance", value, "it must be positive and finite"));
+        }
+        if budget.bands == Some(0) {
+            return Err(Error::argument("bands", 0, "at least the diagonal is needed"));
         }
         if budget.dense && (budget.buffers.is_some() || budget.tolerance.is_some()) {
             let reason = "dense rows keep no buffers: choose either".into();
@@ -180,6 +195,8 @@ impl FromStr for Selector {
             match key {
                 "dense" if value.is_empty() => budget.dense = true,
                 "buffers" => budget.buffers = Some(count()?),
+                "recalls" => budget.recalls = Some(count()?),
+                "bands" => budget.bands = Some(count()?),
                 "tolerance" => {
                     let read = value.parse().map_err(|_| bad(format!("{key}={value} is not a number")))?;
                     budget.tolerance = Some(read);
@@ -187,7 +204,7 @@ impl FromStr for Selector {
                 "diagonals" => budget.diagonals = Some(count()?),
                 "rank" => budget.rank = Some(count()?),
                 _ => {
-                    let choices = "dense, buffers=R, tolerance=x, diagonals=h and rank=r";
+                    let choices = "dense, buffers=R, recalls=J, bands=G, tolerance=x, diagonals=h and rank=r";
                     return Err(bad(format!("{part:?} is no choice; there are {choices}")));
                 }
             }
@@ -221,6 +238,7 @@ mod tests {
             "optimal:dense",
             "optimal-prefix:buffers=3",
             "state-space:tolerance=0.001",
+            "recall:buffers=2:recalls=3",
             "structured:diagonals=5:rank=4",
         ] {
             let selector: Selector = text.parse().unwrap();

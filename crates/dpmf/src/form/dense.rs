@@ -5,7 +5,8 @@ mod engine;
 pub(super) use engine::DenseEngine;
 
 use crate::error::{Error, Result};
-use crate::form::{Cost, Form, Representation, Rows};
+use crate::form::columns::Whole;
+use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::noise::engine::Engine;
 use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
@@ -140,6 +141,10 @@ impl Dense {
         Self::from_coloring(Mat::from_fn(n, n, |i, j| f64::from(self.coloring[(i, j)] as f32)))
     }
 
+    fn inverted(&self) -> Whole {
+        Whole::inverse(self.coloring.as_ref(), self.encoder())
+    }
+
     pub(super) fn read(n: usize, tensors: &mut Tensors) -> Result<Self> {
         let length = n.checked_mul(n + 1).ok_or_else(|| damaged(format!("{n} steps are too many")))? / 2;
         let (_, lower) = tensors.take(TRIANGLE, &[Some(length)])?;
@@ -170,42 +175,22 @@ impl Representation for Dense {
         inverse(self.coloring.as_ref())
     }
 
-    /// Column norms of the computed inverse `Ĉ`, raised by what its rounding may hide.
+    /// Column norms of the computed inverse, raised by what its rounding may hide.
     ///
-    /// With `N Ĉ = I + R`, `C = Ĉ(I + R)⁻¹`, so `‖C e_j − Ĉ e_j‖ ≤ ‖|Ĉ| |R| e_j‖ + ‖Ĉ‖‖R‖‖R e_j‖/(1 − ‖R‖)`. The
-    /// computed `R` is off by at most `(i − j + 2)ε(|N||Ĉ|)_ij`, and that is added to it.
-    ///
-    /// Guarantee: ≥ the exact values, for any coefficients; infinite where `R` is not small, and nothing is known.
+    /// Guarantee: ≥ the exact values, for any coefficients; infinite where the inverse is too far off, and nothing is
+    /// known.
     /// Cost: four products of n × n matrices.
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
-        let n = self.steps();
-        let encoder = self.encoder();
-        let size = |m: MatRef<'_, f64>| Mat::from_fn(n, n, |i, j| m[(i, j)].abs());
-        let sizes = size(encoder.as_ref());
-        let product = &self.coloring * &encoder;
-        let terms = size(self.coloring.as_ref()) * &sizes;
-        let residual = Mat::from_fn(n, n, |i, j| {
-            let unit = if i == j { 1.0 } else { 0.0 };
-            let length = i.saturating_sub(j) as f64 + 3.0;
-            (product[(i, j)] - unit).abs() + length * f64::EPSILON * terms[(i, j)]
-        });
-        // Sums of up to n² squares and products, all positive.
-        let room = 1.0 + (2 * n + 16) as f64 * f64::EPSILON;
-        let total = residual.norm_l2() * room;
-        let first = &sizes * &residual;
-        let second =
-            if total < 0.5 { encoder.norm_l2() * room * total / (1.0 - total) } else { f64::INFINITY };
-        (0..n)
-            .map(|j| {
-                let hidden = first.col(j).norm_l2() + second * residual.col(j).norm_l2();
-                let norm = (encoder.col(j).norm_l2() + hidden) * room;
-                if norm.is_nan() { f64::INFINITY } else { norm * norm * room }
-            })
-            .collect()
+        self.inverted().norms_sq()
+    }
+
+    /// Cost: four products of n × n matrices, and a copy for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(self.inverted())
     }
 
     fn cost(&self) -> Cost {
-        Cost { buffers: None, work: (self.steps() as f64 + 1.0) / 2.0 }
+        Cost::dense((self.steps() as f64 + 1.0) / 2.0)
     }
 
     fn deployed(&self) -> Result<Form> {

@@ -62,6 +62,32 @@ fn structured(workload: &Workload, diagonals: usize, rank: usize) -> Structured 
         .unwrap()
 }
 
+fn recall(steps: usize, stride: usize, order: usize, recalls: usize) -> Recall {
+    let mut next = numbers();
+    let mut parts =
+        recall::Parts { increment: (0..order).map(|_| next(-0.3, -0.01)).collect(), ..Default::default() };
+    for t in 0..steps {
+        let known = recalls.min(t / stride);
+        parts.direct.push(next(0.5, 1.5));
+        parts.recalled.extend((1..=recalls).map(|j| if j <= known { next(-0.5, 0.5) } else { 0.0 }));
+        parts.output.extend((0..order).map(|_| next(-0.5, 0.5)));
+        parts.input.extend(
+            (0..=recalls)
+                .flat_map(|j| std::iter::repeat_n(j, order))
+                .map(|j| if j <= known { next(-0.5, 0.5) } else { 0.0 }),
+        );
+    }
+    Recall::from_parts(stride, order, recalls, parts).unwrap()
+}
+
+fn banded(steps: usize, bands: usize, constant: bool) -> Banded {
+    let mut next = numbers();
+    let rows = if constant { 1 } else { steps };
+    let feedback =
+        (0..rows * bands).map(|i| if i % bands == 0 { next(0.5, 1.5) } else { next(-0.2, 0.2) }).collect();
+    Banded::new(bands, feedback, (0..steps).map(|_| next(0.5, 1.5)).collect()).unwrap()
+}
+
 /// Every engine with the form it stands for.
 fn registry(steps: usize) -> Vec<(String, Form)> {
     let mut all = vec![
@@ -76,6 +102,14 @@ fn registry(steps: usize) -> Vec<(String, Form)> {
             let name = format!("state space {order}, diagonal: {diagonal}");
             all.push((name, Form::StateSpace(filter(steps, order, diagonal))));
         }
+    }
+    for (stride, order, recalls) in [(1, 0, 0), (1, 0, 2), (2, 1, 1), (3, 2, 3), (7, 4, 1), (100, 1, 2)] {
+        let name = format!("recall {order}, {recalls} every {stride}");
+        all.push((name, Form::Recall(recall(steps, stride, order, recalls))));
+    }
+    for (bands, constant) in [(1, true), (2, true), (3, false), (9, true), (9, false)] {
+        let name = format!("banded {bands}, constant: {constant}");
+        all.push((name, Form::Banded(banded(steps, bands, constant))));
     }
     let heavy = Optimizer { momentum: 0.75, ..Default::default() };
     for (name, optimizer) in [
@@ -181,6 +215,25 @@ fn one_two_and_three_steps_in_closed_form() {
     let first = 0.125 * z(0);
     let state = first + (0.125 * z(1) + -0.25 * first);
     assert_eq!(of(Form::StateSpace(filter)), [z(0), z(1) + 0.5 * first, z(2) + 0.5 * state]);
+
+    // u = z − z_{t−1}/2 + x/4, x ← x − x/2 + z.
+    let parts = recall::Parts {
+        direct: vec![1.0; 3],
+        recalled: vec![0.0, -0.5, -0.5],
+        output: vec![0.25; 3],
+        input: vec![1.0, 0.0, 1.0, 0.0, 1.0, 0.0],
+        increment: vec![-0.5],
+    };
+    let recall = Recall::from_parts(1, 1, 1, parts).unwrap();
+    let state = z(0) + (z(1) + -0.5 * z(0));
+    let exact = [z(0), (z(1) + 0.25 * z(0)) + -0.5 * z(0), (z(2) + 0.25 * state) + -0.5 * z(1)];
+    assert_eq!(of(Form::Recall(recall)), exact);
+
+    // C has ones, and halves below: u_t = z_t − u_{t−1}/2, at the last step doubled.
+    let banded = Banded::toeplitz(&[1.0, 0.5], vec![1.0, 1.0, 0.5]).unwrap();
+    let second = (f64::from(z(1)) - 0.5 * f64::from(z(0))) as f32;
+    let third = (f64::from(z(2)) - 0.5 * f64::from(second)) as f32;
+    assert_eq!(of(Form::Banded(banded)), [z(0), second, 2.0 * third]);
 
     // B̂ has diagonal 1, 0.5 below it and 0.25·0.5 in the corner; N is the difference of its rows.
     let band = LowerBanded::from_fn(3, 1, |_, k| if k == 0 { 1.0 } else { 0.5 });

@@ -9,13 +9,20 @@
 //! held: the engine that streams it, its layout in files, its column norms and its loss. What coefficients to
 //! take is the business of a [family](crate::family).
 
+mod banded;
+mod columns;
 mod dense;
+pub mod recall;
 pub mod state_space;
 mod structured;
 mod toeplitz;
 pub mod tree;
+mod verified;
 
+pub use banded::Banded;
+pub use columns::EncoderColumns;
 pub use dense::Dense;
+pub use recall::Recall;
 pub use state_space::StateSpace;
 pub use structured::Structured;
 pub use toeplitz::Toeplitz;
@@ -34,8 +41,22 @@ pub struct Cost {
     /// Model-sized arrays kept from one step to the next; `None` for dense rows, which draw all earlier noise
     /// again instead.
     pub buffers: Option<usize>,
+    /// Most earlier rows of noise that a step draws again beside its own; `None` for dense rows, which draw all.
+    pub recalls: Option<usize>,
     /// Mean number of model-sized multiply-adds a step.
     pub work: f64,
+}
+
+impl Cost {
+    /// Of dense rows, over noise that is drawn again.
+    pub(crate) fn dense(work: f64) -> Self {
+        Self { buffers: None, recalls: None, work }
+    }
+
+    /// Of a stream that draws nothing twice.
+    pub(crate) fn stream(buffers: usize, work: f64) -> Self {
+        Self { buffers: Some(buffers), recalls: Some(0), work }
+    }
 }
 
 /// Writes the rows of an operator, first to last, one a call, into a slice of zeros.
@@ -71,6 +92,14 @@ pub trait Representation {
 
     /// Squared column norms of `C`, not rounded down.
     fn encoder_column_norms_sq(&self) -> Vec<f64>;
+
+    /// Columns of `C`, a few at a time, each with a bound on its distance from the exact one.
+    ///
+    /// Cost: unless the form knows better, and for square forms only, four products of n × n matrices here and a copy for
+    /// each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(columns::Whole::inverse(self.coloring().as_ref(), self.encoder()))
+    }
 
     /// Squared row norms of `B = A N`.
     ///
@@ -111,8 +140,12 @@ pub trait Representation {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Form {
+    /// The inverse of a banded matrix.
+    Banded(Banded),
     /// A lower-triangular matrix.
     Dense(Dense),
+    /// A filter of a few states and of noise drawn again.
+    Recall(Recall),
     /// A filter of a few states; independent noise is one of none.
     StateSpace(StateSpace),
     /// A few diagonals and a masked low-rank part.
@@ -126,7 +159,9 @@ pub enum Form {
 impl Form {
     fn representation(&self) -> &dyn Representation {
         match self {
+            Self::Banded(banded) => banded,
             Self::Dense(dense) => dense,
+            Self::Recall(recall) => recall,
             Self::StateSpace(filter) => filter,
             Self::Structured(structured) => structured,
             Self::Toeplitz(toeplitz) => toeplitz,
@@ -140,7 +175,9 @@ impl Form {
     /// another shape; those of the form's constructor.
     pub(crate) fn read(kind: &str, steps: usize, tensors: &mut Tensors) -> Result<Self> {
         Ok(match kind {
+            banded::KIND => Self::Banded(Banded::read(steps, tensors)?),
             dense::KIND => Self::Dense(Dense::read(steps, tensors)?),
+            recall::KIND => Self::Recall(Recall::read(steps, tensors)?),
             state_space::KIND => Self::StateSpace(StateSpace::read(steps, tensors)?),
             structured::KIND => Self::Structured(Structured::read(steps, tensors)?),
             toeplitz::KIND => Self::Toeplitz(Toeplitz::read(steps, tensors)?),
@@ -173,6 +210,10 @@ impl Representation for Form {
 
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
         self.representation().encoder_column_norms_sq()
+    }
+
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        self.representation().encoder_columns()
     }
 
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {

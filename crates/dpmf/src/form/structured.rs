@@ -3,7 +3,7 @@
 mod engine;
 mod fit;
 
-use super::{Cost, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
@@ -40,6 +40,8 @@ pub struct Structured {
     /// `R⁻¹P = A⁻¹`.
     inverse: Recurrence,
     encoder_column_norms_sq: Vec<f64>,
+    /// Bounds on the distances of the computed columns of `C` from the exact ones.
+    encoder_distances: Vec<f64>,
 }
 
 impl Structured {
@@ -85,8 +87,9 @@ impl Structured {
         // R⁻¹P is a recurrence too, with the roles exchanged.
         let inverse_left = recurrence.right.clone().unwrap_or_else(|| LowerBanded::identity(n));
         let inverse = Recurrence { left: inverse_left, right: Some(recurrence.left.clone()) };
-        let encoder_column_norms_sq = Vec::new();
-        let mut result = Self { band, rank, left, right, recurrence, inverse, encoder_column_norms_sq };
+        let (encoder_column_norms_sq, encoder_distances) = (Vec::new(), Vec::new());
+        let mut result =
+            Self { band, rank, left, right, recurrence, inverse, encoder_column_norms_sq, encoder_distances };
         let measure = |x: &mut Vec<f64>, j: usize| {
             x.fill(0.0);
             result.encoder_column(j, x);
@@ -105,6 +108,7 @@ impl Structured {
         }
         let raised = |(x, e): (&f64, &f64)| ((x + size * e) * room).powi(2);
         result.encoder_column_norms_sq = norms.iter().zip(&residuals).map(raised).collect();
+        result.encoder_distances = residuals.iter().map(|e| size * e * room).collect();
         Ok(result)
     }
 
@@ -341,6 +345,11 @@ impl Representation for Structured {
         self.encoder_column_norms_sq.clone()
     }
 
+    /// Cost: O(n(h + r + w)) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(self)
+    }
+
     /// Cost: O(n²(h + r)) for the recurrence it holds, O(n²(r + w)) for another.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         assert_eq!(workload.steps(), self.steps(), "the workload and the factorization differ in length");
@@ -362,7 +371,7 @@ impl Representation for Structured {
         let accumulate = 2 * r * (n - h);
         let inverse = band((left + 1).min(n)) + band((right + 1).min(n)) - n;
         let work = (band(h) + accumulate + inverse) as f64 / n as f64;
-        Cost { buffers: Some(h - 1 + r + left + right), work }
+        Cost::stream(h - 1 + r + left + right, work)
     }
 
     fn deployed(&self) -> Result<Form> {
@@ -386,6 +395,15 @@ impl Representation for Structured {
         if let Some(right) = &self.recurrence.right {
             put_banded(tensors, RECURRENCE_RIGHT, right);
         }
+    }
+}
+
+impl EncoderColumns for &Structured {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        for (&j, column) in steps.iter().zip(out.chunks_exact_mut(self.steps())) {
+            self.encoder_column(j, column);
+        }
+        steps.iter().map(|&j| self.encoder_distances[j]).collect()
     }
 }
 

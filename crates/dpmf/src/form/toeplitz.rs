@@ -1,13 +1,12 @@
 //! Factorizations whose coloring `N` is a lower-triangular Toeplitz matrix.
 
 use super::dense::DenseEngine;
-use super::{Cost, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
-use crate::linalg::banded::LowerBanded;
 use crate::noise::engine::Engine;
 use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
-use crate::workload::{Recurrence, Workload};
+use crate::workload::Workload;
 use faer::Mat;
 
 pub(super) const KIND: &str = "toeplitz";
@@ -130,12 +129,17 @@ impl Representation for Toeplitz {
         norms
     }
 
+    /// Cost: a copy for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Shifted { toeplitz: self, norms_sq: self.encoder_column_norms_sq() })
+    }
+
     /// Cost: O(n w) for a recurrence with constant coefficients, whose `A N` is Toeplitz too; O(n² w) for
     /// any other, O(n³) for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         assert_eq!(workload.steps(), self.steps(), "the workload and the factorization differ in length");
         match workload.recurrence() {
-            Some(recurrence) if is_constant(recurrence) => {
+            Some(recurrence) if recurrence.is_constant() => {
                 let mut first_column = self.coloring.clone();
                 recurrence.apply(&mut first_column);
                 running_squares(&first_column).collect()
@@ -149,7 +153,7 @@ impl Representation for Toeplitz {
 
     /// Dense rows over regenerated noise: nothing is kept.
     fn cost(&self) -> Cost {
-        Cost { buffers: None, work: (self.steps() as f64 + 1.0) / 2.0 }
+        Cost::dense((self.steps() as f64 + 1.0) / 2.0)
     }
 
     fn deployed(&self) -> Result<Form> {
@@ -169,20 +173,29 @@ impl Representation for Toeplitz {
     }
 }
 
+/// The series, shifted down. The exact column is a sum of these with weights `1, s_1, s_2, …`, and none is longer.
+struct Shifted<'a> {
+    toeplitz: &'a Toeplitz,
+    norms_sq: Vec<f64>,
+}
+
+impl EncoderColumns for Shifted<'_> {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        let series = self.toeplitz.encoder_series();
+        for (&j, column) in steps.iter().zip(out.chunks_exact_mut(series.len())) {
+            column[j..].copy_from_slice(&series[..series.len() - j]);
+        }
+        let distance =
+            |&j: &usize| self.toeplitz.error * self.norms_sq[j].sqrt() * (1.0 + 4.0 * f64::EPSILON);
+        steps.iter().map(distance).collect()
+    }
+}
+
 fn running_squares(series: &[f64]) -> impl Iterator<Item = f64> {
     series.iter().scan(0.0, |sum, x| {
         *sum += x * x;
         Some(*sum)
     })
-}
-
-/// Whether `P` and `R` are Toeplitz.
-fn is_constant(recurrence: &Recurrence) -> bool {
-    let constant = |band: &LowerBanded| {
-        let last = band.row(band.n() - 1);
-        (0..band.n()).all(|i| band.row(i).iter().zip(last).take(i + 1).all(|(a, b)| a == b))
-    };
-    constant(&recurrence.left) && recurrence.right.as_ref().is_none_or(constant)
 }
 
 /// The first terms of `1/a(x)`, as many as `a` has. Cost: O(n²).
@@ -269,7 +282,7 @@ mod tests {
         assert_eq!(root.encoder_series(), [1.0, 0.5, 0.375]);
         assert_eq!(root.coloring(), [1.0, -0.5, -0.125]);
         assert_eq!(Toeplitz::sqrt_prefix_sum(1).unwrap().coloring(), [1.0]);
-        assert_eq!(Toeplitz::sqrt_prefix_sum(2).unwrap().cost(), Cost { buffers: None, work: 1.5 });
+        assert_eq!(Toeplitz::sqrt_prefix_sum(2).unwrap().cost(), Cost::dense(1.5));
         let norms = root.encoder_column_norms_sq();
         for (norm, exact) in norms.iter().zip([1.390625, 1.25, 1.0]) {
             assert!(*norm >= exact && *norm < exact * (1.0 + 1e-14));
@@ -365,7 +378,7 @@ mod tests {
             let workload = Workload::sgd(rates, optimizer).unwrap();
             let root = Toeplitz::sqrt_prefix_sum(n).unwrap();
             let b = workload.to_dense() * coloring(&root);
-            let constant = is_constant(workload.recurrence().unwrap());
+            let constant = workload.recurrence().unwrap().is_constant();
             prop_assert_eq!(constant, n == 1 || !kink && average != Average::Uniform);
             for (i, norm) in root.decoder_row_norms_sq(&workload).into_iter().enumerate() {
                 let exact = b.row(i).squared_norm_l2();

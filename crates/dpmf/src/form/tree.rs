@@ -8,7 +8,7 @@ mod engine;
 mod full;
 mod row_norms;
 
-use super::{Cost, Dense, Form, Representation, Rows};
+use super::{Cost, Dense, EncoderColumns, Form, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
 use crate::noise::exact::program::Program;
@@ -287,6 +287,11 @@ impl Representation for Tree {
         norms
     }
 
+    /// Cost: O(log n) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Ancestors { tree: self, norms_sq: self.encoder_column_norms_sq() })
+    }
+
     /// Cost: O(n w (log n + w²)) for a streaming decoder and a recurrence, O(n² w) for
     /// [`Decoder::HonakerFull`], O(n² m) for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
@@ -309,14 +314,12 @@ impl Representation for Tree {
         match self.decoder {
             Decoder::HonakerFull => {
                 let terms = |(_, level)| (1_u64 << level) as f64 * (2.0 * (1_u64 << level) as f64 - 1.0);
-                Cost { buffers: None, work: blocks(self.steps).map(terms).sum::<f64>() / steps }
+                Cost::dense(blocks(self.steps).map(terms).sum::<f64>() / steps)
             }
             // The node itself, and one subtraction a merge.
-            Decoder::Binary => Cost { buffers: Some(self.levels.len() - 1), work: 1.0 + merges / steps },
+            Decoder::Binary => Cost::stream(self.levels.len() - 1, 1.0 + merges / steps),
             // The leaf; then a merge adds the node and its left child to the estimate and takes the child off.
-            Decoder::HonakerOnline => {
-                Cost { buffers: Some(self.levels.len() - 1), work: 1.0 + 3.0 * merges / steps }
-            }
+            Decoder::HonakerOnline => Cost::stream(self.levels.len() - 1, 1.0 + 3.0 * merges / steps),
         }
     }
 
@@ -339,6 +342,29 @@ impl Representation for Tree {
         let levels = self.levels.len();
         tensors.put_f32(OWN, &[levels], self.levels.iter().map(|level| level.own));
         tensors.put_f32(BELOW, &[levels], self.levels.iter().map(|level| level.below));
+    }
+}
+
+/// The scales of the complete nodes over a leaf.
+struct Ancestors<'a> {
+    tree: &'a Tree,
+    norms_sq: Vec<f64>,
+}
+
+impl EncoderColumns for Ancestors<'_> {
+    fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
+        let rows = self.tree.noise_rows();
+        for (&j, column) in steps.iter().zip(out.chunks_exact_mut(rows)) {
+            for level in 0..=self.tree.steps.ilog2() as usize {
+                let end = ((j >> level) + 1) << level;
+                if end > self.tree.steps {
+                    break;
+                }
+                column[nodes_within(end - 1) + level] = self.tree.level_scale(level);
+            }
+        }
+        // A difference and a quotient in every scale.
+        steps.iter().map(|&j| 2.0 * f64::EPSILON * self.norms_sq[j].sqrt()).collect()
     }
 }
 

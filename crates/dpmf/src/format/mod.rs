@@ -11,6 +11,7 @@
 use crate::accounting::{Accountant, Adjacency, PrivacyStatement, PrivacyUnit};
 use crate::disk::{self, Access};
 use crate::error::{Error, Result};
+use crate::factorize::Dual;
 use crate::family::Selector;
 use crate::form::{Form, Representation};
 use crate::mechanism::{Bound, Conditions, Mechanism};
@@ -176,6 +177,8 @@ fn at(path: &Path, error: Error) -> Error {
 const LEARNING_RATES: &str = "workload.learning_rates";
 const MATRIX: &str = "workload.matrix";
 const DUAL: &str = "bound.v";
+/// The directions of several participations, `K` numbers a step; not there for one.
+const DIRECTIONS: &str = "bound.directions";
 
 fn encode(mechanism: &Mechanism, tensors: &mut Tensors) -> MechanismHeader {
     let n = mechanism.workload().steps();
@@ -193,7 +196,11 @@ fn encode(mechanism: &Mechanism, tensors: &mut Tensors) -> MechanismHeader {
     };
     mechanism.form().write(tensors);
     let bound = mechanism.bound().map(|bound| {
-        tensors.put_f64(DUAL, &[n], bound.v.iter().copied());
+        let dual = &bound.dual;
+        tensors.put_f64(DUAL, &[dual.separation()], dual.v().iter().copied());
+        if dual.times() > 1 {
+            tensors.put_f64(DIRECTIONS, &[n, dual.times()], dual.directions().iter().copied());
+        }
         BoundHeader { lower_bound: bound.lower_bound, iterations: bound.iterations }
     });
     MechanismHeader {
@@ -243,8 +250,11 @@ fn decode(header: MechanismHeader, tensors: &mut Tensors) -> Result<Mechanism> {
         mechanism = mechanism.with_family(family);
     }
     if let Some(bound) = header.bound {
-        let (_, v) = tensors.take(DUAL, &[Some(n)])?;
-        let bound = Bound { v, lower_bound: bound.lower_bound, iterations: bound.iterations };
+        let (_, v) = tensors.take(DUAL, &[None])?;
+        let several = tensors.contains(DIRECTIONS);
+        let directions = several.then(|| tensors.take(DIRECTIONS, &[Some(n), None])).transpose()?;
+        let dual = Dual::new(n, v.len(), v, directions.map(|(_, values)| values).unwrap_or_default())?;
+        let bound = Bound { dual, lower_bound: bound.lower_bound, iterations: bound.iterations };
         mechanism = mechanism.with_bound(bound)?;
     }
     if let Some(privacy) = header.privacy {

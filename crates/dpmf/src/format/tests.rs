@@ -115,7 +115,7 @@ fn nothing_in_a_file_is_believed() {
     assert!(refused(|h| h["mechanism"]["participation"] = everything.clone()).contains("unknown variant"));
     // A pattern that exists is not covered by the sensitivity of another.
     let epochs = json!({ "kind": "epochs", "times": 2 });
-    assert!(refused(|h| h["mechanism"]["participation"] = epochs.clone()).contains("participation epochs:2"));
+    assert!(refused(|h| h["mechanism"]["participation"] = epochs.clone()).contains("sensitivity"));
     let bins = json!({ "kind": "balls-in-bins", "bins": 2 });
     assert!(refused(|h| h["mechanism"]["sampling"] = bins.clone()).contains("sampling balls-in-bins:2"));
 }
@@ -172,5 +172,55 @@ proptest! {
         if let Ok(bytes) = tensors::write(&text, &tensors) {
             prop_assert!(from_bytes(&bytes).is_err());
         }
+    }
+}
+
+/// The dual point of several participations travels with the file, and is held against the participation.
+#[test]
+fn directions_round_trip_and_fit_their_participation() {
+    let problem =
+        Problem::new(Workload::prefix_sum(12).unwrap(), Participation::Epochs { times: 3 }).unwrap();
+    let mechanism = problem.mechanism("optimal".parse().unwrap(), &mut quiet).unwrap();
+    let bytes = to_bytes(&mechanism).unwrap();
+    let back = from_bytes(&bytes).unwrap();
+    assert_eq!(back.bound(), mechanism.bound());
+    let (stated, proved) = (back.bound().unwrap().lower_bound, back.recompute_bound().unwrap().unwrap());
+    assert!(stated <= proved && stated > proved * (1.0 - 1e-11), "{stated} {proved}");
+
+    let rebound = |participation: &str, separation: usize| {
+        let dual = &mechanism.bound().unwrap().dual;
+        let dual = match separation {
+            4 => dual.clone(),
+            b => Dual::new(
+                12,
+                b,
+                vec![1.0; b],
+                [vec![1.0, 0.0].repeat(b), vec![0.6, 0.8].repeat(12 - b)].concat(),
+            )
+            .unwrap(),
+        };
+        let participation: Participation = participation.parse().unwrap();
+        let plain = Mechanism::new(problem.workload().clone(), mechanism.form(), participation).unwrap();
+        plain.with_bound(Bound { dual, lower_bound: 1.0, iterations: 1 }).map(|_| ())
+    };
+    for (participation, separation) in [
+        ("epochs:3", 4),
+        ("epochs:3", 8),
+        ("min-separation:3", 4),
+        ("min-separation:4:3", 4),
+        ("epochs:6", 8),
+    ] {
+        assert!(rebound(participation, separation).is_ok(), "{participation} {separation}");
+    }
+    for (participation, separation) in [
+        ("single", 4),
+        ("epochs:2", 4),
+        ("epochs:4", 4),
+        ("epochs:3", 6),
+        ("min-separation:5", 4),
+        ("min-separation:4:2", 4),
+    ] {
+        let error = rebound(participation, separation).unwrap_err().to_string();
+        assert!(error.contains("separation of the dual point"), "{participation} {separation}: {error}");
     }
 }

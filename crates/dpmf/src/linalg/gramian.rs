@@ -44,6 +44,11 @@ impl Energy {
         energy + self.slack() * size * size
     }
 
+    /// Roots of the energies of the unit states, not rounded down.
+    pub fn roots(&self) -> &[f64] {
+        &self.roots
+    }
+
     /// Before a step that sends out `h s` and moves to `f s`: `Y ← h hᵀ + fᵀY f`, not rounded down.
     ///
     /// `f` and `h` may carry 4 rounding errors an entry, relative to `size` (not below `|f|`) and to `|h|`.

@@ -358,6 +358,23 @@ impl Recurrence {
         self.left.solve(x);
     }
 
+    /// `Aᵀ x = Rᵀ P⁻ᵀ x`, in place.
+    pub fn apply_transposed(&self, x: &mut [f64]) {
+        self.left.solve_transposed(x);
+        if let Some(right) = &self.right {
+            right.multiply_transposed(x);
+        }
+    }
+
+    /// Whether `P` and `R`, and so `A`, are Toeplitz.
+    pub fn is_constant(&self) -> bool {
+        let constant = |band: &LowerBanded| {
+            let last = band.row(band.n() - 1);
+            (0..band.n()).all(|i| band.row(i).iter().zip(last).take(i + 1).all(|(a, b)| a == b))
+        };
+        constant(&self.left) && self.right.as_ref().is_none_or(constant)
+    }
+
     /// `A⁻¹ x = R⁻¹ P x`, in place.
     pub fn apply_inverse(&self, x: &mut [f64]) {
         self.left.multiply(x);

@@ -10,10 +10,10 @@ use crate::linalg::double::Double;
 /// neighbouring coefficients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Realisation<'a> {
-    pub(super) optimizer: &'a Optimizer,
-    pub(super) learning_rates: &'a [f64],
+    pub(crate) optimizer: &'a Optimizer,
+    pub(crate) learning_rates: &'a [f64],
     /// The rates that decoupled weight decay sees.
-    pub(super) decay_rates: &'a [f64],
+    pub(crate) decay_rates: &'a [f64],
 }
 
 /// One step, `s ← F s + g u`; the last state is the output.

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use std::f64::consts::{LN_2, PI};
 
 /// Nodes in one pass.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 
 /// Nodes between two looks at what is left.
 const BATCH: usize = 2 * LANES;
@@ -58,47 +58,9 @@ struct Nodes<'a, const K: usize> {
 }
 
 impl<const K: usize> Nodes<'_, K> {
-    /// `(1 − 10⁻¹³)(ln 2/2π) Σ_q 2^{q/2} ln det(1 + M/2^q)`, rounded down.
-    ///
-    /// The highest node stands for those above it too: `ln(1 + λs)` is concave in `s`, so it is at least `2^{−k}` times
-    /// as large `k` octaves higher. Below the lowest node the determinant is at least `det M/t^n`, known from the
-    /// diagonal of `A`, and at least what it is at that node.
     fn sum(&self) -> f64 {
-        let n = self.v.len() as f64;
         let (trace, log_det) = self.invariants();
-        let top = libm::ilogb(trace).max(LOWEST) + HEADROOM;
-        let weight =
-            |q: i32| libm::scalbn(if q % 2 == 0 { 1.0 } else { std::f64::consts::SQRT_2 }, q.div_euclid(2));
-        let at_least = |q: i32| {
-            let shift = n * LN_2 * f64::from(q);
-            log_det - shift - 4.0 * f64::EPSILON * (log_det.abs() + shift.abs())
-        };
-
-        // Down to eight octaves below the geometric mean of the spectrum at once, then batch by batch.
-        let mean = if log_det.is_finite() { (log_det / (n * LN_2)) as i32 } else { top };
-        let mut count = ((top - mean + 8).max(1) as usize).next_multiple_of(BATCH);
-        let (mut sum, mut q) = (0.0, top);
-        loop {
-            let starts: Vec<i32> = (0..count / LANES).map(|chunk| q - (chunk * LANES) as i32).collect();
-            let chunks: Vec<[f64; LANES]> = starts.into_par_iter().map(|q| self.log_dets(q)).collect();
-            let mut lowest = 0.0;
-            for &value in chunks.as_flattened() {
-                let share = if q == top { 1.0 / (1.0 - std::f64::consts::FRAC_1_SQRT_2) } else { 1.0 };
-                sum += share * weight(q) * value;
-                lowest = value;
-                q -= 1;
-            }
-            // What the closed form, or nothing at all, would lose below: a geometric series each.
-            let closed = weight(q) * (lowest - at_least(q + 1));
-            let open = 4.0 * weight(q) * (lowest + 4.0 * n);
-            if closed.min(open) <= NEGLIGIBLE * sum || q < LOWEST {
-                let tail = (0..200).map(|k| weight(q - k) * lowest.max(at_least(q - k)));
-                sum += tail.sum::<f64>();
-                break;
-            }
-            count = BATCH;
-        }
-        sum * (LN_2 / (2.0 * PI)) * (1.0 - 2e-13)
+        octaves(self.v.len(), trace, log_det, |q| self.log_dets(q))
     }
 
     /// `tr M`, to choose nodes by, and a lower bound on `ln det M`.
@@ -153,6 +115,54 @@ impl<const K: usize> Nodes<'_, K> {
         }
         filter.log_det(self.v.len())
     }
+}
+
+/// `(1 − 10⁻¹³)(ln 2/2π) Σ_q 2^{q/2} ln det(1 + M/2^q)`, rounded down, given lower bounds on the logarithms at `q, q − 1, …`,
+/// a lower bound on `ln det M`, and about the trace of `M`, to choose nodes by.
+///
+/// The highest node stands for those above it too: `ln(1 + λs)` is concave in `s`, so it is at least `2^{−k}` times
+/// as large `k` octaves higher. Below the lowest node the determinant is at least `det M/t^n`, known from the
+/// diagonal of `A`, and at least what it is at that node.
+pub(super) fn octaves(
+    steps: usize,
+    trace: f64,
+    log_det: f64,
+    log_dets: impl Fn(i32) -> [f64; LANES] + Sync,
+) -> f64 {
+    let n = steps as f64;
+    let top = libm::ilogb(trace).max(LOWEST) + HEADROOM;
+    let weight =
+        |q: i32| libm::scalbn(if q % 2 == 0 { 1.0 } else { std::f64::consts::SQRT_2 }, q.div_euclid(2));
+    let at_least = |q: i32| {
+        let shift = n * LN_2 * f64::from(q);
+        log_det - shift - 4.0 * f64::EPSILON * (log_det.abs() + shift.abs())
+    };
+
+    // Down to eight octaves below the geometric mean of the spectrum at once, then batch by batch.
+    let mean = if log_det.is_finite() { (log_det / (n * LN_2)) as i32 } else { top };
+    let mut count = ((top - mean + 8).max(1) as usize).next_multiple_of(BATCH);
+    let (mut sum, mut q) = (0.0, top);
+    loop {
+        let starts: Vec<i32> = (0..count / LANES).map(|chunk| q - (chunk * LANES) as i32).collect();
+        let chunks: Vec<[f64; LANES]> = starts.into_par_iter().map(|q| log_dets(q)).collect();
+        let mut lowest = 0.0;
+        for &value in chunks.as_flattened() {
+            let share = if q == top { 1.0 / (1.0 - std::f64::consts::FRAC_1_SQRT_2) } else { 1.0 };
+            sum += share * weight(q) * value;
+            lowest = value;
+            q -= 1;
+        }
+        // What the closed form, or nothing at all, would lose below: a geometric series each.
+        let closed = weight(q) * (lowest - at_least(q + 1));
+        let open = 4.0 * weight(q) * (lowest + 4.0 * n);
+        if closed.min(open) <= NEGLIGIBLE * sum || q < LOWEST {
+            let tail = (0..200).map(|k| weight(q - k) * lowest.max(at_least(q - k)));
+            sum += tail.sum::<f64>();
+            break;
+        }
+        count = BATCH;
+    }
+    sum * (LN_2 / (2.0 * PI)) * (1.0 - 2e-13)
 }
 
 /// A Kalman filter that watches the released iterates, one noise level a lane.

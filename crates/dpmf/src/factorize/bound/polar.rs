@@ -3,19 +3,30 @@
 //! For any `W`, `‖G‖_* ≥ tr(WᵀG)/‖W‖₂`. With `W = UVᵀ` of a computed singular value decomposition the two sides agree to
 //! rounding; but whatever `W` is, the inequality holds, so only the trace and a bound on `‖W‖₂` have to be proved.
 
+use super::Factor;
 use crate::error::{Error, Result};
 use crate::linalg::double::Double;
 use faer::{Mat, MatRef};
 
-/// A lower bound on `‖A D^{1/2}‖_*`, as a number and the power of two to multiply it by; `v` lies in `[2⁻¹⁰⁰, 2)`.
+/// A lower bound on `‖A G‖_*`, as a number and the power of two to multiply it by; `G` has entries below 2.
 ///
 /// `‖W‖₂² ≤ 1 + ‖WᵀW − I‖_F`. A computed product of matrices is off by at most `nε|W|ᵀ|W|`, in any order of summation,
 /// so its Frobenius norm by `nε‖W‖_F²`.
-pub(super) fn nuclear_norm(a: MatRef<'_, f64>, v: &[f64]) -> Result<(f64, i32)> {
-    let n = v.len();
+pub(super) fn nuclear_norm(a: MatRef<'_, f64>, factor: &Factor) -> Result<(f64, i32)> {
+    let (n, b, times) = (factor.steps, factor.separation, factor.times());
     let exponent = libm::ilogb(a.norm_max());
-    let root: Vec<f64> = v.iter().map(|v| v.sqrt()).collect();
-    let scaled = Mat::from_fn(n, n, |i, j| libm::scalbn(a[(i, j)], -exponent) * root[j]);
+    // A G, and the sizes of what is summed for it.
+    let (mut scaled, mut sizes) = (Mat::<f64>::zeros(n, n), Mat::<f64>::zeros(n, n));
+    for j in 0..n {
+        for i in (j..n).step_by(b) {
+            let g = factor.row(i)[if times == 1 { 0 } else { j / b }];
+            for row in 0..n {
+                let term = libm::scalbn(a[(row, i)], -exponent) * g;
+                scaled[(row, j)] += term;
+                sizes[(row, j)] += term.abs();
+            }
+        }
+    }
     let svd = scaled.svd().map_err(|_| Error::Numerical {
         what: "the lower bound",
         index: 0,
@@ -29,15 +40,18 @@ pub(super) fn nuclear_norm(a: MatRef<'_, f64>, v: &[f64]) -> Result<(f64, i32)> 
     let excess = gram.norm_l2() * (1.0 + unit) + unit * size * (1.0 + unit);
     let norm = (1.0 + excess).sqrt() * (1.0 + f64::EPSILON);
 
-    // Rounded roots and products cost two units of each term, sums in double-double nothing that matters.
+    // Rounded roots, products and sums of K of them cost as many units of each term, sums in double-double nothing that
+    // matters.
     let (mut trace, mut terms) = (Double::ZERO, 0.0);
     for j in 0..n {
-        for (w, g) in w.col_as_slice(j).iter().zip(scaled.col_as_slice(j)) {
+        let columns = scaled.col_as_slice(j).iter().zip(sizes.col_as_slice(j));
+        for (w, (g, size)) in w.col_as_slice(j).iter().zip(columns) {
             trace = trace + Double::scalar(*w) * Double::scalar(*g);
-            terms += (w * g).abs();
+            terms += w.abs() * size;
         }
     }
-    let trace = trace.to_f64() - 4.0 * f64::EPSILON * terms * (1.0 + n as f64 * unit);
+    let lost = (times + 3) as f64 * f64::EPSILON;
+    let trace = trace.to_f64() - lost * terms * (1.0 + n as f64 * unit);
     let bound = trace / norm * (1.0 - 4.0 * f64::EPSILON);
     Ok((bound.max(0.0), exponent))
 }
@@ -52,7 +66,7 @@ mod tests {
         let a = Mat::from_fn(2, 2, |i, j| if i >= j { 3.0 } else { 0.0 });
         let v = [1.5_f64, 0.25];
         let exact = (9.0 * (2.0 * v[0] + v[1]) + 2.0 * 9.0 * (v[0] * v[1]).sqrt()).sqrt();
-        let (norm, exponent) = nuclear_norm(a.as_ref(), &v).unwrap();
+        let (norm, exponent) = nuclear_norm(a.as_ref(), &Factor::diagonal(&v)).unwrap();
         let short = 1.0 - libm::scalbn(norm, exponent) / exact;
         assert!((0.0..1e-14).contains(&short), "{short:e}");
     }

@@ -1,9 +1,10 @@
 //! Sensitivity and loss of the filter, exact for the coefficients it has.
 
 use super::engine::StateSpaceEngine;
+use super::responses::Responses;
 use super::{KIND, StateSpace, Step, triangle};
 use crate::error::Result;
-use crate::form::{Cost, Form, Representation, Rows};
+use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::linalg::gramian::{Energy, Root};
 use crate::noise::engine::Engine;
 use crate::noise::exact::program::Program;
@@ -71,6 +72,11 @@ impl Representation for StateSpace {
         norms
     }
 
+    /// Cost: O(n·r³) here, and O(n·r²) for each column.
+    fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
+        Box::new(Responses::new(self))
+    }
+
     /// A forward recursion for the covariance of the filter's state and the workload's together.
     /// Cost: O(n(r + w)³), or that of the dense rows for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
@@ -92,7 +98,7 @@ impl Representation for StateSpace {
 
     fn cost(&self) -> Cost {
         let r = self.order;
-        Cost { buffers: Some(r), work: (triangle(r) + 2 * r + 1) as f64 }
+        Cost::stream(r, (triangle(r) + 2 * r + 1) as f64)
     }
 
     fn deployed(&self) -> Result<Form> {
@@ -148,6 +154,11 @@ impl ColumnNorms {
         let square = if d.mul_add(d, -square) < 0.0 { square.next_down() } else { square };
         let quotient = unit / square;
         if quotient.mul_add(square, -unit) < 0.0 { quotient.next_up() } else { quotient }
+    }
+
+    /// Bounds on what a unit change of each state does to the steps ahead, in norm.
+    pub fn reaches(&self) -> &[f64] {
+        self.energy.roots()
     }
 
     /// Moves to before the step.

@@ -10,6 +10,7 @@ mod modes;
 mod observability;
 mod plant;
 mod processes;
+mod responses;
 mod sweep;
 mod truncate;
 
@@ -50,7 +51,7 @@ const INCREMENT: &str = "state_space.increment";
 /// let workload = Workload::prefix_sum(256)?;
 /// let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut |_| ControlFlow::Continue(()))?;
 /// let recurrence = workload.recurrence().expect("a prefix sum is a recurrence");
-/// let filter = StateSpace::truncated(recurrence, &optimum.v, Order::Fixed(4))?;
+/// let filter = StateSpace::truncated(recurrence, optimum.dual.v(), Order::Fixed(4))?;
 /// let loss: f64 = filter.decoder_row_norms_sq(&workload).iter().sum();
 /// assert!(filter.encoder_column_norms_sq().iter().all(|&norm_sq| norm_sq <= 1.0));
 /// assert!((loss / optimum.certificate.lower_bound).sqrt() < 1.00001);

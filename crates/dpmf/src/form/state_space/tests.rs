@@ -42,7 +42,7 @@ fn optimum(workload: &Workload, gap: f64) -> (Vec<f64>, f64) {
     let options = Options { gap, ..Options::default() };
     let found =
         factorize::optimal(workload, Solver::Auto, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-    (found.v, found.certificate.lower_bound)
+    (found.dual.v().to_vec(), found.certificate.lower_bound)
 }
 
 fn sgd(n: usize, schedule: &str, optimizer: Optimizer) -> Workload {

@@ -138,7 +138,7 @@ fn one_two_and_three_steps() {
     let one = Structured::fit(Mat::from_fn(1, 1, |_, _| 2.0).as_ref(), &prefix_sum(1), 1, 0).unwrap();
     assert_eq!(coloring(&one)[(0, 0)], 2.0);
     assert_eq!(one.encoder()[(0, 0)], 0.5);
-    assert_eq!(one.cost(), Cost { buffers: Some(1), work: 2.0 });
+    assert_eq!(one.cost(), Cost::stream(1, 2.0));
 
     // Two steps, only the diagonal: N = S⁻¹B̂ and C = B̂⁻¹S.
     let b = Mat::from_fn(2, 2, |i, j| [[2.0, 0.0], [5.0, 4.0]][i][j]);
@@ -152,7 +152,7 @@ fn one_two_and_three_steps() {
     // The penalised least squares for v, given u, shrink uv by the factor u²/(u² + λ).
     let corner = decoder(&three)[(2, 0)];
     assert!(corner < 0.375 && corner > 0.375 * (1.0 - 1e-5), "{corner}");
-    assert_eq!(three.cost(), Cost { buffers: Some(3), work: (5 + 2 + 5) as f64 / 3.0 });
+    assert_eq!(three.cost(), Cost::stream(3, (5 + 2 + 5) as f64 / 3.0));
     let full = Structured::fit(b.as_ref(), &prefix_sum(3), 3, 0).unwrap();
     assert_eq!(decoder(&full), b);
 }

@@ -198,7 +198,7 @@ fn cost_counts_what_is_kept() {
     }
     assert_eq!(cost(4, Decoder::Binary).work, 7.0 / 4.0);
     assert_eq!(cost(4, Decoder::HonakerOnline).work, 13.0 / 4.0);
-    assert_eq!(cost(4, Decoder::HonakerFull), Cost { buffers: None, work: 7.0 });
+    assert_eq!(cost(4, Decoder::HonakerFull), Cost::dense(7.0));
     assert_eq!(cost(3, Decoder::HonakerFull).work, 7.0 / 3.0);
 }
 

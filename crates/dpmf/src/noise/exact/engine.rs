@@ -2,10 +2,10 @@
 
 use super::elementary::{Length, Tables};
 use super::field::{ExactField, ExactRow};
-use super::fixed::Ball;
+use super::fixed::{Ball, Fixed};
 use super::fused::{Arithmetic, dispatch_fused};
 use super::normal::GROUP;
-use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, Step, StepBound, analyse};
+use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, StepBound, analyse};
 use crate::error::{Error, Result};
 use crate::noise::engine::{PACKET, Shard, Value};
 use rayon::prelude::*;
@@ -58,6 +58,8 @@ pub(crate) struct ExactEngine {
     rounding: Rounding,
     /// For every step, [`Rounding::doubt`].
     doubts: Vec<f64>,
+    /// For every step, how single errors add up.
+    gains: Vec<f64>,
     state: Vec<Packet>,
     /// Coordinates that took the slow path so far.
     resolved: AtomicU64,
@@ -76,7 +78,8 @@ impl ExactEngine {
         rounding: Rounding,
     ) -> Result<Self> {
         let bounds = analyse(&*program)?;
-        let doubts: Vec<f64> = bounds.into_iter().map(|bound| rounding.doubt(bound)).collect();
+        let doubts: Vec<f64> = bounds.iter().map(|bound| rounding.doubt(*bound)).collect();
+        let gains = bounds.iter().map(|bound| bound.gain).collect();
         let most = doubts.iter().copied().fold(0.0, f64::max);
         if !(most <= 0.5 * MOST_DOUBTFUL) {
             return Err(Error::Unsupported {
@@ -92,6 +95,7 @@ impl ExactEngine {
             field,
             rounding,
             doubts,
+            gains,
             state,
             resolved: AtomicU64::new(0),
             #[cfg(test)]
@@ -204,7 +208,7 @@ impl ExactEngine {
     where
         Tables<L>: Length,
     {
-        let noise = replay::<L>(&*self.program, &self.field, t, coordinate);
+        let noise = replay::<L>(&*self.program, &self.field, self.gains[t], t, coordinate);
         let scaled = Ball::from_f64(f64::from(self.rounding.scale))
             .times(&noise)
             .times_power_of_two(-self.rounding.exponent);
@@ -212,66 +216,47 @@ impl ExactEngine {
     }
 }
 
-/// The noise of one coordinate at step `t`, drawn and computed again from the first step on that it depends on.
+/// The noise of one coordinate at step `t`, drawn and computed again from the first step on that it depends on; `gain` is
+/// that of [`StepBound`].
 pub(super) fn replay<const L: usize>(
     program: &dyn Program,
     field: &ExactField,
+    gain: f64,
     t: usize,
     coordinate: u64,
 ) -> Ball<L>
 where
     Tables<L>: Length,
 {
-    let mut places = Places::new(program);
+    let mut buffers = vec![Fixed::<L>::ZERO; program.buffers()];
+    let mut scratch = vec![Fixed::<L>::ZERO; program.scratch()];
+    // The largest error of a draw, or of an assignment whose sources are as they stand: how errors travel further is known.
+    let mut single = 0.0_f64;
     for i in program.origin(t)..=t {
         let step = program.step(i);
         let draws: Vec<Ball<L>> =
             step.draws.iter().map(|draw| field.row(draw.row).number(coordinate)).collect();
-        places.run(&step, &draws);
-    }
-    places.output()
-}
-
-/// The places of one coordinate, with many digits.
-pub(super) struct Places<const L: usize> {
-    buffers: Vec<Ball<L>>,
-    scratch: Vec<Ball<L>>,
-}
-
-impl<const L: usize> Places<L> {
-    pub(super) fn new(program: &dyn Program) -> Self {
-        Self { buffers: vec![Ball::ZERO; program.buffers()], scratch: vec![Ball::ZERO; program.scratch()] }
-    }
-
-    fn at(&self, place: Place, draws: &[Ball<L>]) -> Ball<L> {
-        match place {
-            Place::Draw(k) => draws[k],
-            Place::Buffer(k) => self.buffers[k],
-            Place::Scratch(k) => self.scratch[k],
-        }
-    }
-
-    pub(super) fn run(&mut self, step: &Step, draws: &[Ball<L>]) {
+        single = draws.iter().fold(single, |single, draw| single.max(draw.radius));
         for Assignment { to, terms } in &step.assignments {
-            // Of a place that is changed, a state with its increment say, the weights are added up first: apart, each
-            // would widen the ball by its size, and a decaying state would widen it for ever.
-            let (own, others): (Vec<_>, Vec<_>) = terms.iter().partition(|(place, _)| place == to);
-            let kept = own.iter().fold(Ball::ZERO, |sum, (_, weight)| sum.plus(&weight.ball()));
-            let mut sum = if own.is_empty() { Ball::ZERO } else { kept.times(&self.at(*to, draws)) };
-            for (place, weight) in others {
-                sum = sum.plus(&weight.ball().times(&self.at(*place, draws)));
+            let mut sum = Ball::ZERO;
+            for (place, weight) in terms {
+                let value = match *place {
+                    Place::Draw(k) => draws[k].middle,
+                    Place::Buffer(k) => buffers[k],
+                    Place::Scratch(k) => scratch[k],
+                };
+                sum = sum.plus(&weight.ball().times(&Ball::exact(value)));
             }
+            single = single.max(sum.radius);
             match *to {
-                Place::Buffer(k) => self.buffers[k] = sum,
+                Place::Buffer(k) => buffers[k] = sum.middle,
                 // No step assigns to a draw.
-                Place::Scratch(k) | Place::Draw(k) => self.scratch[k] = sum,
+                Place::Scratch(k) | Place::Draw(k) => scratch[k] = sum.middle,
             }
         }
     }
-
-    pub(super) fn output(&self) -> Ball<L> {
-        self.at(OUTPUT, &[])
-    }
+    let Place::Scratch(output) = OUTPUT else { return Ball::ZERO };
+    Ball { middle: scratch[output], radius: gain * single * (1.0 + 1e-9) }
 }
 
 /// The state of a tile, packet by packet; of one without buffers, empty ones.

@@ -152,6 +152,8 @@ pub(crate) struct StepBound {
     pub(crate) error: f64,
     /// No real number is larger, nor in double precision.
     pub(crate) size: f64,
+    /// The noise is off by at most this times `ι`, where every draw, and every assignment on its own, is off by at most `ι`.
+    pub(crate) gain: f64,
 }
 
 /// Standard deviations within which every number is taken to lie.
@@ -163,12 +165,13 @@ const DEVIATIONS: f64 = 16.5;
 /// Bounds on every step of a program.
 ///
 /// Two recursions run beside each other. One is that of the covariances of all places, of which the standard deviations,
-/// and with [`DEVIATIONS`] of them sizes, follow. The other is that of the errors: what an assignment inherits by its
-/// weights, and one unit roundoff of every product and of every partial sum.
+/// and with [`DEVIATIONS`] of them sizes, follow. The other is that of the [errors](Errors): what an assignment inherits by
+/// its weights, and one unit roundoff of every product and of every partial sum.
 ///
 /// Rows that are drawn again are correlated with what the buffers hold. The noise is then the sum of what it would be with
 /// each [time](Draw::time) alone, each free of such correlations; their deviations are added.
 ///
+/// Cost: a few products of matrices as large as the buffers are many, at every step.
 /// Errors: [`Error::Numerical`] where a bound is not finite.
 pub(crate) fn analyse(program: &dyn Program) -> Result<Vec<StepBound>> {
     let kept = program.buffers() + program.scratch();
@@ -178,8 +181,9 @@ pub(crate) fn analyse(program: &dyn Program) -> Result<Vec<StepBound>> {
         Place::Draw(i) => kept + i,
     };
     let mut covariances: Vec<Covariance> = Vec::new();
-    let (mut errors, mut net) = (vec![0.0; kept], Vec::new());
+    let (mut double, mut unit) = (Errors::new(kept, normal::ERROR), Errors::new(kept, 1.0));
     let mut bounds = Vec::with_capacity(program.steps());
+    let mut terms: Vec<(usize, f64)> = Vec::new();
     for t in 0..program.steps() {
         let step = program.step(t);
         let times = step.draws.iter().map(|draw| draw.time + 1).max().unwrap_or(0);
@@ -187,49 +191,44 @@ pub(crate) fn analyse(program: &dyn Program) -> Result<Vec<StepBound>> {
             covariances.push(Covariance::new(kept));
         }
         covariances.iter_mut().for_each(|covariance| covariance.begin(step.draws.len()));
-        errors.truncate(kept);
-        errors.resize(kept + step.draws.len(), normal::ERROR);
-        net.resize(errors.len(), 0.0);
-        let mut output = 0.0;
+        double.begin(step.draws.len());
+        unit.begin(step.draws.len());
+        let mut bound = StepBound { error: 0.0, size: 0.0, gain: 0.0 };
         for assignment in &step.assignments {
             let to = index(assignment.to);
-            let (mut inherited, mut rounding, mut partial, mut deviation) = (0.0, 0.0, 0.0, 0.0);
-            let mut weighted: Vec<(usize, f64)> = Vec::with_capacity(assignment.terms.len());
+            let (mut own, mut rounding, mut partial) = (0.0, 0.0, 0.0);
+            terms.clear();
             for (place, weight) in &assignment.terms {
                 let (weight, uncertain) = weight.rounded();
                 let at = index(*place);
                 let size = match place {
                     Place::Draw(_) => normal::LARGEST,
-                    _ => DEVIATIONS * covariances.iter().map(|c| c.deviation(at)).sum::<f64>(),
-                } + errors[at];
-                inherited += uncertain * size;
-                net[at] += weight;
+                    _ => DEVIATIONS * covariances.iter().map(|c| c.deviations[at]).sum::<f64>(),
+                } + double.of(at);
+                own += uncertain * size;
                 partial += weight.abs() * size;
                 // A product with a power of two is exact.
                 let product = if weight.to_bits() << 12 == 0 { 0.0 } else { weight.abs() * size };
                 rounding += product + partial;
-                weighted.push((at, weight));
+                terms.push((at, weight));
             }
-            // A place that comes twice, such as a state and its increment, hands its error on by the sum of its weights.
-            for (at, _) in &weighted {
-                inherited += std::mem::take(&mut net[*at]).abs() * errors[*at];
-            }
+            let mut deviation = 0.0;
             for (time, covariance) in covariances.iter_mut().enumerate() {
-                let fresh = |i: usize| step.draws[i].time == time;
-                deviation += covariance.assign(to, &weighted, fresh);
+                let fresh = |i: usize| if step.draws[i].time == time { 1.0 } else { 0.0 };
+                deviation += covariance.assign(to, &terms, fresh, 0.0);
             }
             // The last partial sum is the result, of which more is known.
-            let result = (DEVIATIONS * deviation + inherited).min(partial);
-            rounding += result - partial;
-            let error = inherited + 0.5 * f64::EPSILON * rounding;
+            let inherited = double.inherited(&terms);
+            let result = (DEVIATIONS * deviation + inherited + own).min(partial);
+            own += 0.5 * f64::EPSILON * (rounding + result - partial);
             // Double precision itself rounds, and very small numbers lose more than their last place.
-            errors[to] = error * (1.0 + 1e-9) + 1e-290;
+            let error = double.assign(to, &terms, own * (1.0 + 1e-9) + 1e-290);
+            let gain = unit.assign(to, &terms, 1.0);
             if assignment.to == OUTPUT {
-                output = result + errors[to];
+                bound = StepBound { error, size: (result + error) * (1.0 + 1e-9), gain };
             }
         }
-        let bound = StepBound { error: errors[index(OUTPUT)], size: output * (1.0 + 1e-9) };
-        if !(bound.error.is_finite() && bound.size.is_finite()) {
+        if !(bound.error.is_finite() && bound.size.is_finite() && bound.gain.is_finite()) {
             return Err(Error::Numerical {
                 what: "bound on the rounding of the noise",
                 index: t,
@@ -239,6 +238,62 @@ pub(crate) fn analyse(program: &dyn Program) -> Result<Vec<StepBound>> {
         bounds.push(bound);
     }
     Ok(bounds)
+}
+
+/// Bounds on the errors of all places, each a sum `Σ_s r_s e_s` of single errors `e_s`, of which sizes are known.
+///
+/// The triangle inequality, place by place, is one bound. It grows without limit where weights of both signs hold a recursion
+/// together. Cauchy's inequality is the other: `√(number of errors) · √(Σ_s r_s² e_s²)`, and the second root is the
+/// deviation that the errors would have if they were independent, which a covariance recursion gives.
+struct Errors {
+    /// That of a draw.
+    draw: f64,
+    largest: Vec<f64>,
+    spread: Covariance,
+    count: f64,
+    net: Vec<f64>,
+}
+
+impl Errors {
+    fn new(kept: usize, draw: f64) -> Self {
+        Self {
+            draw,
+            largest: vec![0.0; kept],
+            spread: Covariance::new(kept),
+            count: 0.0,
+            net: vec![0.0; kept],
+        }
+    }
+
+    fn begin(&mut self, draws: usize) {
+        self.spread.begin(draws);
+        self.net.resize(self.largest.len() + draws, 0.0);
+        self.count += draws as f64;
+    }
+
+    /// The bound for a place.
+    fn of(&self, at: usize) -> f64 {
+        self.largest.get(at).copied().unwrap_or(self.draw)
+    }
+
+    /// What the places of a sum hand on to it, by the triangle inequality.
+    fn inherited(&mut self, terms: &[(usize, f64)]) -> f64 {
+        // A place that comes twice, such as a state and its increment, hands its error on by the sum of its weights.
+        terms.iter().for_each(|(at, weight)| self.net[*at] += weight);
+        let handed =
+            |at: usize, net: &mut f64| std::mem::take(net).abs() * self.largest.get(at).unwrap_or(&self.draw);
+        terms.iter().map(|(at, _)| handed(*at, &mut self.net[*at])).sum()
+    }
+
+    /// `to ← Σ weight · place`, which adds an error of its own; returns the bound for it.
+    fn assign(&mut self, to: usize, terms: &[(usize, f64)], own: f64) -> f64 {
+        self.count += 1.0;
+        let triangle = self.inherited(terms) + own;
+        let draw = self.draw;
+        let cauchy = self.spread.assign(to, terms, |_| draw, own * own) * self.count.sqrt();
+        self.largest[to] = triangle.min(cauchy) * (1.0 + 1e-9);
+        self.largest[to]
+    }
 }
 
 /// Covariances of the kept places with each other and with the draws of the step.
@@ -266,9 +321,7 @@ impl Covariance {
         let (kept, columns) = (self.kept, self.kept + draws);
         if columns != self.columns {
             let mut entries = vec![0.0; kept * columns];
-            for (to, from) in
-                entries.chunks_exact_mut(columns.max(1)).zip(self.entries.chunks_exact(self.columns))
-            {
+            for (to, from) in entries.chunks_exact_mut(columns).zip(self.entries.chunks_exact(self.columns)) {
                 to[..kept].copy_from_slice(&from[..kept]);
             }
             (self.entries, self.columns) = (entries, columns);
@@ -277,12 +330,15 @@ impl Covariance {
         }
     }
 
-    fn deviation(&self, at: usize) -> f64 {
-        self.deviations[at]
-    }
-
-    /// `to ← Σ weight · place`, with the draws that are `fresh`; returns the deviation of the result, rounded up.
-    fn assign(&mut self, to: usize, terms: &[(usize, f64)], fresh: impl Fn(usize) -> bool) -> f64 {
+    /// `to ← Σ weight · place` and something independent of the given variance; `draw` is the deviation of each draw.
+    /// Returns the deviation of the result, rounded up.
+    fn assign(
+        &mut self,
+        to: usize,
+        terms: &[(usize, f64)],
+        draw: impl Fn(usize) -> f64,
+        variance: f64,
+    ) -> f64 {
         let (kept, columns) = (self.kept, self.columns);
         self.row.clear();
         self.row.resize(columns, 0.0);
@@ -293,17 +349,23 @@ impl Covariance {
                 let from = &self.entries[at * columns..][..columns];
                 self.row.iter_mut().zip(from).for_each(|(row, from)| *row += weight * from);
                 size += weight.abs() * self.deviations[at];
-            } else if fresh(at - kept) {
-                self.row[at] += weight;
+                continue;
+            }
+            let scaled = weight * draw(at - kept);
+            if scaled != 0.0 {
+                self.row[at] += scaled;
                 for (x, row) in self.row[..kept].iter_mut().enumerate() {
-                    *row += weight * self.entries[x * columns + at];
+                    *row += scaled * self.entries[x * columns + at];
                 }
-                size += weight.abs();
+                size += scaled.abs();
             }
         }
-        let seen = |at: usize| at < kept || fresh(at - kept);
-        let variance: f64 = terms.iter().filter(|(at, _)| seen(*at)).map(|&(at, w)| w * self.row[at]).sum();
-        let deviation = (variance.max(0.0) + 1e-9 * size * size).sqrt() * (1.0 + 1e-9);
+        let share = |&(at, weight): &(usize, f64)| {
+            let scale = if at < kept { 1.0 } else { draw(at - kept) };
+            weight * scale * self.row[at]
+        };
+        let sum: f64 = terms.iter().map(share).sum();
+        let deviation = (sum.max(0.0) + variance + 1e-9 * size * size).sqrt() * (1.0 + 1e-9);
         self.deviations[to] = deviation;
         self.row[to] = deviation * deviation;
         for x in 0..kept {

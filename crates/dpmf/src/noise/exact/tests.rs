@@ -1,5 +1,5 @@
 use super::elementary::{Length, Tables};
-use super::engine::{ExactEngine, Places, Rounding, replay};
+use super::engine::{ExactEngine, Rounding, replay};
 use super::field::ExactField;
 use super::fixed::Ball;
 use super::program::{OUTPUT, Place, Program, analyse};
@@ -22,6 +22,12 @@ fn deployed(workload: Workload, name: &str) -> Form {
 
 /// Every family for the prefix sum, and some for a workload with momentum.
 fn forms(steps: usize) -> Vec<(String, Form)> {
+    let epochs = |name: &str| {
+        let participation = Participation::Epochs { times: 3 };
+        let problem = Problem::new(Workload::prefix_sum(steps).unwrap(), participation).unwrap();
+        let mechanism = problem.mechanism(name.parse().unwrap(), &mut quiet).unwrap();
+        (format!("{name} for three epochs"), mechanism.form().clone())
+    };
     let prefix = |name: &str| (name.to_string(), deployed(Workload::prefix_sum(steps).unwrap(), name));
     let momentum = |name: &str| {
         let optimizer = Optimizer { momentum: 0.9, nesterov: true, ..Default::default() };
@@ -30,6 +36,7 @@ fn forms(steps: usize) -> Vec<(String, Form)> {
     };
     let mut forms: Vec<_> = family::all().map(|selector| prefix(selector.name())).collect();
     forms.push(prefix("optimal:dense"));
+    forms.extend(["recall", "banded", "banded-inverse", "blt"].map(epochs));
     forms.extend(["optimal", "structured", "state-space:buffers=12"].map(momentum));
     forms
 }
@@ -39,14 +46,37 @@ fn reference<const L: usize>(program: &dyn Program, field: &ExactField, coordina
 where
     Tables<L>: Length,
 {
-    let mut places = Places::new(program);
+    let mut buffers = vec![Ball::<L>::ZERO; program.buffers()];
+    let mut scratch = vec![Ball::<L>::ZERO; program.scratch()];
     let step = |t: usize| {
         let step = program.step(t);
         let draws: Vec<Ball<L>> = step.draws.iter().map(|d| field.row(d.row).number(coordinate)).collect();
-        places.run(&step, &draws);
-        places.output()
+        for assignment in &step.assignments {
+            let terms = assignment.terms.iter().map(|(place, weight)| {
+                weight.ball().times(match *place {
+                    Place::Draw(k) => &draws[k],
+                    Place::Buffer(k) => &buffers[k],
+                    Place::Scratch(k) => &scratch[k],
+                })
+            });
+            let sum = terms.fold(Ball::ZERO, |sum, term| sum.plus(&term));
+            match assignment.to {
+                Place::Buffer(k) => buffers[k] = sum,
+                Place::Scratch(k) => scratch[k] = sum,
+                Place::Draw(_) => panic!("a draw is assigned to"),
+            }
+        }
+        scratch[0]
     };
     (0..program.steps()).map(step).collect()
+}
+
+/// [`replay`] with its gain.
+fn again<const L: usize>(program: &dyn Program, field: &ExactField, t: usize, j: u64) -> Ball<L>
+where
+    Tables<L>: Length,
+{
+    replay(program, field, analyse(program).unwrap()[t].gain, t, j)
 }
 
 /// The finest grid on which a program may still be run: ties are near for about one number in a hundred.
@@ -121,7 +151,7 @@ fn programs_compute_the_coloring() {
                     .collect();
                 for t in 0..form.steps() {
                     let expected: f64 = z.iter().enumerate().map(|(s, z)| coloring[(t, s)] * z).sum();
-                    let actual = replay::<3>(&*program, &field, t, j).middle.approximate();
+                    let actual = again::<3>(&*program, &field, t, j).middle.approximate();
                     assert!((actual - expected).abs() < 1e-12, "{name} {t}: {actual} {expected}");
                 }
             }
@@ -215,7 +245,7 @@ fn bounds_hold_for_what_is_computed_and_are_not_idle() {
             let mut row = vec![0.0_f64; 64];
             engine.advance(t, &shard, Some(&mut row)).unwrap();
             for (j, y) in row.iter().enumerate().step_by(16) {
-                let exact = replay::<3>(&*program, &field, t, j as u64);
+                let exact = again::<3>(&*program, &field, t, j as u64);
                 let off = exact.minus(&Ball::from_f64(*y)).size();
                 assert!(off <= 2.0_f64.powi(-25) * 1.001, "{name} {t}: {off:e}");
                 assert!(exact.size() <= bound.size, "{name}");
@@ -245,7 +275,7 @@ fn long_streams_stay_within_their_bounds() {
     engine.advance(2999, &shard, Some(&mut row)).unwrap();
     let field = ExactField::new(&key());
     for (j, y) in row.iter().enumerate() {
-        let exact = replay::<3>(&*program, &field, 2999, j as u64);
+        let exact = again::<3>(&*program, &field, 2999, j as u64);
         let nearest = exact.times_power_of_two(-rounding.exponent).nearest().unwrap();
         assert_eq!(*y, nearest as f64 * 2.0_f64.powi(rounding.exponent), "{j}");
     }

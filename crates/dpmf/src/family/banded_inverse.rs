@@ -1,0 +1,63 @@
+//! Noise of the last few steps, drawn again: a banded `N`, and no buffers at all.
+
+use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
+use super::watched::Watched;
+use super::{Budget, Family, Knob};
+use crate::error::Result;
+use crate::factorize::Observer;
+use crate::form::recall::Parts;
+use crate::form::{Form, Recall};
+use crate::problem::Problem;
+
+/// The best Toeplitz `N` with a few diagonals. With two it is DP-λCGD.
+///
+/// Reference: Kalinin, McKenna, Upadhyay, Lampert, "Back to square roots", 2025, for the banded inverse.
+pub(super) struct BandedInverse;
+
+/// Diagonals where nothing is chosen.
+const BANDS: usize = 4;
+
+/// Steps of the minimisation.
+const STEPS: usize = 1000;
+
+impl Family for BandedInverse {
+    fn name(&self) -> &'static str {
+        "banded-inverse"
+    }
+
+    fn about(&self) -> &'static str {
+        "noise of the last few steps drawn again, no buffers"
+    }
+
+    fn knobs(&self) -> &'static [Knob] {
+        &[Knob::Bands]
+    }
+
+    fn fit(&self, problem: &Problem, budget: &Budget, observe: Observer<'_>) -> Result<Form> {
+        let problem = problem.streamable()?;
+        let n = problem.steps();
+        let bands = budget.bands.unwrap_or(BANDS).min(n);
+        let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
+        let mut watched = Watched::new(lower_bound, observe);
+        let measure = Measure::new(problem)?;
+        let with_first = |x: &[f64]| [&[1.0], x].concat();
+        let found = watched.minimise(square_root(1.0, bands)[1..].to_vec(), STEPS, |x| {
+            let short = with_first(x);
+            let encoder = inverse(&short, n);
+            let mut coloring = short.clone();
+            coloring.resize(n, 0.0);
+            let (value, [by_coloring, by_encoder]) = measure.objective(&coloring, &encoder);
+            let mut slope = inverse_pull_back(&short, &encoder, &by_encoder);
+            slope.iter_mut().zip(&by_coloring).for_each(|(a, b)| *a += b);
+            (value, slope[1..].to_vec())
+        })?;
+        let short = with_first(&found.x);
+        let gamma = measure.sensitivity_sq(&inverse(&short, n)).0.sqrt();
+        let recalled = (0..n).flat_map(|t| {
+            let short = &short;
+            (1..bands).map(move |j| if j <= t { gamma * short[j] } else { 0.0 })
+        });
+        let parts = Parts { direct: vec![gamma; n], recalled: recalled.collect(), ..Parts::default() };
+        Ok(Form::Recall(Recall::from_parts(1, 0, bands - 1, parts)?))
+    }
+}

@@ -1,0 +1,303 @@
+//! What one unit can change when it takes part several times, from the columns of the encoder.
+//!
+//! Contributions are vectors of norm at most one, of any directions, so over a pattern `π` of steps the squared change is
+//! at most `Σ_{i,j∈π} |X_ij|`, `X = CᵀC`, and that is attained where signs `s` make all `s_i s_j X_ij` non-negative. Nothing
+//! else is assumed of `C`. Computed columns `Ĉe_j` come with bounds `e_j` on their distances from the exact ones, so
+//!
+//! ```text
+//! |X_ij| ≤ |fl(Ĉe_i · Ĉe_j)| + (m + 4)ε a_i a_j + a_i e_j + e_i a_j + e_i e_j,     a_j ≥ ‖Ĉe_j‖.
+//! ```
+
+use crate::form::{EncoderColumns, Representation};
+use crate::participation::Sensitivity;
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, MatRef, Par};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Numbers in the columns that are looked at together, where there is a choice.
+const TILE: usize = 1 << 22;
+
+/// Share by which attained and largest may differ where a bound is called exact.
+const ROUNDING: f64 = 1e-9;
+
+/// The columns of a form, and how to bound inner products of the exact ones.
+struct Encoder<'a> {
+    columns: Box<dyn EncoderColumns + 'a>,
+    norms_sq: Vec<f64>,
+    rows: usize,
+}
+
+/// Some columns side by side.
+struct Tile {
+    steps: Vec<usize>,
+    columns: Vec<f64>,
+    /// The first row in which one of them is not zero.
+    first: usize,
+    norms: Vec<f64>,
+    distances: Vec<f64>,
+}
+
+/// A bound on `Σ|X_ij|` over a pattern, and what streams with the best signs that are easily found attain, about.
+#[derive(Clone, Copy)]
+struct Sum {
+    bound: f64,
+    attained: f64,
+}
+
+impl<'a> Encoder<'a> {
+    fn new(form: &'a dyn Representation) -> Self {
+        Self {
+            columns: form.encoder_columns(),
+            norms_sq: form.encoder_column_norms_sq(),
+            rows: form.noise_rows(),
+        }
+    }
+
+    /// Columns that fit in a tile.
+    fn width(&self) -> usize {
+        (TILE / self.rows).clamp(16, 256)
+    }
+
+    fn tile(&self, steps: Vec<usize>) -> Tile {
+        let mut columns = vec![0.0; self.rows * steps.len()];
+        let distances = self.columns.write(&steps, &mut columns);
+        let room = 1.0 + (self.rows + 8) as f64 * f64::EPSILON;
+        let (mut first, mut norms) = (self.rows, Vec::with_capacity(steps.len()));
+        for column in columns.chunks_exact(self.rows) {
+            first = first.min(column.iter().position(|x| *x != 0.0).unwrap_or(self.rows));
+            norms.push(column.iter().map(|x| x * x).sum::<f64>().sqrt() * room);
+        }
+        Tile { steps, columns, first, norms, distances }
+    }
+
+    /// Computed inner products of the columns `range` of two tiles.
+    fn products(&self, a: (&Tile, Range<usize>), b: (&Tile, Range<usize>)) -> Mat<f64> {
+        let first = a.0.first.max(b.0.first);
+        let mut products = Mat::zeros(a.1.len(), b.1.len());
+        let [left, right] = [a, b].map(|(tile, range)| {
+            let columns = &tile.columns[range.start * self.rows..range.end * self.rows];
+            MatRef::from_column_major_slice(columns, self.rows, range.len()).subrows(first, self.rows - first)
+        });
+        matmul(products.as_mut(), Accum::Replace, left.transpose(), right, 1.0, Par::Seq);
+        products
+    }
+
+    /// A bound on `|X_ij|` for columns of two tiles, given their computed inner product.
+    fn bound(&self, (a, i): (&Tile, usize), (b, j): (&Tile, usize), product: f64) -> f64 {
+        let (ai, aj, ei, ej) = (a.norms[i], b.norms[j], a.distances[i], b.distances[j]);
+        let rounding = (self.rows + 4) as f64 * f64::EPSILON * ai * aj;
+        let bound = (product.abs() + rounding + ai * ej + ei * aj + ei * ej) * (1.0 + 8.0 * f64::EPSILON);
+        let bound = if bound.is_nan() { f64::INFINITY } else { bound };
+        if a.steps[i] == b.steps[j] { bound.min(self.norms_sq[a.steps[i]]) } else { bound }
+    }
+
+    /// The largest sum over patterns, each of which `pattern(p)` lists.
+    ///
+    /// Cost: that of one column for every step of every pattern, and `K² n` multiply-adds a pattern of `K` steps.
+    fn largest(&self, count: usize, pattern: impl Fn(usize) -> Vec<usize> + Sync) -> Sum {
+        let longest = (0..count).map(|p| pattern(p).len()).max().unwrap_or(0);
+        let together = (self.width() / longest.max(1)).max(1);
+        let groups = (0..count.div_ceil(together)).into_par_iter().map(|group| {
+            let patterns: Vec<Vec<usize>> =
+                (group * together..((group + 1) * together).min(count)).map(&pattern).collect();
+            if longest > self.width() {
+                return self.long(&patterns[0]);
+            }
+            let tile = self.tile(patterns.concat());
+            let mut start = 0;
+            let sums = patterns.iter().map(|steps| {
+                let range = start..start + steps.len();
+                start = range.end;
+                self.short(&tile, range)
+            });
+            sums.fold(Sum::ZERO, Sum::larger)
+        });
+        groups.reduce(|| Sum::ZERO, Sum::larger)
+    }
+
+    /// The sum over one pattern that is some columns of a tile.
+    fn short(&self, tile: &Tile, range: Range<usize>) -> Sum {
+        let products = self.products((tile, range.clone()), (tile, range.clone()));
+        let mut total = Sum::ZERO;
+        for j in 0..range.len() {
+            for i in 0..range.len() {
+                let x = products[(i, j)];
+                total.bound += self.bound((tile, range.start + i), (tile, range.start + j), x);
+                total.attained += sign(products[(0, i)]) * sign(products[(0, j)]) * x;
+            }
+        }
+        total.raised(range.len())
+    }
+
+    /// The sum over one pattern that does not fit in a tile.
+    fn long(&self, steps: &[usize]) -> Sum {
+        let mut total = Sum::ZERO;
+        let parts: Vec<&[usize]> = steps.chunks(self.width()).collect();
+        let mut signs = Vec::with_capacity(steps.len());
+        for (k, part) in parts.iter().enumerate() {
+            let tile = self.tile(part.to_vec());
+            for (l, other) in parts.iter().enumerate().skip(k) {
+                let loaded = (l > k).then(|| self.tile(other.to_vec()));
+                let other = loaded.as_ref().unwrap_or(&tile);
+                let products = self.products((&tile, 0..part.len()), (other, 0..other.steps.len()));
+                if k == 0 {
+                    signs.extend((0..other.steps.len()).map(|j| sign(products[(0, j)])));
+                }
+                let twice = if l > k { 2.0 } else { 1.0 };
+                for j in 0..other.steps.len() {
+                    for i in 0..part.len() {
+                        let x = products[(i, j)];
+                        total.bound += twice * self.bound((&tile, i), (other, j), x);
+                        total.attained +=
+                            twice * signs[k * self.width() + i] * signs[l * self.width() + j] * x;
+                    }
+                }
+            }
+        }
+        total.raised(steps.len())
+    }
+}
+
+impl Sum {
+    const ZERO: Self = Self { bound: 0.0, attained: 0.0 };
+
+    fn larger(self, other: Self) -> Self {
+        Sum { bound: self.bound.max(other.bound), attained: self.attained.max(other.attained) }
+    }
+
+    /// Not rounded down, after the sum of squarely many terms.
+    fn raised(self, steps: usize) -> Self {
+        let room = 1.0 + (steps * steps + 8) as f64 * f64::EPSILON;
+        let bound = if self.bound.is_nan() { f64::INFINITY } else { self.bound * room };
+        Self { bound, ..self }
+    }
+
+    fn sensitivity(self) -> Sensitivity {
+        // The square root may round down by half a unit in the last place.
+        let exact = self.attained >= self.bound * (1.0 - ROUNDING);
+        Sensitivity { gamma: self.bound.sqrt().next_up(), exact }
+    }
+}
+
+/// The sensitivity for users of phase `p` in `0..separation`, who take part at `p, p + separation, …`.
+///
+/// Guarantee: not below the exact one. Cost: `n` columns of `C`, and `K n²` multiply-adds.
+pub(crate) fn epochs(form: &dyn Representation, separation: usize) -> Sensitivity {
+    let n = form.steps();
+    Encoder::new(form).largest(separation.min(n), |p| (p..n).step_by(separation).collect()).sensitivity()
+}
+
+/// The sensitivity for users who take part at most `times` times, at least `separation` steps apart.
+///
+/// With `μ_{i,l} = max_{j ≥ i + lB} |X_ij|`, the participation that comes `l` after that of step `i` adds at most `2μ_{i,l}`, so
+/// the largest of `Σ_i (X_ii + 2 Σ_{l ≤ left} μ_{i,l})` over chains, `left` participations still to come, is a bound. It is
+/// attained where `X` vanishes from distance `B` on, and by Toeplitz encoders whose coefficients do not increase.
+///
+/// Guarantee: not below the exact one. Cost: `n²/width` columns of `C` with a width of 16 to 256, `n³/6` multiply-adds,
+/// memory for `n + width` columns.
+pub(crate) fn min_separation(form: &dyn Representation, separation: usize, times: usize) -> Sensitivity {
+    let (n, encoder) = (form.steps(), Encoder::new(form));
+    let width = encoder.width();
+    let tiles: Vec<Range<usize>> = (0..n).step_by(width).map(|start| start..(start + width).min(n)).collect();
+    // best[i % (separation + 1)][left]: the largest sum of a chain that starts at step i or later.
+    let window = separation + 1;
+    let mut best = vec![0.0_f64; window * times];
+    for (k, rows) in tiles.iter().enumerate().rev() {
+        let tile = encoder.tile(rows.clone().collect());
+        // For each row X_ii, and the largest |X_ij| for j − i from lB up to below (l + 1)B, the last l open.
+        let farther = tiles[k..].par_iter().map(|columns| {
+            let loaded = (columns != rows).then(|| encoder.tile(columns.clone().collect()));
+            let other = loaded.as_ref().unwrap_or(&tile);
+            let products = encoder.products((&tile, 0..rows.len()), (other, 0..columns.len()));
+            let mut largest = vec![0.0_f64; rows.len() * times];
+            for (b, j) in columns.clone().enumerate() {
+                for (a, i) in rows.clone().enumerate().take_while(|(_, i)| *i <= j) {
+                    let l = ((j - i) / separation).min(times - 1);
+                    if i == j || l > 0 {
+                        let entry = &mut largest[a * times + l];
+                        *entry = entry.max(encoder.bound((&tile, a), (other, b), products[(a, b)]));
+                    }
+                }
+            }
+            largest
+        });
+        let largest = farther.reduce(
+            || vec![0.0; rows.len() * times],
+            |mut a, b| {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = a.max(b));
+                a
+            },
+        );
+        for (i, entries) in rows.clone().zip(largest.chunks_exact(times)).rev() {
+            let mut reach = entries.to_vec();
+            for l in (1..times - 1).rev() {
+                reach[l] = reach[l].max(reach[l + 1]);
+            }
+            let (mut sum, mut chain) = (0.0, vec![0.0; times]);
+            for left in 0..times {
+                sum += if left == 0 { reach[0] } else { 2.0 * reach[left] };
+                let behind = if left > 0 && i + separation < n {
+                    best[(i + separation) % window * times + left - 1]
+                } else {
+                    0.0
+                };
+                let later = if i + 1 < n { best[(i + 1) % window * times + left] } else { 0.0 };
+                chain[left] = (sum + behind).max(later);
+            }
+            best[i % window * times..][..times].copy_from_slice(&chain);
+        }
+    }
+    let evenly = encoder.largest(separation.min(n), |p| (p..n).step_by(separation).take(times).collect());
+    Sum { bound: best[times - 1], attained: evenly.attained }.raised(times).sensitivity()
+}
+
+/// After each row, the largest `Σ|X_ij|` over the patterns of [`epochs`], `X` that of the rows so far.
+///
+/// Cost: O(n²K).
+pub(crate) fn epochs_by_row(encoder: MatRef<'_, f64>, separation: usize) -> Vec<f64> {
+    let n = encoder.ncols();
+    let patterns: Vec<Vec<usize>> = (0..separation).map(|p| (p..n).step_by(separation).collect()).collect();
+    let sums: Vec<Vec<f64>> = patterns
+        .par_iter()
+        .map(|steps| {
+            let k = steps.len();
+            let mut x = vec![0.0_f64; k * k];
+            let rows = (0..encoder.nrows()).map(|i| {
+                for (a, &s) in steps.iter().enumerate().take_while(|(_, s)| **s <= i) {
+                    for (b, &t) in steps.iter().enumerate().take(a + 1) {
+                        x[a * k + b] += encoder[(i, s)] * encoder[(i, t)] * if a == b { 1.0 } else { 2.0 };
+                    }
+                }
+                x.iter().map(|x| x.abs()).sum()
+            });
+            rows.collect()
+        })
+        .collect();
+    (0..encoder.nrows()).map(|i| sums.iter().map(|sums| sums[i]).fold(0.0, f64::max)).collect()
+}
+
+/// After each row, the largest sum of column norms over steps at least `separation` apart: a bound on what they change
+/// together, by the triangle inequality, however many they are.
+///
+/// Cost: O(n²).
+pub(crate) fn separated_by_row(encoder: MatRef<'_, f64>, separation: usize) -> Vec<f64> {
+    let n = encoder.ncols();
+    let mut norms_sq = vec![0.0_f64; n];
+    let mut best = vec![0.0_f64; n + 1];
+    let rows = (0..encoder.nrows()).map(|i| {
+        norms_sq.iter_mut().enumerate().for_each(|(j, norm)| *norm += encoder[(i, j)].powi(2));
+        for j in (0..n).rev() {
+            best[j] = best[j + 1].max(norms_sq[j].sqrt() + best[(j + separation).min(n)]);
+        }
+        best[0]
+    });
+    rows.collect()
+}
+
+fn sign(x: f64) -> f64 {
+    if x < 0.0 { -1.0 } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests;
