@@ -198,7 +198,7 @@ pub fn play(
     let model = subject.noise_model()?;
     let terms = calibration.terms();
     let neighbours = Neighbours::new(mechanism.participation(), n, terms.adjacency, terms.clip)?;
-    let player = Informed::of(adversary, &model, &neighbours);
+    let player = Informed::of(adversary, &model, &neighbours, dimension);
     Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
 }
 

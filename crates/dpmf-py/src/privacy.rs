@@ -220,7 +220,7 @@ pub(crate) fn audit<'py>(
         let model = subject.noise_model()?;
         let terms = calibration.terms();
         let neighbours = Neighbours::new(mechanism.participation(), n, terms.adjacency, terms.clip)?;
-        let player = Informed::of(adversary, &model, &neighbours);
+        let player = Informed::of(adversary, &model, &neighbours, dimension);
         dpmf::audit::audit(&subject, &player, &neighbours, promise, options)
     })?;
     let result = dictionary(py, &report)?;

@@ -1,12 +1,14 @@
 //! Adversaries against Gaussian noise of known covariance.
 //!
-//! All of them make one difference of the largest allowed norm and end with the likelihood ratio, which for
-//! a difference `r v` at step `j` is a weighted sum of the answers:
+//! All of them make differences of the largest allowed norm, wherever one unit of privacy may take part once it has begun,
+//! and end with the likelihood ratio. For differences `r u_i` at steps `j_i` it is a weighted sum of the answers:
 //!
-//! `score = Σ_t Λ_tj ⟨v, a_t − x_t⟩ / √Λ_jj − r √Λ_jj / 2`, with `Λ` the [`NoiseModel`]'s precision.
+//! `score = Σ_t ⟨Σ_i Λ_{t j_i} u_i, a_t − x_t⟩ / √Q − r √Q / 2`, with `Λ` the [`NoiseModel`]'s precision and
+//! `Q = Σ_{i,k} Λ_{j_i j_k} ⟨u_i, u_k⟩`.
 //!
-//! Against the noise the model describes the score is `N(∓μ/2, 1)`, `μ = r√Λ_jj`, and no test does better for
-//! that difference. Against any other mechanism it is merely some statistic, and an audit stays valid.
+//! Against the noise the model describes the score is `N(∓μ/2, 1)`, `μ = r√Q`, and no test does better for those
+//! differences. Against any other mechanism it is merely some statistic, and an audit stays valid. The directions `u_i` may
+//! differ in sign and in kind from step to step: they are chosen so that `Q` is large.
 
 use super::game::{Adversary, Neighbours, Player};
 use super::mechanism::NoiseModel;
@@ -55,16 +57,71 @@ impl std::str::FromStr for AdversaryKind {
     }
 }
 
-/// Where and how an adversary puts its one difference.
+/// Where and how an adversary puts its differences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Strategy {
-    /// At a fixed step along the first coordinate.
-    WorstColumn { step: usize },
-    /// At a fixed step in the direction of the first answer.
-    FirstAnswer { step: usize },
+    /// From a fixed step on, in fixed directions.
+    WorstColumn { start: usize },
+    /// From a fixed step on, turned into the direction of the first answer.
+    FirstAnswer { start: usize },
     /// Runs gradient descent on the answers and strikes, along the gradient, once the iterate has wandered off.
     Descent { first: usize, last: usize },
 }
+
+/// The participations of one unit that begins at a given step, and what it does at each.
+#[derive(Clone, Debug, PartialEq)]
+struct Pattern {
+    steps: Vec<usize>,
+    /// Unit vectors, all of the same few coordinates, one a step.
+    directions: Vec<Vec<f64>>,
+    /// `Q` of the module's formula.
+    strength: f64,
+}
+
+impl Pattern {
+    /// As often as one may take part from `start` on, in directions of at most `dimension` coordinates.
+    fn new(model: &NoiseModel, neighbours: &Neighbours, start: usize, dimension: usize) -> Self {
+        let steps: Vec<usize> =
+            (start..model.steps()).step_by(neighbours.separation).take(neighbours.participations).collect();
+        let (k, m) = (steps.len(), dimension.clamp(1, steps.len()));
+        let axis = |i: usize| (0..m).map(|l| f64::from(u8::from(l == i % m))).collect::<Vec<f64>>();
+        let scaled = |factor: f64| axis(0).into_iter().map(|x| factor * x).collect::<Vec<f64>>();
+        // All alike, alternating, and all different: the best of what each leads to.
+        let starts: [Vec<Vec<f64>>; 3] = [
+            vec![axis(0); k],
+            (0..k).map(|i| scaled(if i % 2 == 0 { 1.0 } else { -1.0 })).collect(),
+            (0..k).map(axis).collect(),
+        ];
+        let gram = |i: usize, j: usize| model.weights(steps[j])[steps[i]];
+        let mut best = Self { steps: steps.clone(), directions: starts[0].clone(), strength: 0.0 };
+        for mut directions in starts {
+            for _ in 0..SWEEPS {
+                for i in 0..k {
+                    let mut towards = vec![0.0; m];
+                    for j in (0..k).filter(|j| *j != i) {
+                        towards.iter_mut().zip(&directions[j]).for_each(|(to, x)| *to += gram(i, j) * x);
+                    }
+                    let norm = towards.iter().map(|x| x * x).sum::<f64>().sqrt();
+                    if norm > 0.0 && norm.is_finite() {
+                        directions[i] = towards.into_iter().map(|x| x / norm).collect();
+                    }
+                }
+            }
+            let dot = |i: usize, j: usize| -> f64 {
+                directions[i].iter().zip(&directions[j]).map(|(x, y)| x * y).sum()
+            };
+            let pairs = (0..k).flat_map(|i| (0..k).map(move |j| (i, j)));
+            let strength: f64 = pairs.map(|(i, j)| gram(i, j) * dot(i, j)).sum();
+            if strength > best.strength {
+                best = Self { steps: steps.clone(), directions, strength };
+            }
+        }
+        best
+    }
+}
+
+/// Rounds in which the directions of a pattern adapt to each other.
+const SWEEPS: usize = 40;
 
 /// An adversary that knows the distribution of the noise and plays the likelihood ratio.
 #[derive(Clone, Debug)]
@@ -73,62 +130,80 @@ pub struct Informed<'a> {
     distance: f64,
     symmetric: bool,
     strategy: Strategy,
+    /// What a unit does that begins at a step, for every step.
+    patterns: Vec<Pattern>,
 }
 
 impl<'a> Informed<'a> {
-    /// The adversary of a name.
-    pub fn of(kind: AdversaryKind, model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
+    /// The adversary of a name, for inputs of so many coordinates.
+    pub fn of(kind: AdversaryKind, model: &'a NoiseModel, neighbours: &Neighbours, dimension: usize) -> Self {
         match kind {
-            AdversaryKind::WorstColumn => Self::worst_column(model, neighbours),
-            AdversaryKind::Adaptive => Self::descent(model, neighbours),
-            AdversaryKind::Paper => Self::first_answer(model, neighbours),
+            AdversaryKind::WorstColumn => Self::worst_column(model, neighbours, dimension),
+            AdversaryKind::Adaptive => Self::descent(model, neighbours, dimension),
+            AdversaryKind::Paper => Self::first_answer(model, neighbours, dimension),
         }
     }
 
-    /// The best non-adaptive adversary: the difference goes where the encoder's column is longest.
+    /// The best non-adaptive adversary: the differences go where the encoder's columns add up to most.
     ///
     /// A factorization with more noise rows than steps hides part of its noise from every observer of the
     /// answers; against it even this adversary stays below the μ of the sensitivity.
-    pub fn worst_column(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
-        Self::new(model, neighbours, Strategy::WorstColumn { step: model.worst_step(0) })
+    pub fn worst_column(model: &'a NoiseModel, neighbours: &Neighbours, dimension: usize) -> Self {
+        Self::new(model, neighbours, dimension, |worst, _| Strategy::WorstColumn { start: worst(0) })
     }
 
-    /// The paper's adversary: the first answer chooses the direction of a later query, the one where a
-    /// difference shows most. A mechanism of a single step leaves it nothing to adapt to.
+    /// The paper's adversary: the first answer chooses the direction of later queries, those where
+    /// differences show most. A mechanism of a single step leaves it nothing to adapt to.
     ///
     /// Reference: the attack of Appendix "Not all additive noise mechanisms are adaptively private" in
     /// \[DMRST22\].
-    pub fn first_answer(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
-        let step = model.worst_step(usize::from(model.steps() > 1));
-        Self::new(model, neighbours, Strategy::FirstAnswer { step })
+    pub fn first_answer(model: &'a NoiseModel, neighbours: &Neighbours, dimension: usize) -> Self {
+        let from = usize::from(model.steps() > 1);
+        Self::new(model, neighbours, dimension, |worst, _| Strategy::FirstAnswer { start: worst(from) })
     }
 
-    /// Gradient descent on `½‖θ − θ*‖²` from the mechanism's own answers, as training would run it. Step and
-    /// direction of the difference both depend on the iterate: it is made along the gradient, as soon as noise
+    /// Gradient descent on `½‖θ − θ*‖²` from the mechanism's own answers, as training would run it. Steps and
+    /// directions of the differences both depend on the iterate: they begin along the gradient, as soon as noise
     /// has carried the iterate away from its course, and at the latest at the last of the worst steps.
-    pub fn descent(model: &'a NoiseModel, neighbours: &Neighbours) -> Self {
-        // From the second step on there is something to adapt to.
-        let first = model.worst_step(usize::from(model.steps() > 1));
-        let worst = model.mu(first, 1.0);
-        // Only steps that show a difference about as well are worth waiting for.
-        let last =
-            (first..model.steps()).rev().find(|&j| model.mu(j, 1.0) > worst * WORTH_WAITING).unwrap_or(first);
-        Self::new(model, neighbours, Strategy::Descent { first, last })
+    pub fn descent(model: &'a NoiseModel, neighbours: &Neighbours, dimension: usize) -> Self {
+        Self::new(model, neighbours, dimension, |worst, patterns| {
+            // From the second step on there is something to adapt to.
+            let first = worst(usize::from(model.steps() > 1));
+            // Only steps that show differences about as well are worth waiting for.
+            let needed = patterns[first].strength * WORTH_WAITING * WORTH_WAITING;
+            let last =
+                (first..patterns.len()).rev().find(|&j| patterns[j].strength > needed).unwrap_or(first);
+            Strategy::Descent { first, last }
+        })
     }
 
-    fn new(model: &'a NoiseModel, neighbours: &Neighbours, strategy: Strategy) -> Self {
+    fn new(
+        model: &'a NoiseModel,
+        neighbours: &Neighbours,
+        dimension: usize,
+        strategy: impl FnOnce(&dyn Fn(usize) -> usize, &[Pattern]) -> Strategy,
+    ) -> Self {
+        let patterns: Vec<Pattern> =
+            (0..model.steps()).map(|start| Pattern::new(model, neighbours, start, dimension)).collect();
+        let worst = |from: usize| {
+            let strengths = || patterns.iter().map(|pattern| pattern.strength).enumerate().skip(from);
+            let largest = strengths().map(|(_, strength)| strength).fold(0.0, f64::max);
+            let found = strengths().find(|(_, strength)| *strength >= largest * (1.0 - 1e-6));
+            found.map_or(from, |(start, _)| start)
+        };
+        let strategy = strategy(&worst, &patterns);
         // One of two records replaced: +ζ against −ζ. Otherwise: ζ against nothing.
         let symmetric = neighbours.adjacency.sensitivity_factor() > 1.0;
-        Self { model, distance: neighbours.distance() * SHRINK, symmetric, strategy }
+        Self { model, distance: neighbours.distance() * SHRINK, symmetric, strategy, patterns }
     }
 
-    /// μ between the adversary's two streams, if the noise is what the model says, for the step that matters.
+    /// μ between the adversary's two streams, if the noise is what the model says, for the start that matters.
     pub fn mu(&self) -> f64 {
-        let step = match self.strategy {
-            Strategy::WorstColumn { step } | Strategy::FirstAnswer { step } => step,
+        let start = match self.strategy {
+            Strategy::WorstColumn { start } | Strategy::FirstAnswer { start } => start,
             Strategy::Descent { first, .. } => first,
         };
-        self.model.mu(step, self.distance)
+        self.distance * self.patterns[start].strength.sqrt()
     }
 }
 
@@ -145,7 +220,7 @@ impl Adversary for Informed<'_> {
         Box::new(InformedPlayer {
             adversary: self,
             struck: None,
-            direction: vec![],
+            frame: vec![],
             residuals: vec![],
             theta: vec![],
         })
@@ -154,10 +229,10 @@ impl Adversary for Informed<'_> {
 
 struct InformedPlayer<'a> {
     adversary: &'a Informed<'a>,
-    /// The step of the difference, once made.
+    /// The step of the first difference, once made.
     struck: Option<usize>,
-    /// Unit direction of the difference.
-    direction: Vec<f64>,
+    /// Orthonormal vectors that the directions of the pattern are turned into.
+    frame: Vec<Vec<f64>>,
     /// `a_t − x_t` for the first stream's `x`, step after step.
     residuals: Vec<f64>,
     /// Iterate of the descent; its target is the origin, its start at a difference's
@@ -171,23 +246,47 @@ const WORTH_WAITING: f64 = 0.99;
 const LEARNING_RATE: f64 = 0.25;
 
 impl InformedPlayer<'_> {
+    /// Begins to take part, with the first of the pattern's coordinates along a vector.
     fn strike(&mut self, step: usize, towards: &[f64]) {
-        let norm = towards.iter().map(|x| x * x).sum::<f64>().sqrt();
-        self.direction.clear();
-        if norm > 0.0 && norm.is_finite() {
-            self.direction.extend(towards.iter().map(|x| x / norm));
-        } else {
-            self.direction.resize(towards.len(), 0.0);
-            self.direction[0] = 1.0;
-        }
         self.struck = Some(step);
+        self.frame.clear();
+        let coordinates = self.adversary.patterns[step].directions[0].len();
+        let axes = (0..towards.len()).map(|k| {
+            let mut axis = vec![0.0; towards.len()];
+            axis[k] = 1.0;
+            axis
+        });
+        for mut vector in std::iter::once(towards.to_vec()).chain(axes) {
+            if self.frame.len() == coordinates {
+                break;
+            }
+            let size = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+            for known in &self.frame {
+                let along: f64 = vector.iter().zip(known).map(|(x, y)| x * y).sum();
+                vector.iter_mut().zip(known).for_each(|(x, y)| *x -= along * y);
+            }
+            let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+            // What is left of an axis that the others span is rounding.
+            if norm > 1e-6 * size && norm.is_finite() {
+                self.frame.push(vector.into_iter().map(|x| x / norm).collect());
+            }
+        }
+    }
+
+    /// The direction of the pattern's participation number `i`.
+    fn direction(&self, pattern: &Pattern, i: usize) -> Vec<f64> {
+        let mut direction = vec![0.0; self.frame[0].len()];
+        for (x, axis) in pattern.directions[i].iter().zip(&self.frame) {
+            direction.iter_mut().zip(axis).for_each(|(to, axis)| *to += x * axis);
+        }
+        direction
     }
 }
 
 impl Player for InformedPlayer<'_> {
     fn reset(&mut self) {
         self.struck = None;
-        self.direction.clear();
+        self.frame.clear();
         self.residuals.clear();
         self.theta.clear();
     }
@@ -195,8 +294,8 @@ impl Player for InformedPlayer<'_> {
     fn choose(&mut self, step: usize, first: &mut [f64], second: &mut [f64]) {
         let d = first.len();
         match self.adversary.strategy {
-            Strategy::WorstColumn { step: at } if step == at => self.strike(step, &vec![0.0; d]),
-            Strategy::FirstAnswer { step: at } if step == at => {
+            Strategy::WorstColumn { start } if step == start => self.strike(step, &vec![0.0; d]),
+            Strategy::FirstAnswer { start } if step == start => {
                 let towards = if step == 0 { vec![0.0; d] } else { self.residuals[..d].to_vec() };
                 self.strike(step, &towards);
             }
@@ -212,21 +311,24 @@ impl Player for InformedPlayer<'_> {
                 let off = |(k, x): (usize, &f64)| (x - course * f64::from(k == 0)).powi(2);
                 let off = self.theta.iter().enumerate().map(off).sum::<f64>();
                 // In units of the noise, as far as the sensitivity tells: neither almost always nor never.
-                let model = self.adversary.model;
-                let wandered = off * model.mu(from, 1.0).powi(2) > LEARNING_RATE
-                    && model.mu(step, 1.0) > model.mu(from, 1.0) * WORTH_WAITING;
+                let strength = |start: usize| self.adversary.patterns[start].strength;
+                let wandered = off * self.adversary.model.mu(from, 1.0).powi(2) > LEARNING_RATE
+                    && strength(step) > strength(from) * WORTH_WAITING * WORTH_WAITING;
                 if self.struck.is_none() && step >= from && step <= last && (wandered || step == last) {
                     self.strike(step, &self.theta.clone());
                 }
             }
             _ => {}
         }
-        if self.struck == Some(step) {
-            let distance = self.adversary.distance;
+        let pattern = self.struck.map(|start| &self.adversary.patterns[start]);
+        if let Some((pattern, i)) =
+            pattern.and_then(|pattern| Some((pattern, pattern.steps.iter().position(|at| *at == step)?)))
+        {
+            let (distance, direction) = (self.adversary.distance, self.direction(pattern, i));
             let (plus, minus) = if self.adversary.symmetric { (0.5, -0.5) } else { (1.0, 0.0) };
             for k in 0..d {
-                first[k] += minus * distance * self.direction[k];
-                second[k] += plus * distance * self.direction[k];
+                first[k] += minus * distance * direction[k];
+                second[k] += plus * distance * direction[k];
             }
         }
         // The first stream's input, negated: the answer is added to it when it comes.
@@ -244,16 +346,17 @@ impl Player for InformedPlayer<'_> {
     }
 
     fn score(&mut self) -> f64 {
-        let Some(step) = self.struck else { return 0.0 };
-        let weights = self.adversary.model.weights(step);
-        let d = self.direction.len();
-        let matched: f64 = self
-            .residuals
-            .chunks_exact(d)
-            .zip(weights)
-            .map(|(r, w)| w * r.iter().zip(&self.direction).map(|(r, v)| r * v).sum::<f64>())
-            .sum();
-        let root = weights[step].sqrt();
+        let Some(start) = self.struck else { return 0.0 };
+        let pattern = &self.adversary.patterns[start];
+        let d = self.frame[0].len();
+        let mut matched = 0.0;
+        for (i, &step) in pattern.steps.iter().enumerate() {
+            let (weights, direction) = (self.adversary.model.weights(step), self.direction(pattern, i));
+            for (residual, weight) in self.residuals.chunks_exact(d).zip(weights) {
+                matched += weight * residual.iter().zip(&direction).map(|(r, v)| r * v).sum::<f64>();
+            }
+        }
+        let root = pattern.strength.sqrt();
         matched / root - 0.5 * self.adversary.distance * root
     }
 }
@@ -275,7 +378,7 @@ mod tests {
     ) -> Vec<(usize, Vec<f64>, f64)> {
         let d = mechanism.dimension();
         let mut player =
-            InformedPlayer { adversary, struck: None, direction: vec![], residuals: vec![], theta: vec![] };
+            InformedPlayer { adversary, struck: None, frame: vec![], residuals: vec![], theta: vec![] };
         let play = |seed| {
             let mut session = mechanism.start(1, &mut rng(11, seed)).unwrap();
             player.reset();
@@ -285,7 +388,7 @@ mod tests {
                 session.answer(&mut first).unwrap();
                 player.observe(step, &first);
             }
-            (player.struck.unwrap(), player.direction.clone(), player.score())
+            (player.struck.unwrap(), player.frame[0].clone(), player.score())
         };
         (0..count as u64).map(play).collect()
     }
@@ -301,9 +404,9 @@ mod tests {
             let directions: BTreeSet<u64> = games.iter().map(|g| g.1[0].to_bits()).collect();
             (steps.len(), directions.len())
         };
-        assert_eq!(observe(Informed::worst_column(&model, &neighbours)), (1, 1));
-        assert_eq!(observe(Informed::first_answer(&model, &neighbours)), (1, 200));
-        let (steps, directions) = observe(Informed::descent(&model, &neighbours));
+        assert_eq!(observe(Informed::worst_column(&model, &neighbours, 2)), (1, 1));
+        assert_eq!(observe(Informed::first_answer(&model, &neighbours, 2)), (1, 200));
+        let (steps, directions) = observe(Informed::descent(&model, &neighbours, 2));
         assert!(steps >= 4 && directions > 190, "{steps} {directions}");
     }
 
@@ -313,7 +416,7 @@ mod tests {
         let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 1.0).unwrap();
         for kind in AdversaryKind::ALL {
             assert_eq!(kind.name().parse::<AdversaryKind>().unwrap(), kind);
-            assert_eq!(Informed::of(kind, &model, &neighbours).name(), kind.name());
+            assert_eq!(Informed::of(kind, &model, &neighbours, 2).name(), kind.name());
         }
         assert!(
             "best".parse::<AdversaryKind>().unwrap_err().to_string().starts_with("adversary is best, but")
@@ -339,7 +442,7 @@ mod tests {
             (Adjacency::ReplaceOne, 1.6 * 1.25_f64.sqrt()),
         ] {
             let neighbours = Neighbours::single(adjacency, 0.4).unwrap();
-            let adversary = Informed::worst_column(&model, &neighbours);
+            let adversary = Informed::worst_column(&model, &neighbours, 2);
             assert!((adversary.mu() - mu).abs() < 1e-8);
             let scores: Vec<f64> = games(&adversary, &mechanism, 20_000).into_iter().map(|g| g.2).collect();
             let mean = scores.iter().sum::<f64>() / 2e4;

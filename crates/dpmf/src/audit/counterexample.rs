@@ -190,7 +190,7 @@ impl CounterExample {
         let neighbours = Neighbours::single(Adjacency::ReplaceOne, 1.0)?;
         let white = MatrixMechanism::new(Mat::identity(2, 2), self.noise, self.dimension)?;
         let model: NoiseModel = white.noise_model()?;
-        let paper = Informed::first_answer(&model, &neighbours);
+        let paper = Informed::first_answer(&model, &neighbours, self.dimension);
         let fixed = Fixed { noise: self.noise, eta: self.eta };
         let matches: [(&'static str, &dyn StreamMechanism, &dyn Adversary); 3] = [
             ("counter-example", self, &fixed),

@@ -72,7 +72,7 @@ pub trait Player {
 /// Which pairs of streams the adversary may choose.
 ///
 /// Two streams are neighbours when they differ in at most `participations` steps, those steps at least
-/// `separation` apart, each time by a vector of norm at most `ζ` times the adjacency's factor. What both streams
+/// `separation` apart (or whole multiples of it, if `aligned`), each time by a vector of norm at most `ζ` times the adjacency's factor. What both streams
 /// share is other people's data, and free.
 ///
 /// Reference: Definition 3.1 of \[DMRST22\] for one participation.
@@ -86,6 +86,8 @@ pub struct Neighbours {
     pub participations: usize,
     /// Least distance between two such steps.
     pub separation: usize,
+    /// Whether their distances are multiples of it, as when the data is passed over in the same order.
+    pub aligned: bool,
 }
 
 impl Neighbours {
@@ -95,7 +97,9 @@ impl Neighbours {
     pub fn new(participation: Participation, steps: usize, adjacency: Adjacency, clip: f64) -> Result<Self> {
         check_positive("clip", clip)?;
         let Pattern { times, separation, .. } = participation.pattern(steps)?;
-        Ok(Self { adjacency, clip, participations: times, separation: separation.unwrap_or(1) })
+        let (separation, aligned) =
+            (separation.unwrap_or(1), matches!(participation, Participation::Epochs { .. }));
+        Ok(Self { adjacency, clip, participations: times, separation, aligned })
     }
 
     /// Streams that differ in one step.
@@ -142,6 +146,10 @@ impl Watch {
         if self.differences > 0 && step - self.last < neighbours.separation {
             let what = format_args!("a difference {} steps after the last", step - self.last);
             return Err(foul(step, what, "participations must lie further apart"));
+        }
+        if self.differences > 0 && neighbours.aligned && (step - self.last) % neighbours.separation != 0 {
+            let what = format_args!("a difference {} steps after the last", step - self.last);
+            return Err(foul(step, what, "participations must lie whole epochs apart"));
         }
         (self.differences, self.last) = (self.differences + 1, step);
         Ok(())
@@ -299,6 +307,9 @@ mod tests {
         assert!(result(&twice, &[(1, 0.5), (4, -0.5)], 0.0).is_ok());
         assert!(message(result(&twice, &[(1, 0.5), (3, 0.5)], 0.0)).contains("2 steps after the last"));
         assert!(message(result(&twice, &[(0, 0.1), (3, 0.1), (6, 0.1)], 0.0)).contains("number 3 at step 6"));
+        assert!(result(&twice, &[(1, 0.5), (5, -0.5)], 0.0).is_ok());
+        let epochs = Neighbours { aligned: true, ..twice };
+        assert!(message(result(&epochs, &[(1, 0.5), (5, -0.5)], 0.0)).contains("whole epochs apart"));
 
         assert!(
             Neighbours::single(Adjacency::ReplaceOne, 0.0).unwrap_err().to_string().starts_with("clip is 0")

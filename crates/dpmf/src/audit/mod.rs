@@ -22,7 +22,7 @@
 //! let mechanism = MatrixMechanism::new(faer::Mat::identity(4, 4), 0.5 * promise.noise_std(), 1)?;
 //! let neighbours = Neighbours::single(adjacency, 1.0)?;
 //! let model = mechanism.noise_model()?;
-//! let adversary = Informed::of(AdversaryKind::WorstColumn, &model, &neighbours);
+//! let adversary = Informed::of(AdversaryKind::WorstColumn, &model, &neighbours, 1);
 //! let options = AuditOptions { trials: 20_000, ..Default::default() };
 //! let report = audit(&mechanism, &adversary, &neighbours, (&promise).try_into()?, options)?;
 //! assert!(report.refuted() && report.epsilon_lower > 3.0);

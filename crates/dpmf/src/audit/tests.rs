@@ -3,7 +3,7 @@
 use super::adversary::Informed;
 use super::*;
 use crate::accounting::{Accountant, Adjacency, Calibration, Terms, gaussian};
-use crate::participation::Sampling;
+use crate::participation::{Participation, Sampling};
 use faer::Mat;
 
 /// `C` of the square-root factorization of the prefix sum: Toeplitz with coefficients `binom(2k, k)/4ᵏ`.
@@ -51,7 +51,7 @@ fn honest_mechanisms_are_audited_to_within_eight_percent() {
         let mechanism = MatrixMechanism::new(inverse(&c), calibration.noise_std(), 1).unwrap();
         let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 0.3).unwrap();
         let model = mechanism.noise_model().unwrap();
-        let adversary = Informed::worst_column(&model, &neighbours);
+        let adversary = Informed::worst_column(&model, &neighbours, mechanism.dimension());
         assert!((adversary.mu() / calibration.mu().unwrap() - 1.0).abs() < 1e-8);
         let promise = Promise::try_from(&calibration).unwrap();
         let report = audit(&mechanism, &adversary, &neighbours, promise, options(1_000_000)).unwrap();
@@ -92,8 +92,10 @@ fn adaptive_adversaries_gain_nothing_and_lose_nothing() {
         let mechanism = MatrixMechanism::new(coloring.clone(), calibration.noise_std(), 2).unwrap();
         let neighbours = Neighbours::single(adjacency, 2.0).unwrap();
         let model = mechanism.noise_model().unwrap();
-        for adversary in [Informed::first_answer(&model, &neighbours), Informed::descent(&model, &neighbours)]
-        {
+        for adversary in [
+            Informed::first_answer(&model, &neighbours, mechanism.dimension()),
+            Informed::descent(&model, &neighbours, mechanism.dimension()),
+        ] {
             let promise = Promise::try_from(&calibration).unwrap();
             let report = audit(&mechanism, &adversary, &neighbours, promise, options(200_000)).unwrap();
             assert!(report.epsilon_lower > 3.8 && report.epsilon_lower <= 4.0, "{report:?}");
@@ -106,7 +108,7 @@ fn caught(coloring: Mat<f64>, noise_std: f64, clip: f64, promise: &Calibration, 
     let mechanism = MatrixMechanism::new(coloring, noise_std, 1).unwrap();
     let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, clip).unwrap();
     let model = mechanism.noise_model().unwrap();
-    let adversary = Informed::worst_column(&model, &neighbours);
+    let adversary = Informed::worst_column(&model, &neighbours, mechanism.dimension());
     let report =
         audit(&mechanism, &adversary, &neighbours, promise.try_into().unwrap(), options(trials)).unwrap();
     assert_eq!(report.refuted(), report.epsilon_lower > report.promise.epsilon);
@@ -169,7 +171,7 @@ fn the_audit_does_not_depend_on_threads() {
     let model = mechanism.noise_model().unwrap();
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let adversary = Informed::worst_column(&model, &neighbours);
+        let adversary = Informed::worst_column(&model, &neighbours, mechanism.dimension());
         pool.install(|| {
             audit(&mechanism, &adversary, &neighbours, (&claimed).try_into().unwrap(), options(10_001))
                 .unwrap()
@@ -186,7 +188,7 @@ fn a_bound_fails_no_more_often_than_it_says() {
     let mechanism = MatrixMechanism::new(Mat::identity(1, 1), 1.0, 1).unwrap();
     let neighbours = Neighbours::single(Adjacency::ReplaceWithZero, 1.0).unwrap();
     let model = mechanism.noise_model().unwrap();
-    let adversary = Informed::worst_column(&model, &neighbours);
+    let adversary = Informed::worst_column(&model, &neighbours, mechanism.dimension());
     let promise = Promise { epsilon: gaussian::epsilon(1.0, 1e-6).unwrap(), delta: 1e-6, mu: 1.0 };
     let bounds: Vec<f64> = (0..300)
         .map(|seed| {
@@ -198,4 +200,92 @@ fn a_bound_fails_no_more_often_than_it_says() {
     assert!(above(1.0) <= 55, "{} of 300", above(1.0));
     // Power: the bound is not vacuous.
     assert!(above(0.6) >= 285, "{} of 300", above(0.6));
+}
+
+/// The largest `Σ|X_ij|`, or `Σ X_ij`, over the phases of `epochs` passes.
+fn gram_sum(c: &Mat<f64>, epochs: usize, entry: fn(f64) -> f64) -> f64 {
+    let (n, x) = (c.ncols(), c.transpose() * c);
+    let b = n.div_ceil(epochs);
+    let phase = |p: usize| -> f64 {
+        let steps: Vec<usize> = (p..n).step_by(b).collect();
+        steps.iter().flat_map(|&i| steps.iter().map(move |&j| (i, j))).map(|(i, j)| entry(x[(i, j)])).sum()
+    };
+    (0..b).map(phase).fold(0.0, f64::max)
+}
+
+/// Four epochs of the square-root factorization, whose Gram matrix is positive: one direction throughout is best.
+#[test]
+fn several_participations_are_audited_to_within_ten_percent_and_one_is_not_enough() {
+    let (n, epochs) = (16, 4);
+    let c = encoder(n);
+    let adjacency = Adjacency::ReplaceWithZero;
+    let neighbours = Neighbours::new(Participation::Epochs { times: epochs }, n, adjacency, 1.0).unwrap();
+    let play = |gamma: f64, kind, trials| {
+        let calibration = calibrated(2.0, gamma, 1.0, adjacency);
+        let mechanism = MatrixMechanism::new(inverse(&c), calibration.noise_std(), 1).unwrap();
+        let model = mechanism.noise_model().unwrap();
+        let adversary = Informed::of(kind, &model, &neighbours, 1);
+        let promise = Promise::try_from(&calibration).unwrap();
+        audit(&mechanism, &adversary, &neighbours, promise, options(trials)).unwrap()
+    };
+    let gamma = gram_sum(&c, epochs, f64::abs).sqrt();
+    let honest = play(gamma, AdversaryKind::WorstColumn, 1_000_000);
+    assert!(!honest.refuted() && honest.epsilon_lower > 0.9 * 2.0, "{honest:?}");
+    for kind in AdversaryKind::ALL {
+        let report = play(gamma, kind, 50_000);
+        assert!(!report.refuted(), "{report:?}");
+        // Planted: the sensitivity of one participation.
+        let report = play(sensitivity(&c), kind, 50_000);
+        assert!(report.refuted() && report.epsilon_lower > 3.0, "{kind:?}: {report:?}");
+    }
+}
+
+/// Where steps of one unit are negatively correlated in `C`, contributions of changing sign show more than equal ones. A
+/// sensitivity without absolute values misses them.
+#[test]
+fn signs_are_found_and_a_sensitivity_without_absolute_values_is_refuted() {
+    let (n, epochs) = (12, 3);
+    let b = n / epochs;
+    let c = Mat::from_fn(n, n, |i, j| match i.checked_sub(j) {
+        Some(0) => 1.0,
+        Some(lag) if lag == b => -0.6,
+        _ => 0.0,
+    });
+    let adjacency = Adjacency::ReplaceOne;
+    let neighbours = Neighbours::new(Participation::Epochs { times: epochs }, n, adjacency, 0.5).unwrap();
+    let play = |gamma: f64, kind| {
+        let calibration = calibrated(3.0, gamma, 0.5, adjacency);
+        let mechanism = MatrixMechanism::new(inverse(&c), calibration.noise_std(), 3).unwrap();
+        let model = mechanism.noise_model().unwrap();
+        let adversary = Informed::of(kind, &model, &neighbours, 3);
+        let promise = Promise::try_from(&calibration).unwrap();
+        let mu = adversary.mu() / promise.mu;
+        (audit(&mechanism, &adversary, &neighbours, promise, options(100_000)).unwrap(), mu)
+    };
+    let (with, without) = (gram_sum(&c, epochs, f64::abs).sqrt(), gram_sum(&c, epochs, |x| x).sqrt());
+    assert!(without < 0.7 * with);
+    for kind in AdversaryKind::ALL {
+        let (report, mu) = play(with, kind);
+        assert!(!report.refuted() && (0.9..1.0 + 1e-6).contains(&mu), "{kind:?} {mu}: {report:?}");
+        let (report, _) = play(without, kind);
+        assert!(report.refuted(), "{kind:?}: {report:?}");
+    }
+}
+
+/// Three steps, each pair with `X_ij = −ρ`: in one dimension two signs must agree, `Q = 3 + 2ρ`; in two, the directions are
+/// a third of a turn apart, `Q = 3 + 3ρ`.
+#[test]
+fn vectors_are_stronger_than_signs() {
+    let rho = 0.3_f64;
+    let a = (1.0 + rho).sqrt();
+    let shift = (-2.0 * a + (4.0 * a * a - 12.0 * rho).sqrt()) / 6.0;
+    let shape = |x: f64, y: f64| Mat::from_fn(3, 3, |i, j| if i == j { x + y } else { y });
+    let mechanism = MatrixMechanism::new(shape(1.0 / a, -shift / (a * (a + 3.0 * shift))), 1.0, 2).unwrap();
+    let model = mechanism.noise_model().unwrap();
+    let participation = Participation::MinSeparation { separation: 1, times: None };
+    let neighbours = Neighbours::new(participation, 3, Adjacency::ReplaceWithZero, 1.0).unwrap();
+    for (dimension, strength) in [(1, 3.0 + 2.0 * rho), (2, 3.0 + 3.0 * rho)] {
+        let mu = Informed::worst_column(&model, &neighbours, dimension).mu();
+        assert!((mu * mu - strength).abs() < 1e-6, "{dimension}: {mu}");
+    }
 }
