@@ -160,7 +160,7 @@ mod tests {
             prop_assert_eq!(&a.times_transposed(&b.transpose()), &product);
             let mut sum = product.clone();
             sum.add_product(-1.0, &a, &b);
-            prop_assert!(sum.values.iter().all(|x| *x == 0.0));
+            prop_assert!(sum.values.iter().all(|x| x.abs() < 1e-15));
         }
     }
 }
