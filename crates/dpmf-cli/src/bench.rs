@@ -37,7 +37,7 @@ enum Subject {
     --mechanism state-space --buffers 4\n  dpmf bench noise m.safetensors --threads 1")]
 struct NoiseArgs {
     /// Mechanism files to time, instead of the prefix sum's mechanisms
-    #[arg(value_name = "FILE", conflicts_with_all = ["steps", "mechanism", "buffers"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["steps", "mechanism", "buffers", "participation"])]
     files: Vec<PathBuf>,
 
     /// Coordinates of the model
@@ -47,6 +47,14 @@ struct NoiseArgs {
     /// Steps of the mechanism
     #[arg(long, value_name = "n", value_parser = count, default_value = "1024")]
     steps: usize,
+
+    /// How often data takes part: what mechanisms are fitted for
+    #[arg(long, value_name = "PATTERN", default_value = "single")]
+    participation: Participation,
+
+    /// First step to time: those before it fill buffers, and leave noise to be drawn again
+    #[arg(long, value_name = "STEP", default_value_t = 0)]
+    from: usize,
 
     /// Only these mechanisms; `none` times the white noise alone
     #[arg(
@@ -128,6 +136,7 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
                 row["mechanism"].as_str().unwrap_or_default().to_owned(),
                 row["steps"].to_string(),
                 row["buffers"].to_string(),
+                row["recalls"].to_string(),
                 float("ratio_to_bound", 5, 1.0),
                 float("seconds", 2, 1e3),
                 float("copy_seconds", 2, 1e3),
@@ -143,6 +152,7 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
         "mechanism",
         "steps",
         "buffers",
+        "recalls",
         "loss ratio",
         "float ms",
         "copy ms",
@@ -186,7 +196,7 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
 /// The mechanisms of the prefix sum that stream in a few buffers.
 fn prefix_sum_mechanisms(args: &NoiseArgs, spinner: &Spinner) -> anyhow::Result<Vec<(String, Mechanism)>> {
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
-    let problem = Problem::new(Workload::prefix_sum(args.steps)?, Participation::default())?;
+    let problem = Problem::new(Workload::prefix_sum(args.steps)?, args.participation)?;
     let mut subjects = Vec::new();
     for name in args.mechanism.iter().filter(|name| *name != "none") {
         spinner.say(name);
@@ -197,7 +207,7 @@ fn prefix_sum_mechanisms(args: &NoiseArgs, spinner: &Spinner) -> anyhow::Result<
             selectors = args.buffers.iter().map(of).collect::<dpmf::Result<_>>()?;
         }
         for selector in selectors {
-            subjects.push((name.clone(), problem.mechanism(selector, &mut observe)?));
+            subjects.push((selector.name().to_owned(), problem.mechanism(selector, &mut observe)?));
         }
     }
     Ok(subjects)
@@ -257,11 +267,14 @@ fn measure(
     let mut moved = vec![vec![0.0_f32; d]; form.cost().buffers.unwrap_or(0)];
     let (mut steps, mut copies, mut exacts, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     row.fill(0.0);
-    let last = args.rounds.min(form.steps() - 1);
+    let last = (args.from + args.rounds).min(form.steps() - 1);
     for round in 0..=last {
         let clock = Instant::now();
         stream.add_next(row)?;
         let step = clock.elapsed().as_secs_f64();
+        if round < args.from {
+            continue;
+        }
         let clock = Instant::now();
         // The constant is far below the rounding of any noise: the row keeps its bits.
         for buffer in moved.iter_mut().map(Vec::as_mut_slice).chain([&mut *row]) {
@@ -272,7 +285,7 @@ fn measure(
         exact.add_next(&mut exact_row)?;
         let exactly = clock.elapsed().as_secs_f64();
         // The first round pays for fresh pages, unless it is the only one.
-        if round > 0 || last == 0 {
+        if round > args.from || last == round {
             steps.push(step);
             copies.push(copy);
             exacts.push(exactly);
@@ -291,6 +304,7 @@ fn measure(
         "mechanism": name,
         "steps": form.steps(),
         "buffers": form.cost().buffers,
+        "recalls": form.cost().recalls,
         "ratio_to_bound": mechanism.bound().map(|bound| (mechanism.loss().total() / bound.lower_bound).sqrt()),
         "seconds": seconds,
         "copy_seconds": copy_seconds,

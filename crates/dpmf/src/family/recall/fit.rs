@@ -61,8 +61,10 @@ impl<'a> Fit<'a> {
         for step in coefficients.steps.chunks_exact_mut(shape.width()) {
             step[0] = 1.0;
             for (k, rate) in rates.iter().enumerate() {
-                step[shape.input(0, k)] = 1.0;
-                step[shape.output(k)] = -rate * rate.sqrt() / total;
+                // Unit variance, or the variables of the grid would be of unlike sizes.
+                let spread = (rate * (2.0 - rate)).sqrt();
+                step[shape.input(0, k)] = spread;
+                step[shape.output(k)] = -rate * rate.sqrt() / (total * spread);
             }
         }
         coefficients.decay = rates.iter().map(|rate| 1.0 - rate).collect();
