@@ -16,7 +16,7 @@ mod structured;
 mod toeplitz;
 pub mod tree;
 
-pub use columns::EncoderColumns;
+pub use columns::{EncoderColumns, Products};
 pub use dense::Dense;
 pub use state_space::StateSpace;
 pub use structured::Structured;
