@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from fractions import Fraction
 
 import pytest
 
@@ -53,9 +54,8 @@ def gradient(partition):
 
 
 def clipped(partition):
-    """What is clipped is clipped 2^-11 lower, for the rounding of the sum."""
     update = gradient(partition)
-    return update * min(1, (1 - 2**-11) * CLIP / np.linalg.norm(update))
+    return update * min(1, CLIP / np.linalg.norm(update))
 
 
 def client(train=None, mods=(dpmf.flower.clipping_mod,)):
@@ -108,12 +108,23 @@ def strategy(directory, **options):
                                      **{**dict(cohort=COHORT, enrolment_timeout=0.0), **options})
 
 
-def noise(directory, mechanism=MECHANISM, steps=ROUNDS):
+def noisy_sums(directory, sums, mechanism=MECHANISM):
+    """What the run in a directory releases of a sum for each of its steps."""
     key = dpmf.NoiseKey.read(directory / "noise.key")
     with dpmf.DurableStream.open(mechanism, key, directory / "journal", dimension=DIMENSION) as journal:
         run = journal.run
-    stream = dpmf.NoiseStream(mechanism, key, run=run, dimension=DIMENSION)
-    return np.stack([stream.next_row() for _ in range(steps)])
+    stream, rows = dpmf.NoiseStream(mechanism, key, run=run, dimension=DIMENSION), np.array(sums)
+    for row in rows:
+        stream.add_to(row)
+    return rows
+
+
+def close(values, expected, mechanism=MECHANISM):
+    """Whether models are equal but for float32. What float32 moves over the middle between two neighbours on the grid, as
+    good as never, is a grid off: at most one coordinate."""
+    stream = dpmf.NoiseStream(mechanism, dpmf.NoiseKey.generate(), dimension=1)
+    off = np.abs(values - expected)
+    return np.sort(off)[-2] <= 1e-5 * np.abs(expected).max() and off.max() <= 10 * stream.grid / COHORT
 
 
 START = np.linspace(-1, 1, DIMENSION).astype(np.float32)
@@ -138,9 +149,9 @@ def test_the_model_is_the_workload_of_noisy_clipped_sums(tmp_path, options, mods
     sums = np.zeros((ROUNDS, DIMENSION))
     for step, partition in nodes.trained:
         sums[step] += clipped(partition)
-    rows = sums + noise(tmp_path, mechanism)
+    rows = noisy_sums(tmp_path, sums, mechanism)
     expected = -(mechanism.workload.matrix() @ rows)[-1] / COHORT
-    assert np.abs(vector(result.arrays) - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert close(vector(result.arrays), expected, mechanism)
     metrics = result.train_metrics_clientapp[ROUNDS]
     assert metrics["epsilon"] == mechanism.privacy.epsilon and "secret" not in metrics
 
@@ -164,24 +175,71 @@ def test_clipping_holds_after_rounding(scale):
 
 
 @pytest.mark.parametrize("count", [2, 9, 5000])
-def test_one_client_moves_the_sum_by_at_most_the_clip(count):
+@pytest.mark.parametrize("clip", [1.0, 0.3])
+def test_one_client_moves_the_sum_by_at_most_the_clip(count, clip):
     """Clients that all pull the same way: float32 would round the sum further than one of them moves it."""
     updates = list(1 + np.random.default_rng(1).random((count, 5)))
-    whole = dpmf.flower._clipped_sum(updates, 1.0, count, 5).astype(np.float64)
-    moves = []
+    whole = dpmf.flower._clipped_sum(updates, clip, 5)
+    assert whole.dtype == np.float64
     for index in range(0, count, max(count // 16, 1)):
         without = [update for number, update in enumerate(updates) if number != index]
-        rest = dpmf.flower._clipped_sum(without, 1.0, count, 5)
-        moves.append(np.linalg.norm(whole - rest))
-        assert dpmf.flower._clipped_sum(without[::-1], 1.0, count, 5).tobytes() == rest.tobytes()
-    assert 0.99 < max(moves) <= 1.0
+        rest = dpmf.flower._clipped_sum(without, clip, 5)
+        # As real numbers, and nothing but the grid keeps it from the whole clip.
+        moved = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(whole.tolist(), rest.tolist()))
+        assert Fraction(clip * (1 - 1e-8)) ** 2 < moved <= Fraction(clip) ** 2
+        assert dpmf.flower._clipped_sum(without[::-1], clip, 5).tobytes() == rest.tobytes()
+
+
+@pytest.mark.parametrize("options", [dict(), dict(arithmetic="float")], ids=str)
+def test_the_exact_sum_goes_to_the_noise(tmp_path, monkeypatch, options):
+    """One round: the model is that of the sum in float64, released by the stream of the run."""
+    rounds = []
+
+    class Stream:
+        """A stream that keeps what it was given, and what came of it."""
+
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+
+        def release(self, values):
+            given = values.copy()
+            step = self.stream.release(values)
+            rounds.append((given, values.copy(), self.stream.grid))
+            return step
+
+    opened = dpmf.flower._Run._open_stream
+    monkeypatch.setattr(dpmf.flower._Run, "_open_stream", lambda *arguments: Stream(opened(*arguments)))
+    mechanism = plan()
+    # All are clipped, by the server, so that float32 does not hold their sum.
+    app = client(lambda partition: np.random.default_rng(partition).standard_normal(DIMENSION), mods=[])
+    result = strategy(tmp_path, mechanism=mechanism, **options).start(Nodes(app), arrays(START), num_rounds=1)
+    given, noisy, grid = rounds[0]
+    assert given.dtype == np.float64
+    units = given / dpmf._sums.spacing(CLIP)
+    assert np.array_equal(units, np.round(units)) and not np.array_equal(given, given.astype(np.float32))
+    assert (grid is None) == bool(options)
+    if grid is not None:
+        assert np.array_equal(noisy / grid, np.round(noisy / grid))
+    rate = mechanism.workload.learning_rates[0]
+    assert np.array_equal(vector(result.arrays), (START - rate * (noisy / COHORT)).astype(np.float32))
+
+
+def test_a_run_goes_on_in_its_arithmetic(tmp_path):
+    strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=1)
+    with pytest.raises(dpmf.BindingError, match="another arithmetic: exact, but this stream has float"):
+        strategy(tmp_path, arithmetic="float").start(Nodes(client()), arrays(START))
+    result = strategy(tmp_path, arithmetic="exact").start(Nodes(client()), arrays(START), num_rounds=2)
+    assert sorted(result.train_metrics_clientapp) == [2]
 
 
 def test_dropouts_leave_the_denominator_and_an_empty_cohort_releases_noise(tmp_path):
     nodes = Nodes(client(), tamper=lambda replies: [])
     mechanism = plan(momentum=0.0, schedule="constant")
     result = strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(np.zeros(DIMENSION)))
-    expected = -noise(tmp_path, mechanism).sum(axis=0) / COHORT
+    expected = -noisy_sums(tmp_path, np.zeros((ROUNDS, DIMENSION)), mechanism).sum(axis=0) / COHORT
     assert np.allclose(vector(result.arrays), expected, rtol=1e-5)
 
 
@@ -198,8 +256,8 @@ def test_replies_that_are_none_of_the_cohorts_count_for_nothing(tmp_path):
     mechanism = plan(momentum=0.0, schedule="constant")
     result = strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(np.zeros(DIMENSION)))
     counted = [partition for _, partition in nodes.trained[::COHORT]]
-    expected = -(sum(map(clipped, counted)) + noise(tmp_path, mechanism).sum(axis=0)) / COHORT
-    assert np.allclose(vector(result.arrays), expected, rtol=1e-4)
+    expected = -noisy_sums(tmp_path, list(map(clipped, counted)), mechanism).sum(axis=0) / COHORT
+    assert close(vector(result.arrays), expected, mechanism)
 
 
 def test_a_client_declines_to_take_part_twice():

@@ -39,10 +39,17 @@ def test_rows_are_the_coloring_of_white_noise(mechanism):
     coloring = made.coloring()
     white = np.stack([_core._white_noise(stream(made), i) for i in range(coloring.shape[1])])
     expected = made.privacy.noise_std * (coloring @ white)
-    found = rows(stream(made))
-    assert found.dtype == np.float32
+    found, grid = rows(stream(made)), stream(made).grid
+    assert (found.dtype, white.dtype) == (np.float32, np.float64)
+    # To the nearest multiple of the grid; the scale is rounded up to float32.
+    assert np.abs(found - expected).max() <= grid / 2 + 1e-6 * np.abs(expected).max()
+    assert np.abs(found - expected).max() > 0.45 * grid
+    # In single precision, and what reaches the iterates, A N Z = B Z.
+    white = np.stack([_core._white_noise(stream(made, arithmetic="float"), i) for i in range(coloring.shape[1])])
+    assert white.dtype == np.float32
+    expected = made.privacy.noise_std * (coloring @ white)
+    found = rows(stream(made, arithmetic="float"))
     assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
-    # And what reaches the iterates is A N Z = B Z.
     iterates = rows(stream(made, output="iterate"))
     expected = made.privacy.noise_std * (made.matrices()[0] @ white)
     assert np.abs(iterates - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -56,17 +63,112 @@ def test_the_noise_has_the_variance_that_the_privacy_statement_names():
     assert abs(((1.05 * z) ** 2).mean() - 1) > 4.9 * np.sqrt(2 / z.size)
 
 
-def test_noise_is_added_in_place_without_a_copy():
-    noise = stream().next_row()
-    values = np.linspace(-1, 1, DIMENSION, dtype=np.float32)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_is_added_in_place_without_a_copy(dtype):
+    noise = stream(arithmetic="float").next_row()
+    values = np.linspace(-1, 1, DIMENSION, dtype=dtype)
     before, address = values.copy(), values.ctypes.data
-    source = stream()
+    source = stream(arithmetic="float")
     assert source.add_to(values) == 0 and source.next_step == 1
-    assert values.ctypes.data == address and np.array_equal(values, before + noise)
+    assert values.ctypes.data == address and values == pytest.approx(before + noise, rel=1e-6, abs=1e-6)
     # A contiguous view of something larger is as good.
-    whole = np.zeros((3, DIMENSION), np.float32)
+    whole = np.zeros((3, DIMENSION), dtype)
     assert source.add_to(whole[1]) == 1
     assert not whole[0].any() and whole[1].all() and not whole[2].any()
+
+
+def on_grid(values, grid):
+    """Multiples of the grid, as whole numbers; exact, since it is a power of two."""
+    assert np.frexp(grid)[0] == 0.5
+    whole = np.asarray(values, np.float64) / grid
+    assert np.array_equal(whole, np.round(whole))
+    return whole
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
+def test_releases_are_on_the_grid(dtype, size):
+    source = stream()
+    for step in range(STEPS):
+        values = (size * np.random.default_rng(step).standard_normal(DIMENSION)).astype(dtype)
+        source.add_to(values)
+        assert on_grid(values, source.grid).any()
+
+
+def test_sum_and_noise_are_rounded_together():
+    """round(g + w) for the real number w that every stream of a run has: g need not be on the grid, and none of it is lost."""
+    def released(shift):
+        values = np.full(DIMENSION, shift)
+        source = stream()
+        source.add_to(values)
+        return on_grid(values, source.grid)
+
+    grid = stream().grid
+    # Where g pushes the sum over the middle between two neighbours says what w is, to 1/64 of the grid.
+    shifts = np.arange(65) / 64
+    steps = np.stack([released(shift * grid) for shift in shifts])
+    assert np.array_equal(steps[64], steps[0] + 1)
+    assert (np.diff(steps, axis=0) >= 0).all()
+    over = shifts[np.argmax(steps > steps[0], axis=0)]
+    w = steps[0] + 0.5 - over
+    white = _core._white_noise(stream(), 0)
+    expected = stream().scale * MECHANISM.coloring()[0, 0] * white / grid
+    assert np.abs(w + 1 / 128 - expected).max() <= 1 / 128 + 1e-4
+
+
+def test_sums_in_double_precision_are_taken_exactly():
+    """A sum that float32 cannot hold: what is below its last bit decides which way the middle is rounded."""
+    grid, big = stream().grid, 2.0**24
+    zero = np.zeros(DIMENSION)
+    stream().add_to(zero)
+    moved = {}
+    for fraction in (0.0, 0.25, 0.5, 0.75):
+        values = np.full(DIMENSION, (big + fraction) * grid)
+        assert (values.astype(np.float32) == np.float32(big * grid)).all()
+        stream().add_to(values)
+        moved[fraction] = on_grid(values, grid) - on_grid(zero, grid) - big
+    assert not moved[0.0].any()
+    shares = [moved[fraction].mean() for fraction in (0.25, 0.5, 0.75)]
+    # A fraction of a grid moves as large a share of the coordinates; 300 of them, 5 standard deviations.
+    assert np.abs(np.array(shares) - [0.25, 0.5, 0.75]).max() < 5 * np.sqrt(0.25 / DIMENSION)
+    # The same number has the same release in either precision, but for the rounding to float32 of what comes out.
+    single, double = (np.linspace(-1, 1, DIMENSION, dtype=np.float32).astype(dtype) for dtype in (np.float32, np.float64))
+    stream().add_to(single), stream().add_to(double)
+    assert np.array_equal(single, double)
+
+
+def test_float_and_exact_arithmetic():
+    exact, single = stream(), stream(arithmetic="float")
+    assert (exact.arithmetic, single.arithmetic) == ("exact", "float")
+    assert exact.grid > 0 and single.grid is None
+    assert not np.array_equal(exact.next_row(), single.next_row())
+    assert stream(output="iterate").arithmetic == "float"
+    assert "Every bit" in str(exact.privacy) and "Floating-point" not in str(exact.privacy)
+    assert "Floating-point" in str(single.privacy) and "Every bit" not in str(single.privacy)
+    with pytest.raises(dpmf.UnsupportedError, match="iterate noise in exact arithmetic"):
+        stream(output="iterate", arithmetic="exact")
+    with pytest.raises(ValueError, match="arithmetic is double, but it must be exact or float"):
+        stream(arithmetic="double")
+
+
+@pytest.mark.parametrize("begun, other", [("exact", "float"), ("float", "exact")])
+def test_a_journal_or_checkpoint_of_another_arithmetic_is_refused(tmp_path, begun, other):
+    options = dict(dimension=DIMENSION)
+    with dpmf.DurableStream.create(MECHANISM, KEY, tmp_path / "journal", arithmetic=begun, **options) as source:
+        source.release(np.zeros(DIMENSION))
+        assert source.arithmetic == begun and (source.grid is None) == (begun == "float")
+        state, run = source.checkpoint_bytes(), source.run
+    for checkpoint in (None, state):
+        with pytest.raises(dpmf.BindingError, match=f"another arithmetic: {begun}, but this stream has {other}"):
+            dpmf.DurableStream.open(
+                MECHANISM, KEY, tmp_path / "journal", checkpoint=checkpoint, arithmetic=other, **options
+            )
+    with pytest.raises(dpmf.BindingError, match=f"another arithmetic: {begun}, but this stream has {other}"):
+        stream(run=run, arithmetic=other).restore(state)
+    with dpmf.DurableStream.open(
+        MECHANISM, KEY, tmp_path / "journal", checkpoint=state, arithmetic=begun, **options
+    ) as again:
+        assert again.next_step == 1 and again.arithmetic == begun
 
 
 def test_shards_draw_what_one_process_draws():
@@ -92,7 +194,8 @@ def test_a_stream_says_what_it_is():
     source = stream()
     assert (source.steps, source.next_step, source.coordinates) == (STEPS, 0, range(DIMENSION))
     # Buffers are kept in packets, whole ones.
-    assert 4 * DIMENSION * MECHANISM.buffers <= source.memory <= 4 * (DIMENSION + 64) * MECHANISM.buffers
+    for kind, each in ((source, 8), (stream(arithmetic="float"), 4)):
+        assert each * DIMENSION * MECHANISM.buffers <= kind.memory <= each * (DIMENSION + 64) * MECHANISM.buffers
     assert source.scale == pytest.approx(MECHANISM.privacy.noise_std, rel=1e-6)
     assert source.scale >= MECHANISM.privacy.noise_std
     assert source.mechanism == MECHANISM
@@ -140,7 +243,7 @@ def test_uncalibrated_noise_must_be_asked_for():
 
 @pytest.mark.parametrize("array, error, message", [
     (np.zeros(DIMENSION, np.float16), TypeError, "half precision cannot hold the noise: sum and clip in float32"),
-    (np.zeros(DIMENSION), TypeError, r"this array is float64; .* \.astype\(numpy.float32\)"),
+    (np.zeros(DIMENSION, np.longdouble), TypeError, r"this array is \S+; .* \.astype\(numpy.float32\)"),
     (np.zeros(DIMENSION, np.int32), TypeError, "this array is int32"),
     (np.zeros(DIMENSION, ">f4"), TypeError, "this array is >f4"),
     (np.zeros(2 * DIMENSION, np.float32)[::2], ValueError, r"not contiguous.*numpy.ascontiguousarray\(array\)"),

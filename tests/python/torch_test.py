@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
+from dpmf import _sums  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning")
@@ -52,7 +53,7 @@ def flat(tensors):
 
 def waiting(optimizer):
     """The clipped sum that the next step releases."""
-    return optimizer._noise._rounded(optimizer._noise.exact).numpy()
+    return optimizer._noise.exact.numpy() * _sums.spacing(optimizer.clip)
 
 
 def train(optimizer, model, data):
@@ -76,7 +77,7 @@ def test_noise_goes_onto_the_clipped_sum_before_the_step(mechanism):
         optimizer.accumulate(model, cross_entropy, inputs, targets)
         summed = waiting(optimizer)
         stream.add_to(summed)
-        buffer = np.float32(0.9) * buffer + summed / np.float32(8)
+        buffer = np.float32(0.9) * buffer + summed.astype(np.float32) / np.float32(8)
         iterate -= np.float32(0.1) * buffer
         optimizer.step()
         assert all(p.grad is None for p in model.parameters()), "a step consumes the gradients"
@@ -84,13 +85,37 @@ def test_noise_goes_onto_the_clipped_sum_before_the_step(mechanism):
     assert np.abs(iterate).max() > 0.1
 
 
+@pytest.mark.parametrize("options", [dict(), dict(arithmetic="exact"), dict(arithmetic="float")], ids=str)
+def test_arithmetic(mechanism, options):
+    """In exact arithmetic what is released lies on the grid of the stream, and is float32 of the float64 that came out."""
+    model, key, (inputs, targets) = model_of(), dpmf.NoiseKey.from_seed(3), batches(1)[0]
+    optimizer = dpmf.torch.PrivateOptimizer(
+        sgd(model), mechanism, denominator=8, key=key, experiment="arithmetic", **options
+    )
+    optimizer.accumulate(model, cross_entropy, inputs, targets)
+    expected = waiting(optimizer)
+    arithmetic = options.get("arithmetic", "exact")
+    stream = dpmf.NoiseStream(
+        mechanism, key, run="arithmetic", dimension=len(expected), arithmetic=arithmetic
+    )
+    stream.add_to(expected)
+    optimizer._noise.release()
+    found = optimizer._noise.flat.numpy()
+    assert found.tobytes() == expected.astype(np.float32).tobytes()
+    units = expected / (stream.grid or 2.0**-8)
+    assert np.array_equal(units, np.round(units)) == (arithmetic == "exact")
+    assert ("Every bit" in str(optimizer.privacy)) == (arithmetic == "exact")
+    with pytest.raises(ValueError, match="must be exact or float"):
+        dpmf.torch.PrivateOptimizer(sgd(model), mechanism, denominator=8, arithmetic="double")
+
+
 def test_unused_parameters_have_noise_too(mechanism):
-    used, unused = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    used, unused = torch.nn.Linear(2, 1), torch.nn.Linear(50, 2)
     before = flat(unused.parameters())
     optimizer = dpmf.torch.PrivateOptimizer(sgd(torch.nn.ModuleList([used, unused])), mechanism, denominator=1)
     optimizer.accumulate(used, lambda out, _: out.sum(), torch.zeros(3, 2))
     optimizer.step()
-    assert (flat(unused.parameters()) != before).all()
+    assert (flat(unused.parameters()) != before).sum() > 80, "a few may round to zero"
 
 
 # Parameters that are frozen and thawed
@@ -126,12 +151,14 @@ def test_gradual_unfreezing_moves_nothing_without_noise():
         before = [p.detach().clone() for p in parameters]
         optimizer.accumulate(model, cross_entropy, inputs, targets)
         sizes = [p.numel() for p in parameters]
-        sums = torch.from_numpy(waiting(optimizer)).split(sizes)
-        rows = torch.from_numpy(stream.next_row()).split(sizes)
+        sums = waiting(optimizer)
+        noisy = sums.copy()
+        stream.add_to(noisy)
+        sums, noisy = torch.from_numpy(sums).split(sizes), torch.from_numpy(noisy).float().split(sizes)
         optimizer.step()
-        for p, was, now, clipped, row in zip(parameters, before, trained, sums, rows):
+        for p, was, now, clipped, expected in zip(parameters, before, trained, sums, noisy):
             if now == "1":
-                torch.testing.assert_close((was - p.detach()).reshape(-1) * 8 / 0.1, clipped + row, rtol=0, atol=1e-4)
+                torch.testing.assert_close((was - p.detach()).reshape(-1) * 8 / 0.1, expected, rtol=0, atol=1e-4)
             else:
                 assert torch.equal(p, was) and not clipped.any()
 
@@ -186,7 +213,7 @@ def test_a_cohort_may_come_in_parts_or_be_empty(mechanism):
     before = flat(model.parameters())
     assert whole.accumulate(model, cross_entropy, inputs[:0], targets[:0]).examples == 0
     whole.step()
-    assert (flat(model.parameters()) != before).all(), "noise alone"
+    assert (flat(model.parameters()) != before).float().mean() > 0.9, "noise alone"
 
 
 @pytest.mark.skipif(not hasattr(torch.optim.Optimizer, "register_step_post_hook"), reason="PyTorch 1 has no such hooks")
@@ -316,6 +343,26 @@ def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path, 
         first_noise(mechanism, key=key, experiment="a", journal=tmp_path / "other")
     assert not torch.equal(first_noise(mechanism, key=seeded), first_noise(mechanism, key=seeded))
     assert torch.equal(*(first_noise(mechanism, key=seeded, experiment="a") for _ in range(2)))
+
+
+def test_a_run_goes_on_in_its_arithmetic(tmp_path, mechanism):
+    key, model = dpmf.NoiseKey.from_seed(4), model_of()
+
+    def private(**options):
+        return dpmf.torch.PrivateOptimizer(
+            sgd(model), mechanism, denominator=8, key=key, journal=tmp_path / "journal", **options
+        )
+
+    first = private()
+    train(first, model, batches(1))
+    state = first.state_dict()
+    first.close()
+    with pytest.raises(dpmf.BindingError, match="another arithmetic: exact, but this stream has float"):
+        private(arithmetic="float").load_state_dict(state)
+    again = private(arithmetic="exact")
+    again.load_state_dict(state)
+    assert again.next_step == 1
+    again.close()
 
 
 def test_a_journal_needs_a_key_that_lasts(tmp_path, mechanism):

@@ -352,7 +352,7 @@ class _Host:
 
         def draw(step: int) -> np.ndarray[Any, Any]:
             stream.skip_to(step)
-            noisy = sums.copy()
+            noisy: np.ndarray[Any, Any] = sums.copy()
             stream.add_to(noisy)
             return noisy
 
