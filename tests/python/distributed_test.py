@@ -135,12 +135,31 @@ def test_training_on_two_ranks_is_training_on_one(directory):
         torch.testing.assert_close(models[0][name], expected, rtol=0, atol=1e-6)
 
 
+class Watched:
+    """A stream that keeps the last sum that it was given."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def add_to(self, values):
+        self.given = values.copy()
+        return self.stream.add_to(values)
+
+
 def releases(optimizer, model, mine):
-    """What is released of gradients that are computed one by one, and so do not depend on what is beside them."""
+    """The sums of all steps, and what is released of them, for gradients that are computed one by one, and so do not depend
+    on what is beside them."""
+    stream = optimizer._noise.stream = Watched(optimizer._noise.stream)
+    sums, released = [], []
     for inputs, targets in cohorts():
         optimizer.accumulate(model, cross_entropy, inputs[mine], targets[mine], vectorize=False)
         optimizer._noise.release()
-        yield optimizer._noise.flat.numpy().copy()
+        sums.append(stream.given)
+        released.append(optimizer._noise.flat.numpy().copy())
+    return np.stack(sums), np.stack(released)
 
 
 def release_exactly(rank, key, directory):
@@ -149,17 +168,19 @@ def release_exactly(rank, key, directory):
         optimizer = private(model, key=key, group=True, arithmetic=arithmetic)
         # Unequal parts, so that no order of addition is like another.
         mine = slice(3) if rank == 0 else slice(3, None)
-        np.save(directory / f"{arithmetic}-{rank}.npy", np.stack(list(releases(optimizer, model, mine))))
+        sums, released = releases(optimizer, model, mine)
+        np.savez(directory / f"{arithmetic}-{rank}.npz", sums=sums, released=released)
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
 def test_releases_of_two_ranks_equal_those_of_one_process_bit_for_bit(directory, arithmetic):
     model = model_of()
     alone = private(model, key=KEY, arithmetic=arithmetic)
-    expected = np.stack(list(releases(alone, model, slice(None))))
-    for rank in range(WORLD):
-        got = np.load(directory / "release_exactly" / f"{arithmetic}-{rank}.npy")
-        assert np.array_equal(got.view(np.uint32), expected.view(np.uint32))
+    sums, expected = releases(alone, model, slice(None))
+    got = [np.load(directory / "release_exactly" / f"{arithmetic}-{rank}.npz") for rank in range(WORLD)]
+    assert np.array_equal(np.concatenate([one["sums"] for one in got], axis=1), sums)
+    for one in got:
+        assert np.array_equal(one["released"].view(np.uint32), expected.view(np.uint32))
     if arithmetic == "exact":
         units = expected.astype(np.float64) / alone._noise.stream.grid
         assert np.array_equal(units, np.round(units))

@@ -56,9 +56,9 @@ def plan(
     unit is what the training code clips as one, and so what the statement protects: "record" where every example is
     clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
 
-    mechanism is a name as for make_mechanism. buffers fixes how many model-sized float32 arrays the noise stream may
-    keep; without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any
-    mechanism. dense=True keeps none and draws all earlier noise again at every step.
+    mechanism is a name as for make_mechanism. buffers fixes how many model-sized arrays the noise stream may keep;
+    without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any mechanism.
+    dense=True keeps none and draws all earlier noise again at every step.
     """
     if workload is None:
         workload = Workload.sgd(

@@ -49,7 +49,7 @@ def check_dtype(p: torch.Tensor, name: str) -> None:
             "of the optimizer"
         )
     if p.dtype != torch.float32:
-        raise TypeError(f"parameter {name} is {p.dtype}, but the noise is float32: convert the model with model.float()")
+        raise TypeError(f"parameter {name} is {p.dtype}, but what is released is float32: convert the model with model.float()")
 
 
 def check_alone() -> None:
