@@ -31,14 +31,16 @@ def expected_error(made):
     return made.privacy.noise_multiplier * made.privacy.clip * np.sqrt(made.per_step_error())
 
 
-# "iterate" is the noise of the totals themselves; one coordinate, since there is one counter. A dashboard with many
-# counters takes a larger dimension, where a person who is in several of them must be clipped.
-stream = dpmf.NoiseStream(mechanism, key, dimension=1, output="iterate")
-total, errors = 0, []
+# One coordinate, since there is one counter. A dashboard with many counters takes a larger dimension, where a person who is
+# in several of them must be clipped.
+stream = dpmf.NoiseStream(mechanism, key, dimension=1)
+total, released, errors = 0, 0.0, []
 print("  day    true total    released    expected error    with fresh noise")
 for hour, count in enumerate(counts):
     total += count
-    released = total + float(stream.next_row()[0])
+    noisy = np.array([count], np.float64)
+    stream.add_to(noisy)
+    released += float(noisy[0])  # a sum of releases, and so as private as they are
     errors.append(released - total)
     if (hour + 1) % 120 == 0:
         ours, theirs = expected_error(mechanism)[hour], expected_error(fresh)[hour]
