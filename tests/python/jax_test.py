@@ -107,6 +107,21 @@ def test_lanes_of_a_vmap_do_not_share_a_row():
     assert "good for one update" in failure(lambda: jax.vmap(noise.update, in_axes=(axes, None))(lanes, state))
 
 
+def test_lanes_with_large_leaves_keep_apart():
+    """Their pieces come to the host in turns."""
+    size = 3 * dpmf._jax_layout.PIECE + 5
+    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="lanes")
+    state = noise.init(jnp.zeros(size))
+    host = noise.update.__closure__[1].cell_contents
+    taken = []
+    take = host.uploads.take
+    host.uploads.take = lambda *arguments: taken.append(take(*arguments)) or taken[-1].copy()
+    lanes = jnp.asarray(np.random.default_rng(0).standard_normal((2, size)), jnp.float32)
+    assert "good for one update" in failure(lambda: jax.vmap(noise.update, in_axes=(0, None))(lanes, state))
+    assert [sums.tobytes() for sums in taken] == [np.asarray(lane).tobytes() for lane in lanes]
+    assert not host.uploads.held
+
+
 def test_one_step_too_many_says_so():
     noise = transformation()
     state = noise.init(tree(0))

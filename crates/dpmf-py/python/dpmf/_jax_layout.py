@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -26,6 +28,9 @@ MARKS = 8
 #: that may be waiting for the callback.
 PIECE = 24_000
 
+#: Calls that may be under way at once, on all devices and lanes.
+MOST_UPLOADS = 1 << 10
+
 
 class Run(NamedTuple):
     """Consecutive coordinates start..stop of the model that lie at begin.. of a device's flat gradient."""
@@ -33,6 +38,60 @@ class Run(NamedTuple):
     begin: int
     start: int
     stop: int
+
+
+class Uploads:
+    """The way of large leaves to the host, piece by piece. Every call has a ticket, so that the lanes of a vmap keep apart."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tickets = 0
+        #: The pieces of each leaf by their ticket, those of the newest calls only: a call that was aborted leaves them behind.
+        self.held: dict[int, dict[int, list[np.ndarray[Any, Any]]]] = {}
+
+    def send(self, leaves: Sequence[jax.Array], depends: Any) -> tuple[jax.Array, list[jax.Array]]:
+        """A ticket for the whole pieces of the leaves, and what is left of each of them, flat. depends is on every leaf."""
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        ticket: jax.Array = jnp.int32(0)
+        if any(leaf.size >= PIECE for leaf in leaves):
+            ticket = io_callback(self._begin, number, depends)
+        rest = []
+        for index, leaf in enumerate(leaves):
+            flat, count = leaf.reshape(-1), leaf.size // PIECE
+            rest.append(flat[count * PIECE :])
+            if count:
+                rows = flat[: count * PIECE].reshape(count, PIECE)
+                ticket = self._loop(rows, index, ticket)
+        return ticket, rest
+
+    def _loop(self, rows: jax.Array, index: int, ticket: jax.Array) -> jax.Array:
+        def body(row: Any, ticket: jax.Array) -> Any:
+            piece = jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
+            return io_callback(self._put, jax.ShapeDtypeStruct((), jnp.int32), ticket, jnp.int32(index), row, piece)
+
+        # Each turn takes the ticket of the one before it, so they come in order.
+        sent: jax.Array = jax.lax.fori_loop(0, rows.shape[0], body, ticket)
+        return sent
+
+    def _begin(self, _: Any) -> np.int32:
+        with self.lock:
+            self.tickets = self.tickets % (2**31 - 1) + 1
+            self.held[self.tickets] = {}
+            while len(self.held) > MOST_UPLOADS:
+                del self.held[next(iter(self.held))]
+            return np.int32(self.tickets)
+
+    def _put(self, ticket: Any, index: Any, row: Any, piece: Any) -> np.int32:
+        pieces = self.held[int(ticket)].setdefault(int(index), [])
+        assert len(pieces) == int(row)
+        pieces.append(np.array(piece))
+        return np.int32(ticket)
+
+    def take(self, ticket: Any, rest: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """The leaves of a call one after the other, flat."""
+        with self.lock:
+            held = self.held.pop(int(ticket), {})
+        return np.concatenate([piece for index, left in enumerate(rest) for piece in (*held.get(index, ()), left)])
 
 
 @dataclass(frozen=True)
@@ -93,6 +152,7 @@ class Layout:
     def call(
         self,
         release: Callable[..., Any],
+        uploads: Uploads,
         step: jax.Array,
         run: jax.Array,
         leaves: Sequence[jax.Array],
@@ -115,8 +175,8 @@ class Layout:
             if axes:
                 not_finite = jax.lax.psum(not_finite, axes)
             mark = _mark(local, run, device, axes) if marked else jnp.zeros(0)
-            given = _pieces(local) if exact else []
-            following, kept, *rows = io_callback(release, shapes, device, step, run, not_finite, mark, *given)
+            ticket, rest = uploads.send(local, not_finite) if exact else (jnp.int32(0), [])
+            following, kept, *rows = io_callback(release, shapes, device, step, run, not_finite, mark, ticket, *rest)
             noisy = rows if exact else [leaf + row for leaf, row in zip(local, rows)]
             return [following, *(jnp.where(kept, leaf, 0.0) for leaf in noisy)]
 
@@ -161,11 +221,6 @@ def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: 
     if axes:
         words = jax.lax.psum(words, axes)
     return jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
-
-
-def _pieces(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """The leaves one after the other, flat, in pieces that a callback may take."""
-    return [leaf.reshape(-1)[first : first + PIECE] for leaf in leaves for first in range(0, leaf.size, PIECE)]
 
 
 def _mix(words: jax.Array) -> jax.Array:

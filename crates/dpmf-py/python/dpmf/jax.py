@@ -39,7 +39,7 @@ from ._checks import check_experiment, statement_of
 from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, new_run
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, MismatchError, StepReusedError, UnsupportedError
-from ._jax_layout import MARKS, Layout
+from ._jax_layout import MARKS, Layout, Uploads
 from ._jax_sums import clipped_sum
 
 __all__ = ["CorrelatedNoiseState", "add_correlated_noise", "clipped_sum", "sgd"]
@@ -115,7 +115,9 @@ def add_correlated_noise(
         layout = host.lay_out(updates, shardings)
         leaves, tree = jax.tree.flatten(updates)
         marked, exact = host.journal is not None, host.arithmetic == "exact"
-        step, *noisy = layout.call(host.release, state.step, state.run, leaves, marked=marked, exact=exact)
+        step, *noisy = layout.call(
+            host.release, host.uploads, state.step, state.run, leaves, marked=marked, exact=exact
+        )
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(step, state.run)
 
@@ -203,6 +205,7 @@ class _Host:
         self.mechanism, self.key, self.journal, self.burn = mechanism, key, journal, burn
         self.arithmetic: Literal["exact", "float"] = arithmetic
         self.layout: Layout | None = None
+        self.uploads = Uploads()
         self.segments: dict[tuple[int, int], tuple[NoiseStream, _Shared]] = {}
         self.next_step: dict[int, int] = {}
         self.stream: DurableStream | None = None
@@ -256,10 +259,17 @@ class _Host:
             )
         return self.layout
 
-    def release(self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any, *sums: Any) -> tuple[Any, ...]:
-        """The next step, whether the gradient is kept, and what is released of the sums of a device, or without sums its
-        noise; the callback."""
+    def release(
+        self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any, ticket: Any, *rest: Any
+    ) -> tuple[Any, ...]:
+        """The next step, whether the gradient is kept, and what is released of the sums of a device, which came under a
+        ticket but for the rest of each leaf; in float arithmetic its noise alone. The callback."""
         assert self.layout is not None
+        shapes = self.layout.local_shapes
+        size = sum(map(prod, shapes))
+        # Before anything can be refused, so that nothing stays behind.
+        flat = self.uploads.take(ticket, rest) if rest else np.zeros(size, np.float32)
+        assert flat.shape == (size,)
         device, step = int(device), int(step)
         named = np.asarray(run).tobytes().hex()
         if named != self.run:
@@ -274,10 +284,6 @@ class _Host:
                 f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any "
                 "noise: clip every example before, as clipped_sum does"
             )
-        shapes = self.layout.local_shapes
-        size = sum(map(prod, shapes))
-        flat = np.concatenate([np.asarray(piece) for piece in sums]) if sums else np.zeros(size, np.float32)
-        assert flat.shape == (size,)
         self._take(device, step)
         try:
             kept = self._decide(step, np.array(mark, np.float32))
