@@ -197,15 +197,18 @@ def main():
             for exponent in [7, 8]:
                 dimension, label = 10**exponent, f"d = 10{'⁰¹²³⁴⁵⁶⁷⁸⁹'[exponent]}"
                 rival = Privatizer(dimension)
-                ours, copies, theirs = [], [], []
+                ours, copies, exact, theirs = [], [], [], []
                 for _ in rounds:
                     row = state_space(program, dimension, mechanism(1024))
                     ours.append(row["seconds"])
                     copies.append(row["copy_seconds"])
+                    exact.append(row["exact_seconds"])
                     theirs.append(rival.step())
                 del rival
                 table.add(f"step, {BUFFERS} buffers, {label}", ours, copies, "copy", at_most=3)
                 table.add(f"step, {BUFFERS} buffers, {label}", ours, theirs, "jax-privacy", at_least=8)
+                table.add(f"exact step, {BUFFERS} buffers, {label}", exact, ours, "float step", at_most=4)
+                table.add(f"exact step, {BUFFERS} buffers, {label}", exact, theirs, "jax-privacy", at_least=1)
 
         if "scaling" in parts:
             short, long = [], []
