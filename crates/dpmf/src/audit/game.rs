@@ -147,7 +147,10 @@ impl Watch {
             let what = format_args!("a difference {} steps after the last", step - self.last);
             return Err(foul(step, what, "participations must lie further apart"));
         }
-        if self.differences > 0 && neighbours.aligned && (step - self.last) % neighbours.separation != 0 {
+        if self.differences > 0
+            && neighbours.aligned
+            && !(step - self.last).is_multiple_of(neighbours.separation)
+        {
             let what = format_args!("a difference {} steps after the last", step - self.last);
             return Err(foul(step, what, "participations must lie whole epochs apart"));
         }

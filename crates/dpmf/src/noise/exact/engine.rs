@@ -81,7 +81,7 @@ impl ExactEngine {
         let doubts: Vec<f64> = bounds.iter().map(|bound| rounding.doubt(*bound)).collect();
         let gains = bounds.iter().map(|bound| bound.gain).collect();
         let most = doubts.iter().copied().fold(0.0, f64::max);
-        if !(most <= 0.5 * MOST_DOUBTFUL) {
+        if most.is_nan() || most > 0.5 * MOST_DOUBTFUL {
             return Err(Error::Unsupported {
                 what: format!(
                     "exact noise for these coefficients, of which double precision leaves {most:.1e} in doubt"
