@@ -8,7 +8,7 @@
 //! |X_ij| ≤ |fl(Ĉe_i · Ĉe_j)| + (m + 4)ε a_i a_j + a_i e_j + e_i a_j + e_i e_j,     a_j ≥ ‖Ĉe_j‖.
 //! ```
 
-use crate::form::{EncoderColumns, Representation};
+use crate::form::{EncoderColumns, Products, Representation};
 use crate::participation::Sensitivity;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatRef, Par};
@@ -85,11 +85,41 @@ impl<'a> Encoder<'a> {
 
     /// A bound on `|X_ij|` for columns of two tiles, given their computed inner product.
     fn bound(&self, (a, i): (&Tile, usize), (b, j): (&Tile, usize), product: f64) -> f64 {
-        let (ai, aj, ei, ej) = (a.norms[i], b.norms[j], a.distances[i], b.distances[j]);
+        let steps = (a.steps[i], b.steps[j]);
+        self.raised(steps, product, (a.norms[i], a.distances[i]), (b.norms[j], b.distances[j]))
+    }
+
+    /// The same for two steps, given norms and distances of their columns.
+    #[inline(always)]
+    fn raised(
+        &self,
+        (i, j): (usize, usize),
+        product: f64,
+        (ai, ei): (f64, f64),
+        (aj, ej): (f64, f64),
+    ) -> f64 {
         let rounding = (self.rows + 4) as f64 * f64::EPSILON * ai * aj;
         let bound = (product.abs() + rounding + ai * ej + ei * aj + ei * ej) * (1.0 + 8.0 * f64::EPSILON);
         let bound = if bound.is_nan() { f64::INFINITY } else { bound };
-        if a.steps[i] == b.steps[j] { bound.min(self.norms_sq[a.steps[i]]) } else { bound }
+        if i == j { bound.min(self.norms_sq[i]) } else { bound }
+    }
+
+    /// Tells bounds on `|X_ij|`, and about `X_ij` itself, for rows `i` from the last to the first and `j = i, i + stride, …`.
+    /// Whether the form knows its inner products.
+    fn by_rows(&self, n: usize, stride: usize, mut tell: impl FnMut(usize, &[f64], &[f64])) -> bool {
+        let Some(Products { norms, distances, mut rows }) = self.columns.products() else { return false };
+        let (mut row, mut bounds, mut values) = (vec![0.0; n], Vec::new(), Vec::new());
+        for i in (0..n).rev() {
+            rows(&mut row[..n - i]);
+            let of = |j: usize| (norms[j], distances[j]);
+            let own = of(i);
+            bounds.clear();
+            bounds.extend((i..n).step_by(stride).map(|j| self.raised((i, j), row[j - i], own, of(j))));
+            values.clear();
+            values.extend(row[..n - i].iter().step_by(stride));
+            tell(i, &bounds, &values);
+        }
+        true
     }
 
     /// The largest sum over patterns, each of which `pattern(p)` lists.
@@ -163,7 +193,10 @@ impl Sum {
     const ZERO: Self = Self { bound: 0.0, attained: 0.0 };
 
     fn larger(self, other: Self) -> Self {
-        Sum { bound: self.bound.max(other.bound), attained: self.attained.max(other.attained) }
+        // What is no number is larger than any.
+        let number = |x: f64| if x.is_nan() { f64::INFINITY } else { x };
+        let bound = number(self.bound).max(number(other.bound));
+        Sum { bound, attained: self.attained.max(other.attained) }
     }
 
     /// Not rounded down, after the sum of squarely many terms.
@@ -175,17 +208,28 @@ impl Sum {
 
     fn sensitivity(self) -> Sensitivity {
         // The square root may round down by half a unit in the last place.
-        let exact = self.attained >= self.bound * (1.0 - ROUNDING);
+        let exact = self.bound.is_finite() && self.attained >= self.bound * (1.0 - ROUNDING);
         Sensitivity { gamma: self.bound.sqrt().next_up(), exact }
     }
 }
 
 /// The sensitivity for users of phase `p` in `0..separation`, who take part at `p, p + separation, …`.
 ///
-/// Guarantee: not below the exact one. Cost: `n` columns of `C`, and `K n²` multiply-adds.
+/// Guarantee: not below the exact one. Cost: `n` columns of `C`, and `K n²` multiply-adds; or the inner products, where the form
+/// knows them.
 pub(crate) fn epochs(form: &dyn Representation, separation: usize) -> Sensitivity {
-    let n = form.steps();
-    Encoder::new(form).largest(separation.min(n), |p| (p..n).step_by(separation).collect()).sensitivity()
+    let (n, encoder) = (form.steps(), Encoder::new(form));
+    let mut sums = vec![Sum::ZERO; separation.min(n)];
+    let add = |i: usize, bounds: &[f64], values: &[f64]| {
+        let sum = &mut sums[i % separation];
+        sum.bound += bounds[0] + 2.0 * bounds[1..].iter().sum::<f64>();
+        sum.attained += values[0] + 2.0 * values[1..].iter().sum::<f64>();
+    };
+    if encoder.by_rows(n, separation, add) {
+        let largest = sums.into_iter().fold(Sum::ZERO, Sum::larger);
+        return largest.raised(n.div_ceil(separation)).sensitivity();
+    }
+    encoder.largest(separation.min(n), |p| (p..n).step_by(separation).collect()).sensitivity()
 }
 
 /// The sensitivity for users who take part at most `times` times, at least `separation` steps apart.
@@ -195,61 +239,111 @@ pub(crate) fn epochs(form: &dyn Representation, separation: usize) -> Sensitivit
 /// attained where `X` vanishes from distance `B` on, and by Toeplitz encoders whose coefficients do not increase.
 ///
 /// Guarantee: not below the exact one. Cost: `n²/width` columns of `C` with a width of 16 to 256, `n³/6` multiply-adds,
-/// memory for `n + width` columns.
+/// memory for `n + width` columns; or the inner products, where the form knows them.
 pub(crate) fn min_separation(form: &dyn Representation, separation: usize, times: usize) -> Sensitivity {
     let (n, encoder) = (form.steps(), Encoder::new(form));
-    let width = encoder.width();
-    let tiles: Vec<Range<usize>> = (0..n).step_by(width).map(|start| start..(start + width).min(n)).collect();
-    // best[i % (separation + 1)][left]: the largest sum of a chain that starts at step i or later.
-    let window = separation + 1;
-    let mut best = vec![0.0_f64; window * times];
-    for (k, rows) in tiles.iter().enumerate().rev() {
-        let tile = encoder.tile(rows.clone().collect());
-        // For each row X_ii, and the largest |X_ij| for j − i from lB up to below (l + 1)B, the last l open.
-        let farther = tiles[k..].par_iter().map(|columns| {
-            let loaded = (columns != rows).then(|| encoder.tile(columns.clone().collect()));
-            let other = loaded.as_ref().unwrap_or(&tile);
-            let products = encoder.products((&tile, 0..rows.len()), (other, 0..columns.len()));
-            let mut largest = vec![0.0_f64; rows.len() * times];
-            for (b, j) in columns.clone().enumerate() {
-                for (a, i) in rows.clone().enumerate().take_while(|(_, i)| *i <= j) {
-                    let l = ((j - i) / separation).min(times - 1);
-                    if i == j || l > 0 {
-                        let entry = &mut largest[a * times + l];
-                        *entry = entry.max(encoder.bound((&tile, a), (other, b), products[(a, b)]));
+    let mut chains = Chains::new(n, separation, times);
+    let mut evenly = vec![0.0_f64; separation.min(n)];
+    let known = encoder.by_rows(n, 1, |i, bounds, values| {
+        let mut largest = vec![0.0_f64; times];
+        largest[0] = bounds[0];
+        for (l, part) in bounds.chunks(separation).enumerate().skip(1) {
+            let entry = &mut largest[l.min(times - 1)];
+            *entry = part.iter().copied().fold(*entry, f64::max);
+        }
+        chains.push(i, &largest);
+        let phase = i % separation;
+        let members = values.iter().step_by(separation).take(times.saturating_sub(i / separation));
+        evenly[phase] += 2.0 * members.clone().sum::<f64>() - members.take(1).sum::<f64>();
+    });
+    let attained = if known {
+        evenly.into_iter().fold(0.0, f64::max)
+    } else {
+        chains.push_all(&encoder);
+        let pattern = |p: usize| (p..n).step_by(separation).take(times).collect();
+        encoder.largest(separation.min(n), pattern).attained
+    };
+    Sum { bound: chains.longest(), attained }.raised(times).sensitivity()
+}
+
+/// The dynamic programme of [`min_separation`], over steps from the last to the first.
+struct Chains {
+    n: usize,
+    separation: usize,
+    times: usize,
+    /// The largest sum of a chain that starts at step `i` or later, in row `i` modulo their number, by how many more
+    /// participations it has.
+    best: Vec<f64>,
+}
+
+impl Chains {
+    fn new(n: usize, separation: usize, times: usize) -> Self {
+        Self { n, separation, times, best: vec![0.0; (separation + 1) * times] }
+    }
+
+    /// Step `i`, given `X_ii` and, for `l` from 1 on, the largest `|X_ij|` for `j − i` from `lB` to below `(l + 1)B`, the last
+    /// open.
+    fn push(&mut self, i: usize, largest: &[f64]) {
+        let Self { n, separation, times, ref mut best } = *self;
+        let window = separation + 1;
+        let mut reach = largest.to_vec();
+        for l in (1..times - 1).rev() {
+            reach[l] = reach[l].max(reach[l + 1]);
+        }
+        let (mut sum, mut chain) = (0.0, vec![0.0; times]);
+        for left in 0..times {
+            sum += if left == 0 { reach[0] } else { 2.0 * reach[left] };
+            let behind = if left > 0 && i + separation < n {
+                best[(i + separation) % window * times + left - 1]
+            } else {
+                0.0
+            };
+            let later = if i + 1 < n { best[(i + 1) % window * times + left] } else { 0.0 };
+            chain[left] = (sum + behind).max(later);
+        }
+        best[i % window * times..][..times].copy_from_slice(&chain);
+    }
+
+    /// All steps, from the columns of the encoder, tile by tile.
+    fn push_all(&mut self, encoder: &Encoder<'_>) {
+        let (n, separation, times, width) = (self.n, self.separation, self.times, encoder.width());
+        let tiles: Vec<Range<usize>> =
+            (0..n).step_by(width).map(|start| start..(start + width).min(n)).collect();
+        for (k, rows) in tiles.iter().enumerate().rev() {
+            let tile = encoder.tile(rows.clone().collect());
+            let parts = tiles[k..].par_iter().map(|columns| {
+                let loaded = (columns != rows).then(|| encoder.tile(columns.clone().collect()));
+                let other = loaded.as_ref().unwrap_or(&tile);
+                let products = encoder.products((&tile, 0..rows.len()), (other, 0..columns.len()));
+                let mut largest = vec![0.0_f64; rows.len() * times];
+                for (b, j) in columns.clone().enumerate() {
+                    for (a, i) in rows.clone().enumerate().take_while(|(_, i)| *i <= j) {
+                        let l = ((j - i) / separation).min(times - 1);
+                        if i == j || l > 0 {
+                            let entry = &mut largest[a * times + l];
+                            *entry = entry.max(encoder.bound((&tile, a), (other, b), products[(a, b)]));
+                        }
                     }
                 }
+                largest
+            });
+            let largest = parts.reduce(
+                || vec![0.0; rows.len() * times],
+                |mut a, b| {
+                    a.iter_mut().zip(b).for_each(|(a, b)| *a = a.max(b));
+                    a
+                },
+            );
+            for (i, entries) in rows.clone().zip(largest.chunks_exact(times)).rev() {
+                self.push(i, entries);
             }
-            largest
-        });
-        let largest = farther.reduce(
-            || vec![0.0; rows.len() * times],
-            |mut a, b| {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = a.max(b));
-                a
-            },
-        );
-        for (i, entries) in rows.clone().zip(largest.chunks_exact(times)).rev() {
-            let mut reach = entries.to_vec();
-            for l in (1..times - 1).rev() {
-                reach[l] = reach[l].max(reach[l + 1]);
-            }
-            let (mut sum, mut chain) = (0.0, vec![0.0; times]);
-            for left in 0..times {
-                sum += if left == 0 { reach[0] } else { 2.0 * reach[left] };
-                let behind = if left > 0 && i + separation < n {
-                    best[(i + separation) % window * times + left - 1]
-                } else {
-                    0.0
-                };
-                let later = if i + 1 < n { best[(i + 1) % window * times + left] } else { 0.0 };
-                chain[left] = (sum + behind).max(later);
-            }
-            best[i % window * times..][..times].copy_from_slice(&chain);
         }
     }
-    let evenly = encoder.largest(separation.min(n), |p| (p..n).step_by(separation).take(times).collect());
-    Sum { bound: best[times - 1], attained: evenly.attained }.raised(times).sensitivity()
+
+    /// The largest sum of all.
+    fn longest(&self) -> f64 {
+        self.best[self.times - 1]
+    }
 }
 
 /// After each row, the largest `Σ|X_ij|` over the patterns of [`epochs`], `X` that of the rows so far.

@@ -72,8 +72,8 @@ impl Ends {
             Err(error) => return Err(error.to_string()),
         };
         let truth = truth(&case.matrix(), &v);
-        let bound = lower_bound_at(&workload, &Dual::single(v.clone()).unwrap())
-            .map_err(|error| error.to_string())?;
+        let bound = Dual::single(v.clone()).and_then(|dual| lower_bound_at(&workload, &dual));
+        let bound = bound.map_err(|error| error.to_string())?;
         let slack = (Real::from(bound) / truth.bound - Real::ONE).0;
         if slack > 0.0 || slack.is_nan() {
             return Err(format!("the bound is {slack:e} above that of its v"));

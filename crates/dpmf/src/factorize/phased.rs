@@ -5,16 +5,12 @@ use crate::factorize::dual::Blocks;
 use crate::factorize::linear::Linear;
 use crate::factorize::point::Dual;
 use crate::linalg::lanes::Lanes;
-use crate::linalg::phases::{Layout, Terms};
+use crate::linalg::phases::{Layout, Rows};
 use crate::simd::dispatch;
 use rayon::prelude::*;
 
 /// Nodes in one pass.
 const LANES: usize = 8;
-
-/// What rounding may lose in an entry of `X`, relative to the diagonal, in units of that of the recurrence: here the matrix
-/// `P Pᵀ` is formed, which squares its condition number.
-const FORMED: f64 = 64.0;
 
 impl Linear {
     /// The blocks `X_p = Σ_q ω_q [(P Pᵀ + t_q D)⁻¹]_p`, or those of `Rᵀ(R D Rᵀ + t_q P Pᵀ)⁻¹R`.
@@ -23,7 +19,7 @@ impl Linear {
     /// threads; neither changes a bit of the result.
     pub(super) fn blocks_of_phases(&self, dual: &Dual, tolerance: f64) -> Result<Blocks> {
         let layout = self.layout(dual)?;
-        let terms = self.terms(dual, layout);
+        let rows = self.rows(dual, layout);
         let (largest, smallest) = eigenvalues(dual);
         let root = self.quadrature_between(&smallest, &largest, tolerance, LANES)?;
         let columns = self.right_columns();
@@ -33,7 +29,7 @@ impl Linear {
             .zip(root.weights.par_chunks(LANES))
             .map(|(t, omega)| {
                 let lanes = |x: &[f64]| Lanes::<LANES>(std::array::from_fn(|q| x[q]));
-                sweep(&terms, columns, lanes(t), lanes(omega))
+                sweep(&rows, columns, lanes(t), lanes(omega))
             })
             .collect();
         let mut x = vec![0.0; dual.steps() * dual.times()];
@@ -49,7 +45,7 @@ impl Linear {
             let reason = "an entry is not finite, or not positive on the diagonal";
             return Err(Error::Numerical { what: "X(D)", index, reason });
         }
-        Ok(Blocks { x, relative_error: root.relative_error + FORMED * self.rounding() })
+        Ok(Blocks { x, relative_error: root.relative_error + self.rounding() })
     }
 
     /// Errors: epochs not longer than the memory of the recurrence.
@@ -64,40 +60,29 @@ impl Linear {
         Ok(Layout { n: dual.steps(), phases, epochs: dual.times(), reach })
     }
 
-    fn terms(&self, dual: &Dual, layout: Layout) -> Terms<f64> {
-        let (n, w) = (layout.n, self.bandwidth());
-        let mut terms = Terms::new(layout);
-        for j in 0..n {
-            let (pivot, column) = (layout.pivot(j % layout.phases), self.left_column(j));
-            for k in 0..=w.min(n - 1 - j) {
-                for l in 0..=k {
-                    let product = column[k] * column[l];
-                    let (constant, shifted) =
-                        if self.right_columns().is_some() { (0.0, product) } else { (product, 0.0) };
-                    if product != 0.0 {
-                        terms.add(pivot, (j + k, j + l), constant, shifted);
-                    }
-                }
+    /// `[P, √t G]`, or `[R G, √t P]`, by columns: `G` is the factor of `D`.
+    fn rows(&self, dual: &Dual, layout: Layout) -> Rows {
+        let (n, w, b) = (layout.n, self.bandwidth(), layout.phases);
+        let mut rows = Rows::new(layout);
+        let right = self.right_columns();
+        for p in 0..b {
+            let pivot = layout.pivot(p);
+            // Column k of G has entries from epoch k on; R moves each to the steps after it.
+            for k in 0..dual.phase(p).len() {
+                let column = dual.phase(p).skip(k).flat_map(|i| {
+                    let g = dual.factor(i, k);
+                    let taps = right.map_or(&[1.0][..], |right| &right[i * (w + 1)..][..w + 1]);
+                    taps.iter().enumerate().filter(move |(l, _)| i + l < n).map(move |(l, r)| (i + l, g * r))
+                });
+                rows.add(pivot, column, right.is_none());
             }
-            for i in (j % layout.phases..=j).step_by(layout.phases) {
-                let d = dual.at(j, i);
-                match self.right_columns() {
-                    None => terms.add(pivot, (j, i), 0.0, d),
-                    Some(right) => {
-                        let column = |j: usize| right[j * (w + 1)..][..w + 1].iter().enumerate();
-                        for (k, r) in column(j).filter(|(k, r)| **r != 0.0 && j + k < n) {
-                            for (l, s) in column(i).filter(|(_, s)| **s != 0.0) {
-                                if i < j || l <= k {
-                                    terms.add(pivot, (j + k, i + l), d * r * s, 0.0);
-                                }
-                            }
-                        }
-                    }
-                }
+            for j in dual.phase(p) {
+                let column = self.left_column(j).iter().enumerate().filter(|(k, _)| j + k < n);
+                rows.add(pivot, column.map(|(k, p)| (j + k, *p)), right.is_some());
             }
         }
-        terms.fill(1.0, 0.0);
-        terms
+        rows.fill();
+        rows
     }
 }
 
@@ -131,12 +116,12 @@ fn eigenvalues(dual: &Dual) -> (Vec<f64>, Vec<f64>) {
 
 /// What some nodes contribute to the blocks.
 #[inline(always)]
-fn sweep_any(terms: &Terms<f64>, right: Option<&[f64]>, t: Lanes<LANES>, omega: Lanes<LANES>) -> Vec<f64> {
-    let layout = terms.layout;
+fn sweep_any(rows: &Rows, right: Option<&[f64]>, t: Lanes<LANES>, omega: Lanes<LANES>) -> Vec<f64> {
+    let layout = rows.layout;
     let Layout { n, phases, epochs, reach } = layout;
     let size = layout.size();
     let mut x = vec![0.0; n * epochs];
-    terms.factor(t, true, |_| ()).inverse(layout, |pivot, z| {
+    rows.factor(t).inverse(layout, |pivot, z| {
         let first = if pivot == reach { 0 } else { pivot };
         let told = (first..reach.min(pivot)).chain([pivot]);
         for phase in told {
@@ -171,7 +156,7 @@ fn sweep_any(terms: &Terms<f64>, right: Option<&[f64]>, t: Lanes<LANES>, omega: 
 
 dispatch! {
     fn sweep / sweep_portable / sweep_avx2 = sweep_any(
-        terms: &Terms<f64>, right: Option<&[f64]>, t: Lanes<LANES>, omega: Lanes<LANES>
+        rows: &Rows, right: Option<&[f64]>, t: Lanes<LANES>, omega: Lanes<LANES>
     ) -> Vec<f64>;
 }
 

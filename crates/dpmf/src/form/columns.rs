@@ -1,5 +1,6 @@
 //! Columns of the encoder, a few at a time: what a sensitivity for several participations is computed from.
 
+use super::Rows;
 use faer::{Mat, MatRef};
 
 /// Columns of `C`, each with a bound on how far the computed one is from the exact one.
@@ -9,6 +10,22 @@ pub trait EncoderColumns: Sync {
     ///
     /// Guarantee: the bounds hold for any coefficients; one that is infinite, or not a number, says that nothing is known.
     fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64>;
+
+    /// The inner products of all columns, where the form knows a quicker way to them than column by column.
+    fn products(&self) -> Option<Products<'_>> {
+        None
+    }
+}
+
+/// `ĈᵀĈ`, row by row.
+pub struct Products<'a> {
+    /// Bounds on `‖Ĉe_j‖`.
+    pub norms: Vec<f64>,
+    /// Bounds on `‖Ĉe_j − Ce_j‖`.
+    pub distances: Vec<f64>,
+    /// Writes the rows from the last to the first, each from its diagonal to the right: `n − i` numbers for row `i`, each off by
+    /// at most `(n + 4)ε` times the norms of both columns.
+    pub rows: Rows<'a>,
 }
 
 /// An encoder that is held whole.

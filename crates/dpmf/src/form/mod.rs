@@ -20,7 +20,7 @@ pub mod tree;
 mod verified;
 
 pub use banded::Banded;
-pub use columns::EncoderColumns;
+pub use columns::{EncoderColumns, Products};
 pub use dense::Dense;
 pub use recall::Recall;
 pub use state_space::StateSpace;

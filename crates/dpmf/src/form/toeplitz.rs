@@ -1,7 +1,7 @@
 //! Factorizations whose coloring `N` is a lower-triangular Toeplitz matrix.
 
 use super::dense::DenseEngine;
-use super::{Cost, EncoderColumns, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Products, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
 use crate::tensors::Tensors;
@@ -174,15 +174,42 @@ struct Shifted<'a> {
     norms_sq: Vec<f64>,
 }
 
+impl Shifted<'_> {
+    fn norm(&self, j: usize) -> f64 {
+        self.norms_sq[j].sqrt() * (1.0 + f64::EPSILON)
+    }
+
+    fn distance(&self, j: usize) -> f64 {
+        self.toeplitz.error * self.norm(j) * (1.0 + f64::EPSILON)
+    }
+}
+
 impl EncoderColumns for Shifted<'_> {
     fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
         let series = self.toeplitz.encoder_series();
         for (&j, column) in steps.iter().zip(out.chunks_exact_mut(series.len())) {
             column[j..].copy_from_slice(&series[..series.len() - j]);
         }
-        let distance =
-            |&j: &usize| self.toeplitz.error * self.norms_sq[j].sqrt() * (1.0 + 4.0 * f64::EPSILON);
-        steps.iter().map(distance).collect()
+        steps.iter().map(|&j| self.distance(j)).collect()
+    }
+
+    /// `X_ij` and `X_{i+1,j+1}` differ by one product. Cost: n²/2 multiply-adds.
+    fn products(&self) -> Option<Products<'_>> {
+        let c = self.toeplitz.encoder_series();
+        let mut sums = vec![0.0; c.len()];
+        let mut lengths = 1..=c.len();
+        let rows = move |out: &mut [f64]| {
+            if let Some(length) = lengths.next() {
+                let last = c[length - 1];
+                sums[..length].iter_mut().zip(c[..length].iter().rev()).for_each(|(x, c)| *x += last * c);
+                out.copy_from_slice(&sums[..length]);
+            }
+        };
+        Some(Products {
+            norms: (0..c.len()).map(|j| self.norm(j)).collect(),
+            distances: (0..c.len()).map(|j| self.distance(j)).collect(),
+            rows: Box::new(rows),
+        })
     }
 }
 

@@ -191,13 +191,8 @@ fn directions_round_trip_and_fit_their_participation() {
         let dual = &mechanism.bound().unwrap().dual;
         let dual = match separation {
             4 => dual.clone(),
-            b => Dual::new(
-                12,
-                b,
-                vec![1.0; b],
-                [vec![1.0, 0.0].repeat(b), vec![0.6, 0.8].repeat(12 - b)].concat(),
-            )
-            .unwrap(),
+            b => Dual::new(12, b, vec![1.0; b], [[1.0, 0.0].repeat(b), [0.6, 0.8].repeat(12 - b)].concat())
+                .unwrap(),
         };
         let participation: Participation = participation.parse().unwrap();
         let plain = Mechanism::new(problem.workload().clone(), mechanism.form(), participation).unwrap();

@@ -7,46 +7,6 @@
 
 use super::double::Double;
 use super::lanes::Lanes;
-use std::ops::{Add, Mul, Sub};
-
-/// Numbers that an elimination can be run in.
-pub(crate) trait Scalar: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> {
-    /// What the entries of a matrix are given in.
-    type Entry: Copy;
-    const ZERO: Self;
-    fn splat(entry: Self::Entry) -> Self;
-    fn reciprocal(self) -> Self;
-}
-
-impl<const M: usize> Scalar for Lanes<M> {
-    type Entry = f64;
-    const ZERO: Self = Lanes::ZERO;
-
-    #[inline(always)]
-    fn splat(entry: f64) -> Self {
-        Lanes::splat(entry)
-    }
-
-    #[inline(always)]
-    fn reciprocal(self) -> Self {
-        Lanes::reciprocal(self)
-    }
-}
-
-impl<const M: usize> Scalar for Double<M> {
-    type Entry = Double<1>;
-    const ZERO: Self = Double::ZERO;
-
-    #[inline(always)]
-    fn splat(entry: Double<1>) -> Self {
-        entry.splat()
-    }
-
-    #[inline(always)]
-    fn reciprocal(self) -> Self {
-        Double::reciprocal(self)
-    }
-}
 
 /// How steps are laid out.
 #[derive(Clone, Copy, Debug)]
@@ -74,145 +34,148 @@ impl Layout {
         block * self.epochs + epoch
     }
 
+    /// Places without a step: past the end of the last epoch.
+    fn beyond(&self) -> std::ops::Range<usize> {
+        self.n..self.phases * self.epochs
+    }
+
     /// The phase whose elimination the rows of a phase are added before.
     pub fn pivot(&self, phase: usize) -> usize {
         phase.max(self.reach)
     }
 }
 
-/// A term `constant + shifted·t` of an entry of the matrix, by its place in the front, the first not before the second.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Term<E> {
-    places: (u32, u32),
-    constant: E,
-    shifted: E,
-}
-
-/// The matrix `M + tN` as a sum of terms, in the order of elimination.
-pub(crate) struct Terms<E> {
+/// Rows `z` of weight `α` or `αt`: the matrix `Σ α z zᵀ` is never formed, which would square its condition number.
+pub(crate) struct Rows {
     pub layout: Layout,
-    /// Those of the phases `w, w + 1, …`; where all are separators, those of all.
-    of_phase: Vec<Vec<Term<E>>>,
+    /// Those that are rotated in before a phase is eliminated.
+    of_phase: Vec<Vec<Row>>,
 }
 
-impl<E: Copy> Terms<E> {
+/// A row by its places in the front, ascending.
+struct Row {
+    entries: Vec<(u32, f64)>,
+    shifted: bool,
+}
+
+impl Rows {
     pub fn new(layout: Layout) -> Self {
-        Self { layout, of_phase: vec![Vec::new(); (layout.phases - layout.reach).max(1)] }
+        Self { layout, of_phase: (layout.reach..layout.phases).map(|_| Vec::new()).collect() }
     }
 
-    /// Adds to the entries `(i, j)` and `(j, i)`, once if they are the same, when a phase is eliminated.
-    pub fn add(&mut self, pivot: usize, (i, j): (usize, usize), constant: E, shifted: E) {
-        let (a, b) = (self.layout.place(i, pivot), self.layout.place(j, pivot));
-        let places = (a.max(b) as u32, a.min(b) as u32);
-        self.of_phase[pivot - self.layout.reach].push(Term { places, constant, shifted });
+    /// Adds the square of a row, given by steps, when a phase is eliminated; times `t` if it is shifted.
+    pub fn add(&mut self, pivot: usize, row: impl Iterator<Item = (usize, f64)>, shifted: bool) {
+        let place = |(i, x): (usize, f64)| (self.layout.place(i, pivot) as u32, x);
+        let mut entries: Vec<(u32, f64)> = row.filter(|(_, x)| *x != 0.0).map(place).collect();
+        entries.sort_unstable_by_key(|(place, _)| *place);
+        self.of_phase[pivot - self.layout.reach].push(Row { entries, shifted });
     }
 
-    /// Adds `unit` to the diagonal of places without a step: those past the end of the last epoch.
-    pub fn fill(&mut self, unit: E, zero: E) {
-        for i in self.layout.n..self.layout.phases * self.layout.epochs {
-            self.add(self.layout.pivot(i % self.layout.phases), (i, i), unit, zero);
+    /// Adds ones to the diagonal where there is no step.
+    pub fn fill(&mut self) {
+        for i in self.layout.beyond() {
+            self.add(self.layout.pivot(i % self.layout.phases), std::iter::once((i, 1.0)), false);
         }
     }
-}
 
-/// An `LDLᵀ` factorization, kept for the inverse.
-pub(crate) struct Factor<S> {
-    /// For each pivot the reciprocal of `d` and its column of `L` below the diagonal, one after another.
-    columns: Vec<S>,
-}
-
-impl<E: Copy> Terms<E> {
-    /// Factors `M + tN`, telling every pivot.
+    /// The factors of the sum, by rotations without square roots: `Uᵀ diag(w) U` with unit upper
+    /// triangular `U`.
+    ///
+    /// A rotation takes `w` to `w̄ = w + α z_r²`, the rest of the row of `U` to `u + (α z_r/w̄) z̄` with `z̄ = z − z_r u`, and `α` to
+    /// `α w/w̄`. A place that no row has met yet has `w = 0`.
     ///
     /// Cost: O(n w²K²).
     #[inline(always)]
-    pub fn factor<S: Scalar<Entry = E>>(&self, t: S, keep: bool, mut pivot: impl FnMut(S)) -> Factor<S> {
-        let Layout { phases, epochs, reach, .. } = self.layout;
+    pub fn factor<const M: usize>(&self, t: Lanes<M>) -> Factor<M> {
+        let Layout { epochs, reach, .. } = self.layout;
         let size = self.layout.size();
-        let mut front = vec![S::ZERO; size * size];
-        let mut column = vec![S::ZERO; size];
-        let per_phase = epochs * size - epochs * (epochs - 1) / 2;
         let separators = reach * epochs;
-        let kept = if keep { per_phase * self.of_phase.len() + separators * (separators + 1) / 2 } else { 0 };
-        let mut columns = Vec::with_capacity(kept);
-        let mut eliminate = |front: &mut [S], c: usize| {
-            let d = front[c * size + c];
-            pivot(d);
-            let inverse = d.reciprocal();
-            for r in c + 1..size {
-                column[r] = front[r * size + c];
-            }
-            if keep {
-                columns.push(inverse);
-                columns.extend(column[c + 1..].iter().map(|x| *x * inverse));
-            }
-            for r in c + 1..size {
-                let l = column[r] * inverse;
-                let row = &mut front[r * size + c + 1..r * size + r + 1];
-                row.iter_mut().zip(&column[c + 1..]).for_each(|(x, y)| *x = *x - l * *y);
-            }
+        let per_phase = epochs * size - epochs * (epochs - 1) / 2;
+        let mut columns =
+            Vec::with_capacity(per_phase * self.of_phase.len() + separators * (separators + 1) / 2);
+        let mut weight = vec![Lanes::<M>::ZERO; size];
+        let mut unit = vec![Lanes::<M>::ZERO; size * size];
+        let mut z = vec![Lanes::<M>::ZERO; size];
+        let mut keep = |weight: &[Lanes<M>], unit: &[Lanes<M>], c: usize| {
+            columns.push(weight[c].reciprocal());
+            columns.extend_from_slice(&unit[c * size + c + 1..(c + 1) * size]);
         };
-        for (k, terms) in self.of_phase.iter().enumerate() {
+        for (k, rows) in self.of_phase.iter().enumerate() {
             if k > 0 {
-                shift_up(&mut front, size, epochs, reach);
+                let next = separators; // as many as the phases that stay
+                weight.copy_within(epochs..next + epochs, 0);
+                weight[next..next + epochs].fill(Lanes::ZERO);
+                for a in 0..next {
+                    let (source, target) = ((a + epochs) * size, a * size);
+                    unit.copy_within(source + epochs..source + next + epochs, target);
+                    unit[target + next..target + next + epochs].fill(Lanes::ZERO);
+                    unit.copy_within(source + next + epochs..source + size, target + next + epochs);
+                }
+                unit[next * size..(next + epochs) * size].fill(Lanes::ZERO);
             }
-            for term in terms {
-                let at = term.places.0 as usize * size + term.places.1 as usize;
-                front[at] = front[at] + S::splat(term.constant) + S::splat(term.shifted) * t;
+            for row in rows {
+                z.fill(Lanes::ZERO);
+                row.entries.iter().for_each(|(place, x)| z[*place as usize] = Lanes::splat(*x));
+                let mut alpha = if row.shifted { t } else { Lanes::splat(1.0) };
+                for r in row.entries[0].0 as usize..size {
+                    let lead = z[r];
+                    if lead == Lanes::ZERO {
+                        continue;
+                    }
+                    let scaled = alpha * lead;
+                    let sum = weight[r] + scaled * lead;
+                    let inverse = Lanes(sum.0.map(|sum| if sum > 0.0 { 1.0 / sum } else { 0.0 }));
+                    let share = scaled * inverse;
+                    alpha *= weight[r] * inverse;
+                    weight[r] = sum;
+                    let own = &mut unit[r * size + r + 1..(r + 1) * size];
+                    for (u, z) in own.iter_mut().zip(&mut z[r + 1..]) {
+                        *z = *z - lead * *u;
+                        *u += share * *z;
+                    }
+                    if alpha == Lanes::ZERO {
+                        break;
+                    }
+                }
             }
-            if phases > reach {
-                (0..epochs).for_each(|c| eliminate(&mut front, c));
-            }
+            (0..epochs).for_each(|c| keep(&weight, &unit, c));
         }
-        for c in size - separators..size {
-            eliminate(&mut front, c);
-        }
+        (size - separators..size).for_each(|c| keep(&weight, &unit, c));
         Factor { columns }
     }
 }
 
-/// Moves the front on by a phase: the lower triangle of all but the first phase, and nothing for the one that enters.
-#[inline(always)]
-fn shift_up<S: Scalar>(front: &mut [S], size: usize, epochs: usize, reach: usize) {
-    let next = reach * epochs;
-    for a in 0..next {
-        for b in 0..=a {
-            front[a * size + b] = front[(a + epochs) * size + b + epochs];
-        }
-    }
-    front[next * size..(next + epochs) * size].fill(S::ZERO);
-    for a in next + epochs..size {
-        let row = &mut front[a * size..][..size];
-        row.copy_within(epochs..next + epochs, 0);
-        row[next..next + epochs].fill(S::ZERO);
-    }
+/// A factorization `L diag(d) Lᵀ`.
+pub(crate) struct Factor<const M: usize> {
+    /// For each pivot the reciprocal of `d` and its column of `L` below the diagonal, one after another.
+    columns: Vec<Lanes<M>>,
 }
 
-impl<S: Scalar> Factor<S> {
-    /// Tells, phase by phase from the last to the first, where not all are separators, the entries of the inverse within the front: `tell(pivot, Z)` with
+impl<const M: usize> Factor<M> {
+    /// Tells, phase by phase from the last to the first, the entries of the inverse within the front: `tell(pivot, Z)` with
     /// `Z` by rows. The last front holds the separators' too.
     ///
     /// Cost: O(n w²K²).
     #[inline(always)]
-    pub fn inverse(&self, layout: Layout, mut tell: impl FnMut(usize, &[S])) {
+    pub fn inverse(&self, layout: Layout, mut tell: impl FnMut(usize, &[Lanes<M>])) {
         let Layout { epochs, reach, .. } = layout;
         let size = layout.size();
-        let mut z = vec![S::ZERO; size * size];
-        let mut row = vec![S::ZERO; size];
+        let mut z = vec![Lanes::<M>::ZERO; size * size];
+        let mut row = vec![Lanes::<M>::ZERO; size];
         let mut end = self.columns.len();
-        let mut uneliminate = |z: &mut [S], c: usize| {
+        let mut uneliminate = |z: &mut [Lanes<M>], c: usize| {
             let rest = size - c - 1;
             let (inverse, l) = (self.columns[end - rest - 1], &self.columns[end - rest..end]);
             end -= rest + 1;
             let mut own = inverse;
             for a in 0..rest {
                 let from = &z[(c + 1 + a) * size + c + 1..(c + 2 + a) * size];
-                let mut sum = S::ZERO;
+                let mut sum = Lanes::ZERO;
                 for (x, l) in from.iter().zip(l) {
-                    sum = sum + *x * *l;
+                    sum += *x * *l;
                 }
-                own = own + sum * l[a];
-                row[a] = S::ZERO - sum;
+                own += sum * l[a];
+                row[a] = Lanes::ZERO - sum;
             }
             z[c * size + c] = own;
             for a in 0..rest {
@@ -235,9 +198,9 @@ impl<S: Scalar> Factor<S> {
     }
 }
 
-/// The reverse of [`shift_up`], for a full symmetric matrix; what is in the first phase's place is overwritten next.
+/// Moves the front back by a phase, all of a symmetric matrix but its last; what is in the first phase's place is overwritten next.
 #[inline(always)]
-fn shift_down<S: Scalar>(z: &mut [S], size: usize, epochs: usize, reach: usize) {
+fn shift_down<const M: usize>(z: &mut [Lanes<M>], size: usize, epochs: usize, reach: usize) {
     let next = reach * epochs;
     for a in (0..next).rev() {
         let (source, target) = (a * size, (a + epochs) * size);
@@ -246,5 +209,95 @@ fn shift_down<S: Scalar>(z: &mut [S], size: usize, epochs: usize, reach: usize) 
     }
     for a in next + epochs..size {
         z.copy_within(a * size..a * size + next, a * size + epochs);
+    }
+}
+
+/// A term `constant + shifted·t` of an entry of a matrix, by its place in the front, the first not before the second.
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    places: (u32, u32),
+    constant: Double<1>,
+    shifted: Double<1>,
+}
+
+/// The matrix `M + tN` as a sum of terms, in the order of elimination, in double-double numbers.
+pub(crate) struct Terms {
+    layout: Layout,
+    /// Those of the phases `w, w + 1, …`; where all are separators, those of all.
+    of_phase: Vec<Vec<Term>>,
+}
+
+impl Terms {
+    pub fn new(layout: Layout) -> Self {
+        Self { layout, of_phase: vec![Vec::new(); (layout.phases - layout.reach).max(1)] }
+    }
+
+    /// Adds to the entries `(i, j)` and `(j, i)`, once if they are the same, when a phase is eliminated.
+    pub fn add(&mut self, pivot: usize, (i, j): (usize, usize), constant: Double<1>, shifted: Double<1>) {
+        let (a, b) = (self.layout.place(i, pivot), self.layout.place(j, pivot));
+        let places = (a.max(b) as u32, a.min(b) as u32);
+        self.of_phase[pivot - self.layout.reach].push(Term { places, constant, shifted });
+    }
+
+    /// Adds ones to the diagonal where there is no step: past the end of the last epoch.
+    pub fn fill(&mut self) {
+        for i in self.layout.beyond() {
+            self.add(self.layout.pivot(i % self.layout.phases), (i, i), Double::ONE, Double::ZERO);
+        }
+    }
+
+    /// Eliminates the steps of `M + tN`, telling every pivot.
+    ///
+    /// Cost: O(n w²K²).
+    #[inline(always)]
+    pub fn eliminate<const M: usize>(&self, t: Double<M>, mut pivot: impl FnMut(Double<M>)) {
+        let Layout { phases, epochs, reach, .. } = self.layout;
+        let size = self.layout.size();
+        let mut front = vec![Double::<M>::ZERO; size * size];
+        let mut column = vec![Double::<M>::ZERO; size];
+        let mut eliminate = |front: &mut [Double<M>], c: usize| {
+            let d = front[c * size + c];
+            pivot(d);
+            let inverse = d.reciprocal();
+            for r in c + 1..size {
+                column[r] = front[r * size + c];
+            }
+            for r in c + 1..size {
+                let l = column[r] * inverse;
+                let row = &mut front[r * size + c + 1..r * size + r + 1];
+                row.iter_mut().zip(&column[c + 1..]).for_each(|(x, y)| *x = *x - l * *y);
+            }
+        };
+        for (k, terms) in self.of_phase.iter().enumerate() {
+            if k > 0 {
+                shift_up(&mut front, size, epochs, reach);
+            }
+            for term in terms {
+                let at = term.places.0 as usize * size + term.places.1 as usize;
+                front[at] = front[at] + term.constant.splat() + term.shifted.splat() * t;
+            }
+            if phases > reach {
+                (0..epochs).for_each(|c| eliminate(&mut front, c));
+            }
+        }
+        for c in size - reach * epochs..size {
+            eliminate(&mut front, c);
+        }
+    }
+}
+
+/// Moves the front on by a phase: the lower triangle of all but the first phase, and nothing for the one that enters.
+#[inline(always)]
+fn shift_up<const M: usize>(front: &mut [Double<M>], size: usize, epochs: usize, reach: usize) {
+    let next = reach * epochs;
+    for a in 0..next {
+        let (source, target) = ((a + epochs) * size, a * size);
+        front.copy_within(source + epochs..=source + epochs + a, target);
+    }
+    front[next * size..(next + epochs) * size].fill(Double::ZERO);
+    for a in next + epochs..size {
+        let row = &mut front[a * size..][..size];
+        row.copy_within(epochs..next + epochs, 0);
+        row[next..next + epochs].fill(Double::ZERO);
     }
 }

@@ -148,6 +148,22 @@ fn exact_where_it_is_known_to_be() {
     assert!(exact(&banded, "min-separation:5"));
 }
 
+/// Inner products that a form knows, and those of its columns, give one sensitivity.
+#[test]
+fn known_products_change_nothing() {
+    let coloring: Vec<f64> = (0..90).map(|k| 0.9_f64.powi(k) * (2.0 * f64::from(k)).cos()).collect();
+    let toeplitz = Toeplitz::new(coloring).unwrap();
+    let dense = Dense::from_coloring(Representation::coloring(&toeplitz)).unwrap();
+    for text in
+        ["epochs:2", "epochs:7", "epochs:90", "min-separation:1:3", "min-separation:9", "min-separation:20:4"]
+    {
+        let participation: Participation = text.parse().unwrap();
+        let [a, b] =
+            [&toeplitz as &dyn Representation, &dense].map(|form| participation.sensitivity(form).unwrap());
+        assert!((a.gamma / b.gamma - 1.0).abs() < 1e-11, "{text}: {a:?} {b:?}");
+    }
+}
+
 /// Patterns and tiles that do not fit each other, against one sum over the dense matrix.
 #[test]
 fn long_patterns_are_summed_tile_by_tile() {
@@ -168,4 +184,16 @@ fn what_rounding_hides_is_infinite() {
     let dense = Dense::from_coloring(Mat::from_fn(4, 4, |i, j| rows[i][j])).unwrap();
     assert!(gamma_sq(&dense, "epochs:2") >= a);
     assert!(gamma_sq(&dense, "min-separation:2") >= a);
+
+    // The inverse series of 1/(1 − x³ − 2²⁰x⁵) in f32 is not the polynomial that f64 takes it for.
+    let mut coloring = vec![0.0; 34];
+    coloring[0] = 1.0;
+    for k in 1..34 {
+        let back = |by: usize| if k >= by { coloring[k - by] } else { 0.0 };
+        coloring[k] = back(3) + 2f64.powi(20) * back(5);
+    }
+    let toeplitz = Toeplitz::new(coloring.into_iter().map(|x| f64::from(x as f32)).collect()).unwrap();
+    for text in ["epochs:2", "epochs:34", "min-separation:2", "min-separation:10:2"] {
+        assert_eq!(gamma_sq(&toeplitz, text), f64::INFINITY, "{text}");
+    }
 }

@@ -144,7 +144,7 @@ pub(super) fn octaves(
     let (mut sum, mut q) = (0.0, top);
     loop {
         let starts: Vec<i32> = (0..count / LANES).map(|chunk| q - (chunk * LANES) as i32).collect();
-        let chunks: Vec<[f64; LANES]> = starts.into_par_iter().map(|q| log_dets(q)).collect();
+        let chunks: Vec<[f64; LANES]> = starts.into_par_iter().map(&log_dets).collect();
         let mut lowest = 0.0;
         for &value in chunks.as_flattened() {
             let share = if q == top { 1.0 / (1.0 - std::f64::consts::FRAC_1_SQRT_2) } else { 1.0 };

@@ -182,7 +182,7 @@ impl Inverse {
 }
 
 /// `H`, with what rounding may add taken off its diagonal; `t` of the terms is `1/t` here.
-fn terms(inverse: &Inverse, factor: &Factor, layout: Layout) -> Terms<Double<1>> {
+fn terms(inverse: &Inverse, factor: &Factor, layout: Layout) -> Terms {
     let Layout { n, phases, .. } = layout;
     let slack = Slack::new(layout);
     let mut terms = Terms::new(layout);
@@ -231,7 +231,7 @@ fn terms(inverse: &Inverse, factor: &Factor, layout: Layout) -> Terms<Double<1>>
             }
         }
     }
-    terms.fill(Double::ONE, Double::ZERO);
+    terms.fill();
     terms
 }
 
@@ -278,7 +278,7 @@ fn order(inverse: &Inverse, layout: Layout) -> Vec<Double<1>> {
 }
 
 struct Matrix {
-    terms: Terms<Double<1>>,
+    terms: Terms,
     order: Vec<Double<1>>,
 }
 
@@ -306,7 +306,7 @@ impl Matrix {
         let mut count = [0_i32; LANES];
         let mut positive = [true; LANES];
         let mut order = self.order.iter();
-        self.terms.factor(precision, false, |pivot: Double<LANES>| {
+        self.terms.eliminate(precision, |pivot: Double<LANES>| {
             let scale = order.next().copied().unwrap_or(Double::ONE);
             product = product * (pivot * scale.splat());
             for l in 0..LANES {
