@@ -180,7 +180,23 @@ fn deployed_losses_and_sensitivities_are_true() {
                 Ok(mechanism) => mechanism,
                 Err(error) => panic!("{:?} {:?}: {error}", case.optimizer, case.rates),
             };
-            let (sensitivity, loss) = measured(&case, mechanism.form());
+            let (sensitivity, loss, encoder) = measured(&case, mechanism.form());
+            for separation in 1..case.rates.len() {
+                let truth = even_sums(&encoder, separation).fold(Real::ZERO, Real::max).sqrt();
+                let times = None;
+                let participation = Participation::MinSeparation { separation, times };
+                let stated = participation.sensitivity(mechanism.form()).unwrap().gamma;
+                assert!(Real::from(stated).0 >= truth.0, "{participation}: {stated} {}", truth.0);
+                let times = case.rates.len().div_ceil(separation);
+                if case.rates.len().div_ceil(times) == separation {
+                    let epochs = Participation::Epochs { times }.sensitivity(mechanism.form()).unwrap().gamma;
+                    assert!(
+                        epochs >= truth.0 && epochs <= truth.0 * (1.0 + 1e-9),
+                        "{times}: {epochs} {}",
+                        truth.0
+                    );
+                }
+            }
             let stated = mechanism.loss();
             assert!(stated.sensitivity() >= sensitivity, "{} {sensitivity}", stated.sensitivity());
             assert!(stated.total() >= loss * (1.0 - 1e-9), "{} {loss}", stated.total());
@@ -190,8 +206,8 @@ fn deployed_losses_and_sensitivities_are_true() {
     }
 }
 
-/// Sensitivity and loss of a factorization from its coefficients, in 106 bits.
-fn measured(case: &Case, factorization: &Form) -> (f64, f64) {
+/// Sensitivity and loss of a factorization from its coefficients, in 106 bits, and the columns of its encoder.
+fn measured(case: &Case, factorization: &Form) -> (f64, f64, Columns) {
     let n = case.rates.len();
     let mut rows = factorization.coloring_rows();
     let mut coloring = vec![vec![Real::ZERO; n]; n];
@@ -200,23 +216,41 @@ fn measured(case: &Case, factorization: &Form) -> (f64, f64) {
         rows(&mut row);
         (0..n).for_each(|j| coloring[j][i] = Real::from(row[j]));
     }
-    let a = case.matrix();
+    let (a, encoder) = (case.matrix(), inverse(&coloring));
     let (mut largest, mut energy) = (Real::ZERO, Real::ZERO);
     for j in 0..n {
-        // Column j of C by substitution, of B by the product.
-        let mut column = vec![Real::ZERO; n];
-        for i in j..n {
-            let unit = if i == j { Real::ONE } else { Real::ZERO };
-            let known: Real = (j..i).map(|k| coloring[k][i] * column[k]).sum();
-            column[i] = (unit - known) / coloring[i][i];
-        }
-        largest = largest.max(dot(&column, &column));
+        largest = largest.max(dot(&encoder[j], &encoder[j]));
         for i in 0..n {
             let b: Real = (0..n).map(|k| a[k][i] * coloring[j][k]).sum();
             energy = energy + b * b;
         }
     }
-    (largest.sqrt().0, (largest * energy).0)
+    (largest.sqrt().0, (largest * energy).0, encoder)
+}
+
+/// The columns of the inverse of a lower triangular matrix, by substitution.
+fn inverse(lower: &Columns) -> Columns {
+    let n = lower.len();
+    let column = |j: usize| {
+        let mut column = vec![Real::ZERO; n];
+        for i in j..n {
+            let unit = if i == j { Real::ONE } else { Real::ZERO };
+            let known: Real = (j..i).map(|k| lower[k][i] * column[k]).sum();
+            column[i] = (unit - known) / lower[i][i];
+        }
+        column
+    };
+    (0..n).map(column).collect()
+}
+
+/// `Σ|X_ij|` over the steps of a unit, for every one that takes part at even distances.
+fn even_sums(encoder: &Columns, separation: usize) -> impl Iterator<Item = Real> {
+    let n = encoder.len();
+    (0..separation.min(n)).map(move |p| {
+        let steps = (p..n).step_by(separation);
+        let pairs = steps.clone().flat_map(|i| steps.clone().map(move |j| (i, j)));
+        pairs.map(|(i, j)| dot(&encoder[i], &encoder[j]).abs()).sum()
+    })
 }
 
 /// SplitMix64: any fixed sequence will do.
@@ -359,6 +393,64 @@ fn no_dual_variable_fools_the_bound() {
     assert!(loosest > -1e-10, "{loosest:e}");
 }
 
+/// Blocks for several epochs, with directions of any kind: never above what is true at that point, and close to it where step
+/// sizes are not wild.
+#[test]
+fn no_dual_point_of_several_epochs_fools_the_bound() {
+    let mut random = Random(11);
+    let mut loosest = 0.0_f64;
+    for i in 0..400 {
+        let n = 2 + i % 8;
+        let (case, separation) = (random.case(n), 1 + random.below(n - 1));
+        let times = n.div_ceil(separation);
+        let decades = random.pick(&[1.0, 10.0, 60.0]);
+        let v: Vec<f64> = (0..separation).map(|_| 10f64.powf(decades * (random.unit() - 0.5))).collect();
+        let flat = random.pick(&[1.0, 1.0, 1e-3, 1e-9]);
+        let mut directions = vec![0.0; n * times];
+        for (step, row) in directions.chunks_exact_mut(times).enumerate() {
+            let own = step / separation;
+            row[..own].iter_mut().for_each(|y| *y = 2.0 * random.unit() - 1.0);
+            row[own] = flat * (0.1 + random.unit());
+        }
+        let dual = Dual::new(n, separation, v, directions).unwrap();
+        let bound = match lower_bound_at(&case.workload(), &dual) {
+            Ok(bound) => bound,
+            Err(error) => panic!("{:?} {:?}: {error}", case.optimizer, case.rates),
+        };
+        // What is smaller than 2⁻¹⁰⁰ of the largest is raised to it.
+        let largest = dual.v().iter().copied().fold(0.0, f64::max);
+        let floor = 2f64.powi(largest.log2().floor() as i32 - 100);
+        let v = dual.v().iter().map(|v| v.max(floor)).collect();
+        let raised = Dual::new(n, separation, v, dual.directions().to_vec()).unwrap();
+        let exact = block_truth(&case.matrix(), &raised);
+        let slack = (Real::from(bound) / exact - Real::ONE).0;
+        // The factor of D is rounded to f64, which is another point with a bound of its own.
+        assert!(slack <= 1e-14, "{:?} {:?} {dual:?}: {slack:e}", case.optimizer, case.rates);
+        if decades <= 10.0 && flat == 1.0 {
+            loosest = loosest.min(slack);
+        }
+    }
+    // Rates over eight decades cost digits: P holds their inverses.
+    assert!(loosest > -1e-6, "{loosest:e}");
+}
+
+/// `(Σσ)²/Σv`, `σ` the singular values of `A G`.
+fn block_truth(a: &Columns, dual: &Dual) -> Real {
+    let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
+    let column = |j: usize| {
+        let mut column = vec![Real::ZERO; n];
+        for i in dual.phase(j % b).filter(|i| *i >= j) {
+            let g = Real::from(dual.v()[i % b]).sqrt() * Real::from(dual.directions()[i * times + j / b]);
+            column.iter_mut().zip(&a[i]).for_each(|(x, a)| *x = *x + *a * g);
+        }
+        column
+    };
+    let product: Columns = (0..n).map(column).collect();
+    let (sigma, _) = reference::svd(&product, &vec![1.0; n]);
+    let nuclear: Real = sigma.into_iter().sum();
+    nuclear * nuclear / dual.v().iter().map(|v| Real::from(*v)).sum::<Real>()
+}
+
 /// The dual variable of a forged file, whose bound was computed as 12,413.9 where the optimum is 3.8.
 #[test]
 fn a_forged_dual_variable_proves_no_more_than_it_should() {
@@ -423,10 +515,10 @@ fn schedules_with_zeros_go_all_the_way() {
             let mechanism = problem
                 .mechanism(selector, &mut quiet)
                 .unwrap_or_else(|error| panic!("{selector} {optimizer:?}: {error}"));
-            let (_, loss) = if mechanism.form().noise_rows() == n {
-                measured(&case, mechanism.form())
+            let loss = if mechanism.form().noise_rows() == n {
+                measured(&case, mechanism.form()).1
             } else {
-                (1.0, mechanism.loss().total())
+                mechanism.loss().total()
             };
             assert!(mechanism.loss().total() >= loss * (1.0 - 1e-9), "{selector} {optimizer:?}");
             let read = format::from_bytes(&format::to_bytes(&mechanism).unwrap()).unwrap();
