@@ -68,7 +68,9 @@ impl Rows {
         let place = |(i, x): (usize, f64)| (self.layout.place(i, pivot) as u32, x);
         let mut entries: Vec<(u32, f64)> = row.filter(|(_, x)| *x != 0.0).map(place).collect();
         entries.sort_unstable_by_key(|(place, _)| *place);
-        self.of_phase[pivot - self.layout.reach].push(Row { entries, shifted });
+        if !entries.is_empty() {
+            self.of_phase[pivot - self.layout.reach].push(Row { entries, shifted });
+        }
     }
 
     /// Adds ones to the diagonal where there is no step.
