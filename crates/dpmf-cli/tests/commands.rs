@@ -27,6 +27,37 @@ fn factorize_takes_momentum() {
     }
 }
 
+/// Golden bracket of the root loss for four epochs; see golden/PROVENANCE.md.
+#[test]
+fn every_command_takes_several_epochs() {
+    let pattern = serde_json::json!({ "kind": "epochs", "times": 4, "separation": 64 });
+    let four = ["--steps", "256", "--participation", "epochs:4"];
+    let folder = tempfile::tempdir().unwrap();
+    let [made, calibrated] = ["m", "m8"].map(|name| folder.path().join(name).display().to_string());
+    let found = json(&[&["factorize", "--out", &made], &four[..]].concat());
+    assert_eq!(found["participation"], pattern);
+    assert!(float(&found["lower_bound"]).sqrt() <= 83.3911262606185, "{found}");
+    assert!(float(&found["sqrt_loss"]) >= 83.3911143918912 && float(&found["gap"]) <= 1e-6, "{found}");
+    assert!(float(&found["deployed"]["ratio"]) < 1.00001, "{found}");
+
+    assert_eq!(json(&["verify", &made])["ok"], true);
+    json(&["calibrate", &made, "--epsilon", "8", "--delta", "1e-6", "--clip", "1", "--out", &calibrated]);
+    assert_eq!(json(&["inspect", &calibrated])["participation"], pattern);
+
+    let table =
+        json(&[&["compare", "--mechanism", "independent,tree,optimal,state-space"], &four[..]].concat());
+    assert_eq!(table["participation"], pattern);
+    let names: Vec<&str> =
+        table["rows"].as_array().unwrap().iter().map(|row| row["mechanism"].as_str().unwrap()).collect();
+    assert_eq!(names, ["independent", "tree", "optimal"]);
+    assert_eq!(table["left_out"].as_object().unwrap().len(), 1, "{table}");
+    // Independent noise: sensitivity 2 for four participations, and ‖S‖_F² = n(n + 1)/2.
+    let independent = float(&table["rows"][0]["sqrt_loss"]);
+    assert!((independent - 2.0 * (256.0 * 257.0_f64 / 2.0).sqrt()).abs() < 1e-6, "{independent}");
+    let (kind, message) = failure(&[&["factorize", "--streaming"], &four[..]].concat());
+    assert!(kind == "unsupported" && message.contains("several participations"), "{message}");
+}
+
 /// A row of the paper's Table "loss_values": Honaker and optimum to the printed digit, efficient within 1 %.
 fn compare_with_the_paper(n: &str, honaker: f64, optimal: f64, efficient: f64) {
     let found = json(&["compare", "--steps", n, "--mechanism", "honaker-online,optimal,structured"]);

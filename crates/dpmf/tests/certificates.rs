@@ -398,7 +398,7 @@ fn no_dual_variable_fools_the_bound() {
 #[test]
 fn no_dual_point_of_several_epochs_fools_the_bound() {
     let mut random = Random(11);
-    let (mut loosest, mut proved) = (0.0_f64, 0);
+    let mut loosest = 0.0_f64;
     for i in 0..400 {
         let n = 2 + i % 8;
         let (case, separation) = (random.case(n), 1 + random.below(n - 1));
@@ -415,21 +415,23 @@ fn no_dual_point_of_several_epochs_fools_the_bound() {
         let dual = Dual::new(n, separation, v, directions).unwrap();
         let bound = match lower_bound_at(&case.workload(), &dual) {
             Ok(bound) => bound,
-            // Step sizes of zero, or next to it.
-            Err(Error::Unsupported { .. }) => continue,
             Err(error) => panic!("{:?} {:?}: {error}", case.optimizer, case.rates),
         };
-        let exact = block_truth(&case.matrix(), &dual);
+        // What is smaller than 2⁻¹⁰⁰ of the largest is raised to it.
+        let largest = dual.v().iter().copied().fold(0.0, f64::max);
+        let floor = 2f64.powi(largest.log2().floor() as i32 - 100);
+        let v = dual.v().iter().map(|v| v.max(floor)).collect();
+        let raised = Dual::new(n, separation, v, dual.directions().to_vec()).unwrap();
+        let exact = block_truth(&case.matrix(), &raised);
         let slack = (Real::from(bound) / exact - Real::ONE).0;
         // The factor of D is rounded to f64, which is another point with a bound of its own.
         assert!(slack <= 1e-14, "{:?} {:?} {dual:?}: {slack:e}", case.optimizer, case.rates);
         if decades <= 10.0 && flat == 1.0 {
             loosest = loosest.min(slack);
         }
-        proved += 1;
     }
     // Rates over eight decades cost digits: P holds their inverses.
-    assert!(proved > 200 && loosest > -1e-6, "{proved} {loosest:e}");
+    assert!(loosest > -1e-6, "{loosest:e}");
 }
 
 /// `(Σσ)²/Σv`, `σ` the singular values of `A G`.

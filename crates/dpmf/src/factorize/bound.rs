@@ -9,6 +9,7 @@ mod polar;
 
 use crate::error::{Error, Result};
 use crate::factorize::point::Dual;
+use crate::factorize::within_dense_limit;
 use crate::workload::Workload;
 
 /// Relative distance that proving puts between the bound and its exact value, where rounding does not matter.
@@ -19,10 +20,10 @@ pub(super) const COST: f64 = 1e-12;
 /// Guarantee: no factorization of the workload has a loss below it, under any participation that lets the users of the dual
 /// point take part, for every point: rounding and quadrature are bounded, nothing is assumed about the spectrum. For one
 /// participation it is evaluated where `v` is raised to 10⁻³⁰ of its largest entry.
-/// Cost: O(n) double-double operations for each octave of the spectrum, O(nK²) for `K` participations, or O(n³) for a dense
-/// workload.
+/// Cost: O(n) double-double operations for each octave of the spectrum, O(nK²) for `K` participations; or O(n³) for a dense
+/// workload, and for several participations where a step size is zero or epochs are as short as the optimizer reaches back.
 ///
-/// Errors: a point for other steps; a loss outside the range of f64; several participations and a step size of zero.
+/// Errors: a point for other steps; a loss outside the range of f64; more steps than a dense matrix holds, where one is needed.
 pub fn lower_bound_at(workload: &Workload, dual: &Dual) -> Result<f64> {
     let (actual, expected) = (dual.steps(), workload.steps());
     if actual != expected {
@@ -41,7 +42,14 @@ pub fn lower_bound_at(workload: &Workload, dual: &Dual) -> Result<f64> {
     } else {
         let factor = Factor::new(dual, &v);
         let norm = match workload.realisation() {
-            Some(realisation) => phases::nuclear_norm(workload, realisation, &factor)?,
+            Some(realisation) => match phases::nuclear_norm(workload, realisation, &factor)? {
+                Some(norm) => norm,
+                None => {
+                    within_dense_limit(expected)?;
+                    let (a, errors) = realisation.enclosed();
+                    polar::enclosed(a.as_ref(), Some(errors.as_ref()), &factor)?
+                }
+            },
             None => polar::nuclear_norm(workload.to_dense().as_ref(), &factor)?,
         };
         (norm, factor.sum())

@@ -52,7 +52,7 @@ pub struct Blocks {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Certificate {
     /// Total squared loss `γ²‖B‖_F²` of the factorization at hand; of an optimum in its dual form, what factorizations
-    /// come arbitrarily close to.
+    /// come arbitrarily close to; infinite where that was not measured.
     pub loss: f64,
     /// Lower bound on the loss of every factorization.
     pub lower_bound: f64,

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::state_space::{Parts, triangle};
 use crate::form::{Form, StateSpace};
+use crate::linalg::lbfgs::Point;
 use crate::problem::Problem;
 use faer::{Mat, Side};
 
@@ -23,8 +24,12 @@ const MOST: usize = 12;
 /// Steps of the minimisation.
 const STEPS: usize = 2000;
 
-/// Slowest rates, relative to one over the separation, that the search starts from.
+/// Slowest rates, relative to one over the separation, that the search starts from, and what further exponentials start with.
 const STARTS: [f64; 3] = [0.3, 2.0, 10.0];
+const ADDED: [f64; 5] = [0.02, 0.3, 2.0, 10.0, 50.0];
+
+/// Weight of a further exponential at first.
+const LIGHT: f64 = 0.01;
 
 impl Family for Blt {
     fn name(&self) -> &'static str {
@@ -48,16 +53,22 @@ impl Family for Blt {
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;
-        let mut best: Option<(f64, Vec<f64>)> = None;
-        for start in STARTS.into_iter().take(if r == 0 { 1 } else { STARTS.len() }) {
-            let found = watched.minimise(self::start(r, start / measure.separation as f64), STEPS, |x| {
-                evaluate(&measure, n, x)
-            })?;
-            if best.as_ref().is_none_or(|(value, _)| found.value < *value) {
-                best = Some((found.value, found.x));
+        let slowest = |start: f64| start / measure.separation as f64;
+        // Local minima abound: from spread rates, and from the best of fewer exponentials with one more.
+        let mut best = Vec::new();
+        for count in 1..=r {
+            let spread = STARTS.map(|start| self::start(count, slowest(start))).into_iter();
+            let more = ADDED.map(|start| with_one_more(&best, slowest(start))).into_iter();
+            let mut found: Option<Point> = None;
+            for start in spread.chain(more) {
+                let end = watched.minimise(start, STEPS, |x| evaluate(&measure, n, x))?;
+                if found.as_ref().is_none_or(|found| end.value < found.value) {
+                    found = Some(end);
+                }
             }
+            best = found.map(|found| found.x).unwrap_or_default();
         }
-        let (weights, decays) = decode(&best.map(|(_, x)| x).unwrap_or_default());
+        let (weights, decays) = decode(&best);
         let gamma = measure.sensitivity_sq(&series(&weights, &decays, n)).0.sqrt();
         Ok(Form::StateSpace(filter(&weights, &decays, n, gamma)?))
     }
@@ -72,6 +83,13 @@ fn start(r: usize, slowest: f64) -> Vec<f64> {
     let total: f64 = (0..r).map(|i| rate(i).sqrt()).sum();
     let weights = (0..r).map(|i| (0.5 * rate(i).sqrt() / total).ln());
     weights.chain((0..r).map(|i| (rate(i) / (1.0 - rate(i))).ln())).collect()
+}
+
+/// The same exponentials and a light one.
+fn with_one_more(x: &[f64], rate: f64) -> Vec<f64> {
+    let (weights, odds) = x.split_at(x.len() / 2);
+    let rate = rate.clamp(1e-7, 0.9);
+    [weights, &[LIGHT.ln()], odds, &[(rate / (1.0 - rate)).ln()]].concat()
 }
 
 /// `ω` and `θ`.

@@ -2,7 +2,7 @@
 
 mod engine;
 
-use super::{Cost, EncoderColumns, Form, Representation, Rows};
+use super::{Cost, EncoderColumns, Form, Products, Representation, Rows};
 use crate::error::{Error, Result};
 use crate::noise::engine::Engine;
 use crate::noise::exact::program::Program;
@@ -278,6 +278,13 @@ impl Representation for Banded {
     }
 }
 
+impl Banded {
+    /// A bound on the distance of a computed column of `C` from the exact one, given its norm: two quotients an entry.
+    fn distance(&self, norm: f64) -> f64 {
+        norm * 4.0 * f64::EPSILON * (1.0 + self.bands as f64 * f64::EPSILON)
+    }
+}
+
 impl EncoderColumns for &Banded {
     fn write(&self, steps: &[usize], out: &mut [f64]) -> Vec<f64> {
         let n = self.steps();
@@ -287,10 +294,32 @@ impl EncoderColumns for &Banded {
                 column[t] = self.entry(t, t - j);
                 norm_sq += column[t] * column[t];
             }
-            // Two quotients an entry, and the sum.
-            norm_sq.sqrt() * 4.0 * f64::EPSILON * (1.0 + self.bands as f64 * f64::EPSILON)
+            self.distance(norm_sq.sqrt())
         };
         steps.iter().zip(out.chunks_exact_mut(n)).map(write).collect()
+    }
+
+    /// Columns farther apart than the bands do not meet. Cost: O(n G²).
+    fn products(&self) -> Option<Products<'_>> {
+        let (form, n) = (*self, self.steps());
+        let mut left = n;
+        let rows = move |out: &mut [f64]| {
+            let Some(i) = left.checked_sub(1) else { return };
+            left = i;
+            out.fill(0.0);
+            let end = n.min(i + form.bands);
+            let column: Vec<f64> = (i..end).map(|t| form.entry(t, t - i)).collect();
+            for (j, out) in (i..end).zip(out) {
+                *out = (j..end).map(|t| column[t - i] * form.entry(t, t - j)).sum();
+            }
+        };
+        let norms: Vec<f64> = self
+            .encoder_column_norms_sq()
+            .iter()
+            .map(|norm_sq| norm_sq.sqrt() * (1.0 + f64::EPSILON))
+            .collect();
+        let distances = norms.iter().map(|&norm| self.distance(norm)).collect();
+        Some(Products { norms, distances, rows: Box::new(rows) })
     }
 }
 

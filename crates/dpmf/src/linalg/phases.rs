@@ -13,11 +13,11 @@ use super::lanes::Lanes;
 pub(crate) struct Layout {
     /// Steps.
     pub n: usize,
-    /// Phases `b`.
+    /// Phases `b > w`.
     pub phases: usize,
     /// Epochs `K`; the last may be shorter.
     pub epochs: usize,
-    /// Distance `w ≥ 1` up to which neighbours are coupled, or `b` if that is less: then all phases are separators.
+    /// Distance `w ≥ 1` up to which neighbours are coupled.
     pub reach: usize,
 }
 
@@ -68,7 +68,9 @@ impl Rows {
         let place = |(i, x): (usize, f64)| (self.layout.place(i, pivot) as u32, x);
         let mut entries: Vec<(u32, f64)> = row.filter(|(_, x)| *x != 0.0).map(place).collect();
         entries.sort_unstable_by_key(|(place, _)| *place);
-        self.of_phase[pivot - self.layout.reach].push(Row { entries, shifted });
+        if !entries.is_empty() {
+            self.of_phase[pivot - self.layout.reach].push(Row { entries, shifted });
+        }
     }
 
     /// Adds ones to the diagonal where there is no step.
@@ -223,13 +225,13 @@ struct Term {
 /// The matrix `M + tN` as a sum of terms, in the order of elimination, in double-double numbers.
 pub(crate) struct Terms {
     layout: Layout,
-    /// Those of the phases `w, w + 1, …`; where all are separators, those of all.
+    /// Those of the phases `w, w + 1, …`.
     of_phase: Vec<Vec<Term>>,
 }
 
 impl Terms {
     pub fn new(layout: Layout) -> Self {
-        Self { layout, of_phase: vec![Vec::new(); (layout.phases - layout.reach).max(1)] }
+        Self { layout, of_phase: vec![Vec::new(); layout.phases - layout.reach] }
     }
 
     /// Adds to the entries `(i, j)` and `(j, i)`, once if they are the same, when a phase is eliminated.
@@ -251,7 +253,7 @@ impl Terms {
     /// Cost: O(n w²K²).
     #[inline(always)]
     pub fn eliminate<const M: usize>(&self, t: Double<M>, mut pivot: impl FnMut(Double<M>)) {
-        let Layout { phases, epochs, reach, .. } = self.layout;
+        let Layout { epochs, reach, .. } = self.layout;
         let size = self.layout.size();
         let mut front = vec![Double::<M>::ZERO; size * size];
         let mut column = vec![Double::<M>::ZERO; size];
@@ -276,9 +278,7 @@ impl Terms {
                 let at = term.places.0 as usize * size + term.places.1 as usize;
                 front[at] = front[at] + term.constant.splat() + term.shifted.splat() * t;
             }
-            if phases > reach {
-                (0..epochs).for_each(|c| eliminate(&mut front, c));
-            }
+            (0..epochs).for_each(|c| eliminate(&mut front, c));
         }
         for c in size - reach * epochs..size {
             eliminate(&mut front, c);

@@ -2,6 +2,7 @@
 
 use super::{Average, Optimizer};
 use crate::linalg::double::Double;
+use faer::Mat;
 
 /// The states of an optimizer: the momentum `m` if there is one, the displacement `ψ`, and its average `y` if one is
 /// released; the last is what is released.
@@ -138,6 +139,41 @@ impl Realisation<'_> {
                 *x = states[K - 1];
             }
         });
+    }
+
+    /// The columns of `A`, and bounds on how far each entry is off.
+    ///
+    /// The optimizer runs on unit gradients in double-double arithmetic, beside a recursion for what its rounding comes to: `e`
+    /// becomes `|F| e` and the units of the step. Cost: O(n²) double-double operations.
+    pub fn enclosed(&self) -> (Mat<f64>, Mat<f64>) {
+        let n = self.learning_rates.len();
+        let (mut a, mut errors) = (Mat::zeros(n, n), Mat::zeros(n, n));
+        with_states!(self, K => {
+            // Products with coefficients that carry ERRORS units, and sums of K + 1 of them.
+            let unit = (Transition::<K>::ERRORS + K as f64 + 4.0) * Double::<1>::UNIT;
+            for j in 0..n {
+                let (mut s, mut e) = ([Double::ZERO; K], [0.0_f64; K]);
+                for i in j..n {
+                    let Transition { f, size, g } = self.step::<K>(i, 1.0);
+                    let (old, old_e) = (s, e);
+                    for a in 0..K {
+                        let own = if i == j { g[a] } else { Double::ZERO };
+                        let mut sizes = own.to_f64().abs();
+                        (s[a], e[a]) = (own, 0.0);
+                        for b in 0..K {
+                            s[a] = s[a] + f[a][b] * old[b];
+                            sizes += size[a][b] * old[b].to_f64().abs();
+                            e[a] += size[a][b] * old_e[b];
+                        }
+                        e[a] = (e[a] + unit * sizes) * (1.0 + 1e-14);
+                    }
+                    let entry = s[K - 1].to_f64();
+                    a[(i, j)] = entry;
+                    errors[(i, j)] = (e[K - 1] + f64::EPSILON * entry.abs()) * (1.0 + 1e-14);
+                }
+            }
+        });
+        (a, errors)
     }
 
     /// Squared row norms of `A N`, where `row(i, out)` writes row `i` of `N` into zeros.

@@ -11,45 +11,34 @@
 
 use super::Factor;
 use super::filter::{LANES, octaves};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::linalg::double::Double;
 use crate::linalg::lanes::Lanes;
 use crate::linalg::phases::{Layout, Terms};
 use crate::workload::realisation::Realisation;
 use crate::workload::{Average, Optimizer, Workload};
 
-/// Steps up to which epochs may be as short as the recurrence reaches back: then `H` has no zeros, and a node costs O(n³).
-const DENSE: usize = 512;
-
 /// Double-double operations behind one coefficient of `P` or `R`.
 const ERRORS: f64 = 16.0;
 
-/// A lower bound on `‖A G‖_*`, as a number and the power of two to multiply it by.
-///
-/// Errors: a step size of zero, or so small that the inverse of the workload is no recurrence; many epochs not longer than the
-/// memory of the recurrence.
+/// A lower bound on `‖A G‖_*`, as a number and the power of two to multiply it by; nothing where a step size is zero, or so small
+/// that the inverse of the workload is no recurrence, and for epochs not longer than the recurrence reaches back.
 pub(super) fn nuclear_norm(
     workload: &Workload,
     realisation: Realisation<'_>,
     factor: &Factor,
-) -> Result<(f64, i32)> {
+) -> Result<Option<(f64, i32)>> {
     if !workload.is_invertible() {
-        return Err(Error::Unsupported {
-            what: "a lower bound for several participations and step sizes that vanish".into(),
-            hint: "step sizes must be at least 1e-8 of the largest",
-        });
+        return Ok(None);
     }
     let exponent = libm::ilogb(realisation.largest_rate());
     let inverse = Inverse::new(realisation, libm::scalbn(1.0, exponent));
     let reach = inverse.left.bandwidth().max(inverse.right.as_ref().map_or(0, |r| r.bandwidth() + 1)).max(1);
     let (n, phases) = (factor.steps, factor.separation);
-    if phases <= reach && n > DENSE {
-        return Err(Error::Unsupported {
-            what: format!("a lower bound for epochs of {phases} steps"),
-            hint: "for more than 512 steps they must be longer than the optimizer reaches back",
-        });
+    if phases <= reach {
+        return Ok(None);
     }
-    let layout = Layout { n, phases, epochs: factor.times(), reach: reach.min(phases) };
+    let layout = Layout { n, phases, epochs: factor.times(), reach };
     let matrix = Matrix { terms: terms(&inverse, factor, layout), order: order(&inverse, layout) };
 
     let norms = workload.column_norms_sq()?;
@@ -65,7 +54,7 @@ pub(super) fn nuclear_norm(
     }
     let log_det = log_det - f64::EPSILON * ((n as f64 + 8.0) * sizes + 8.0 * n as f64);
     let sum = octaves(n, factor.times() as f64 * trace, log_det, |q| matrix.log_dets(q));
-    Ok((sum, exponent))
+    Ok(Some((sum, exponent)))
 }
 
 /// A coefficient, and the size of what was summed for it: its error is at most [`ERRORS`] units of that.
@@ -217,14 +206,7 @@ fn terms(inverse: &Inverse, factor: &Factor, layout: Layout) -> Terms {
                     for k in (0..=right.bandwidth()).filter(|k| j + k < n) {
                         for l in (0..=right.bandwidth()).filter(|l| i < j || *l <= k) {
                             let r = right.at(j + k, k).times(right.at(i + l, l));
-                            // In epochs as short as that two steps of one phase may meet, in either order.
-                            let times = if i < j && j + k == i + l { 2.0 } else { 1.0 };
-                            add(
-                                pivot,
-                                (j + k, i + l),
-                                Coefficient::ZERO,
-                                d.times(r).times(Coefficient::exact(times)),
-                            );
+                            add(pivot, (j + k, i + l), Coefficient::ZERO, d.times(r));
                         }
                     }
                 }
@@ -253,7 +235,6 @@ impl Slack {
         let entry = 4.0 * ERRORS + 2.0 * k + 4.0 * (w + 1.0) * (w + 1.0) + 32.0;
         let unit = 4.0 * Double::<1>::UNIT;
         let (short, long) = (unit * (entry + (w + 1.0) * k), unit * (entry + n));
-        // Where all phases are separators, their entries are all there are.
         let chain = (3.0 * w + 1.0) * k * short;
         Self { chain, separators: n * short + w * k * long + chain, reach }
     }
@@ -434,10 +415,18 @@ mod tests {
         }
     }
 
+    /// Step sizes of zero, and epochs of one step, are left to the polar factor; a matrix that is the same has the same bound.
     #[test]
-    fn vanishing_step_sizes_are_refused() {
-        let workload = Workload::sgd(vec![1.0, 0.0, 1.0, 1.0], Optimizer::default()).unwrap();
-        let dual = Dual::new(4, 2, vec![1.0; 2], [[1.0, 0.0], [1.0, 0.0], [0.5, 1.0], [0.5, 1.0]].concat());
-        assert_eq!(lower_bound_at(&workload, &dual.unwrap()).unwrap_err().kind(), "unsupported");
+    fn what_has_no_recurrence_is_proved_densely() {
+        let momentum = Optimizer { momentum: 0.9, ..Default::default() };
+        let workload = Workload::sgd(vec![1.0, 0.0, 0.5, 1.0], momentum).unwrap();
+        let halves = [[1.0, 0.0], [1.0, 0.0], [0.5, 1.0], [0.5, 1.0]].concat();
+        let every: Vec<f64> = (0..16).map(|at| if at % 4 <= at / 4 { 1.0 } else { 0.0 }).collect();
+        for (separation, directions) in [(2, halves), (1, every)] {
+            let dual = Dual::new(4, separation, vec![1.0; separation], directions).unwrap();
+            let exact = exact(&workload, &dual);
+            let short = 1.0 - lower_bound_at(&workload, &dual).unwrap() / exact;
+            assert!((-1e-14..1e-12).contains(&short), "{short:e}");
+        }
     }
 }

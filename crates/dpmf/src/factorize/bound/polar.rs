@@ -13,10 +13,19 @@ use faer::{Mat, MatRef};
 /// `‖W‖₂² ≤ 1 + ‖WᵀW − I‖_F`. A computed product of matrices is off by at most `nε|W|ᵀ|W|`, in any order of summation,
 /// so its Frobenius norm by `nε‖W‖_F²`.
 pub(super) fn nuclear_norm(a: MatRef<'_, f64>, factor: &Factor) -> Result<(f64, i32)> {
+    enclosed(a, None, factor)
+}
+
+/// The same for a matrix whose entries may be off by `errors`.
+pub(super) fn enclosed(
+    a: MatRef<'_, f64>,
+    errors: Option<MatRef<'_, f64>>,
+    factor: &Factor,
+) -> Result<(f64, i32)> {
     let (n, b, times) = (factor.steps, factor.separation, factor.times());
     let exponent = libm::ilogb(a.norm_max());
-    // A G, and the sizes of what is summed for it.
-    let (mut scaled, mut sizes) = (Mat::<f64>::zeros(n, n), Mat::<f64>::zeros(n, n));
+    // A G, the sizes of what is summed for it, and what it may be off by.
+    let [mut scaled, mut sizes, mut off] = std::array::from_fn(|_| Mat::<f64>::zeros(n, n));
     for j in 0..n {
         for i in (j..n).step_by(b) {
             let g = factor.row(i)[if times == 1 { 0 } else { j / b }];
@@ -24,6 +33,9 @@ pub(super) fn nuclear_norm(a: MatRef<'_, f64>, factor: &Factor) -> Result<(f64, 
                 let term = libm::scalbn(a[(row, i)], -exponent) * g;
                 scaled[(row, j)] += term;
                 sizes[(row, j)] += term.abs();
+                if let Some(errors) = errors {
+                    off[(row, j)] += libm::scalbn(errors[(row, i)], -exponent) * g.abs();
+                }
             }
         }
     }
@@ -42,16 +54,16 @@ pub(super) fn nuclear_norm(a: MatRef<'_, f64>, factor: &Factor) -> Result<(f64, 
 
     // Rounded roots, products and sums of K of them cost as many units of each term, sums in double-double nothing that
     // matters.
+    let lost = (times + 3) as f64 * f64::EPSILON;
     let (mut trace, mut terms) = (Double::ZERO, 0.0);
     for j in 0..n {
-        let columns = scaled.col_as_slice(j).iter().zip(sizes.col_as_slice(j));
-        for (w, (g, size)) in w.col_as_slice(j).iter().zip(columns) {
-            trace = trace + Double::scalar(*w) * Double::scalar(*g);
-            terms += w.abs() * size;
+        for (i, w) in w.col_as_slice(j).iter().enumerate() {
+            trace = trace + Double::scalar(*w) * Double::scalar(scaled[(i, j)]);
+            terms += w.abs() * (lost * sizes[(i, j)] + off[(i, j)]);
         }
     }
-    let lost = (times + 3) as f64 * f64::EPSILON;
-    let trace = trace.to_f64() - lost * terms * (1.0 + n as f64 * unit);
+    // A sum of n² positive terms, each of which carries a few units.
+    let trace = trace.to_f64() - terms * (1.0 + (n + times + 8) as f64 * n as f64 * f64::EPSILON);
     let bound = trace / norm * (1.0 - 4.0 * f64::EPSILON);
     Ok((bound.max(0.0), exponent))
 }

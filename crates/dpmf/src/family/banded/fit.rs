@@ -64,7 +64,8 @@ impl Bands<'_> {
     /// `log ‖A diag(s) C⁻¹‖_F²`, with `s` the norms of the groups, and its gradient.
     pub fn evaluate(&self, entries: &[f64]) -> (f64, Vec<f64>) {
         let (n, g) = (self.steps, self.bands);
-        if (0..n).any(|t| !(entries[t * g] > 0.0)) {
+        let invertible = (0..n).all(|t| entries[t * g] > 0.0);
+        if !invertible {
             return (f64::INFINITY, vec![0.0; entries.len()]);
         }
         let norms = self.norms(entries);

@@ -32,6 +32,11 @@ const LEFT: f64 = 0.01;
 const FASTEST: f64 = 0.75;
 const SLOWEST: f64 = 4.0;
 
+/// Levels to which sensitivities of phases are scaled in the end, as parts of all that lie below, and how near below a level
+/// one is raised to it.
+const PARTS: [f64; 8] = [1.0, 0.99, 0.97, 0.94, 0.9, 0.8, 0.65, 0.5];
+const NEAR: [f64; 5] = [1.0, 0.999, 0.98, 0.9, 0.0];
+
 /// A fit on its way.
 pub(super) struct Fit<'a> {
     plant: &'a Plant,
@@ -140,26 +145,27 @@ impl<'a> Fit<'a> {
 
     /// The coefficients with a sensitivity of 1, and their loss.
     ///
-    /// Rows of `N` of one phase may be scaled together, which makes all phases as sensitive as the largest: where no
-    /// constraint is slack that is of use.
+    /// Rows of `N` of one phase may be scaled together, which scales the columns of its users alone. What stands out is
+    /// scaled down to a level, and what is near below it up to it, unless it is far below: then the constraint is slack, and
+    /// the loss wants it so. Of some levels the best is taken.
     pub fn finish(&self) -> (Coefficients, f64) {
-        let measure = |coefficients: &Coefficients| {
-            let sums = sensitivities_sq(&Grams::new(coefficients).blocks, &self.counts);
-            let largest = sums.iter().copied().fold(0.0, f64::max);
-            let mut unused = Coefficients::zeros(self.shape);
-            let energy = energy(coefficients, self.plant, |_| 0.0, &mut unused);
-            (sums, largest, energy * largest)
-        };
-        let (sums, largest, loss) = measure(&self.coefficients);
-        let mut even = self.coefficients.clone();
-        self.scale_phases(&mut even, |p| (sums[p] / largest).sqrt());
-        let (_, even_largest, even_loss) = measure(&even);
-        let (mut best, largest, loss) = match even_loss < loss {
-            true => (even, even_largest, even_loss),
-            false => (self.coefficients.clone(), largest, loss),
-        };
-        self.scale_phases(&mut best, |_| largest.sqrt());
-        (best, loss)
+        let sums = sensitivities_sq(&Grams::new(&self.coefficients).blocks, &self.counts);
+        let mut sorted = sums.clone();
+        sorted.sort_by(f64::total_cmp);
+        let mut unused = Coefficients::zeros(self.shape);
+        let mut best: Option<(Coefficients, f64)> = None;
+        for (part, near) in PARTS.iter().flat_map(|part| NEAR.iter().map(move |near| (part, near))) {
+            let level = sorted[(part * (sorted.len() - 1) as f64).round() as usize];
+            let mut scaled = self.coefficients.clone();
+            // γ becomes 1 at the level.
+            let factor = |p: usize| if sums[p] >= near * level { sums[p].sqrt() } else { level.sqrt() };
+            self.scale_phases(&mut scaled, factor);
+            let loss = energy(&scaled, self.plant, |_| 0.0, &mut unused);
+            if best.as_ref().is_none_or(|(_, least)| loss < *least) {
+                best = Some((scaled, loss));
+            }
+        }
+        best.unwrap_or_else(|| (self.coefficients.clone(), f64::INFINITY))
     }
 
     /// Multiplies rows of `N`.

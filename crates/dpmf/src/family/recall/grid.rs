@@ -104,7 +104,8 @@ impl Grid {
         let mut smooth = Coefficients::zeros(shape);
         let decays = &x[x.len() - r..];
         smooth.decay.iter_mut().zip(decays).for_each(|(decay, x)| *decay = 1.0 - x.exp());
-        if smooth.decay.iter().any(|decay| !(decay.abs() < 1.0)) {
+        let stable = smooth.decay.iter().all(|decay| decay.abs() < 1.0);
+        if !stable {
             return None;
         }
         for e in 0..shape.epochs() {
@@ -132,7 +133,8 @@ impl Grid {
                 let direct = &mut step[shape.direct(j)];
                 *direct = *direct / self.steepness - sent;
             }
-            if !(step[0] > 0.0) {
+            let invertible = step[0] > 0.0;
+            if !invertible {
                 return None;
             }
             for k in 0..r {

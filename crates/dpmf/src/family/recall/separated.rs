@@ -203,7 +203,8 @@ impl Separated<'_> {
     fn evaluate(&self, x: &[f64], power: i32) -> (f64, Vec<f64>) {
         let Shape { steps: n, stride: b, order: r, recalls } = self.shape;
         let given = self.decode(x);
-        if !(given.direct[0] > 0.0) || given.decay.iter().any(|decay| !(decay.abs() < 1.0)) {
+        let invertible = given.direct[0] > 0.0 && given.decay.iter().all(|decay| decay.abs() < 1.0);
+        if !invertible {
             return (f64::INFINITY, vec![0.0; x.len()]);
         }
         let (coloring, states) = self.coloring(&given);
