@@ -141,18 +141,20 @@ fn bits(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
                 format!("{:.6}", row.other_frequency),
                 format!("≥ {}", number(row.delta_lower)),
                 if row.refuted() { "REFUTED" } else { "not refuted" }.into(),
-                row.event.clone(),
             ]
         })
         .collect();
     let (epsilon, delta) = (rows[0].epsilon, rows[0].delta);
-    let head =
-        ["arithmetic", "event", "other input", &format!("δ at ε = {epsilon}"), "promise", "the best event"];
+    let head = ["arithmetic", "event", "other input", &format!("δ at ε = {epsilon}"), "promise"];
     let text = format!(
-        "{} releases of one coordinate each, confidence {}; promised: δ = {delta:e}\n\n{}",
+        "{} releases of one coordinate each, confidence {}; promised: δ = {delta:e}\n\n{}\n\n{}",
         options.trials,
         options.confidence,
-        table(&head, &cells)
+        table(&head, &cells),
+        rows.iter()
+            .map(|row| format!("{}: {}", row.arithmetic.name(), row.event))
+            .collect::<Vec<_>>()
+            .join("\n")
     );
     let failed = rows.iter().any(|row| row.arithmetic == args.arithmetic && row.refuted());
     let json = json!({ "adversary": "bits", "arithmetic": args.arithmetic, "rows": rows, "refuted": failed });

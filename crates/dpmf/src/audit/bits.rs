@@ -154,7 +154,7 @@ impl Event {
             (0, last) => format!("is at most {}", value(last)),
             (first, _) => format!("is at least {}", value(first)),
         };
-        format!("{name} {range}: for an input of {input}")
+        format!("{name} {range}, which speaks for an input of {input}")
     }
 }
 
@@ -236,7 +236,11 @@ pub fn audit_bits(
         releases,
         epsilon,
         delta,
-        event: best.words(),
+        event: if advantage(&best) > 0.0 {
+            best.words()
+        } else {
+            "no event tells the inputs apart beyond ε".into()
+        },
         frequency: hits[own] as f64 / games[own].max(1) as f64,
         other_frequency: hits[other] as f64 / games[other].max(1) as f64,
         delta_lower: (at_least - epsilon.exp() * at_most).max(0.0),
