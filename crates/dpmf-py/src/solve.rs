@@ -125,7 +125,7 @@ pub(crate) struct Optimum {
 
 #[pymethods]
 impl Optimum {
-    /// The dual variable, which proves the lower bound.
+    /// The dual variable, which proves the lower bound; with several participations one number a phase, which is a part of it.
     #[getter]
     fn v<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
         PyArray1::from_slice(py, &self.v)

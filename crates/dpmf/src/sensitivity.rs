@@ -7,6 +7,8 @@
 //! ```text
 //! |X_ij| ≤ |fl(Ĉe_i · Ĉe_j)| + (m + 4)ε a_i a_j + a_i e_j + e_i a_j + e_i e_j,     a_j ≥ ‖Ĉe_j‖.
 //! ```
+//!
+//! Reference: \[CMRT23\] for sensitivities over participation patterns.
 
 use crate::form::{EncoderColumns, Products, Representation};
 use crate::participation::Sensitivity;

@@ -103,6 +103,17 @@ pub fn optimal(
 /// Errors: [`Error::NotConverged`] with the gap reached, [`Error::Interrupted`] when `observe` says so,
 /// [`Error::Unsupported`] when a dense solver is asked for more than [`DENSE_LIMIT`] steps, or a rival for several
 /// participations; those of [`Participation::pattern`].
+///
+/// ```
+/// use dpmf::factorize::{Options, Solver, optimal_for, quiet};
+/// use dpmf::{Participation, Workload};
+///
+/// let (workload, four) = (Workload::prefix_sum(64)?, Participation::Epochs { times: 4 });
+/// let optimum = optimal_for(&workload, four, Solver::Auto, &Options::default(), &mut quiet)?;
+/// assert!((optimum.certificate.loss.sqrt() - 35.26283).abs() < 1e-4);
+/// assert_eq!((optimum.dual.separation(), optimum.dual.times()), (16, 4));
+/// # Ok::<(), dpmf::Error>(())
+/// ```
 pub fn optimal_for(
     workload: &Workload,
     participation: Participation,
