@@ -54,8 +54,15 @@ fn every_command_takes_several_epochs() {
     // Independent noise: sensitivity 2 for four participations, and ‖S‖_F² = n(n + 1)/2.
     let independent = float(&table["rows"][0]["sqrt_loss"]);
     assert!((independent - 2.0 * (256.0 * 257.0_f64 / 2.0).sqrt()).abs() < 1e-6, "{independent}");
-    let (kind, message) = failure(&[&["factorize", "--streaming"], &four[..]].concat());
-    assert!(kind == "unsupported" && message.contains("several participations"), "{message}");
+
+    let small = ["--streaming", "--buffers", "2", "--recalls", "3", "--out", &made];
+    std::fs::remove_file(&made).unwrap();
+    let found = json(&[&["factorize"], &small[..], &four[..]].concat());
+    let streaming = &found["streaming"];
+    assert_eq!((&streaming["buffers"], &streaming["recalls"]), (&2.into(), &3.into()));
+    assert!(float(&streaming["deployed_ratio"]) < 1.003, "{found}");
+    assert_eq!(json(&["verify", &made])["ok"], true);
+    assert_eq!(json(&["inspect", &made])["recalls"], 3);
 }
 
 /// A row of the paper's Table "loss_values": Honaker and optimum to the printed digit, efficient within 1 %.
