@@ -6,7 +6,7 @@
 //! `32g + k` and `32g + 16 + k`. A word holds the first 64 binary digits of a uniform number. Radius and angle of the pair
 //! `p = 16g + k` go on with the 128 digits of `AES(p ‖ 1 + 2i)` and of `AES(p ‖ 2 + 2i)`, `i = 0, 1, …`, two words a block.
 //! Of 128 first digits of a radius that are all zeros or all ones, the last is turned round. What the digits mean is said
-//! in [`normal`].
+//! in `normal.rs`.
 //!
 //! Guarantee: were the digits independent, all numbers would be independent and Gaussian but for an event of probability
 //! 2⁻¹²⁷ a pair. Telling them from such digits is to tell AES-256 from a random permutation, or to see that it is one: a row

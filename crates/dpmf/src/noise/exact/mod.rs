@@ -9,10 +9,10 @@
 //! - The numbers `z[t, j]` are real: their infinitely many digits are functions of the key ([`field`]). The coefficients of
 //!   `N`, the scale, and the inputs `g` are the f32 or f64 numbers that are deployed, taken for what they are.
 //! - The fast path computes `w` in double precision, with a bound on its error that holds for all coordinates: the error of
-//!   a Gaussian number ([`normal`]), and the rounding of every operation since the first step, from the coefficients
-//!   alone ([`program::analyse`]). Where no tie lies within the bound, the rounding is certain.
-//! - The others, some one in a million, are computed again from the first step on that they depend on, with 128 digits behind the point,
-//!   then 256, then 512, until their rounding is certain ([`engine`]).
+//!   a Gaussian number (`normal.rs`), and the rounding of every operation since the first step, from the coefficients
+//!   alone (`program.rs`). Where no tie lies within the bound, the rounding is certain.
+//! - The others, one in some 10⁸, are computed again from the first step on that they depend on, with 128 digits behind the
+//!   point, then 256, then 512, until their rounding is certain (`engine.rs`).
 //!
 //! So the bits of a release do not depend on vector widths, fused instructions, threads, tiles, shards or restarts, though
 //! those of the states in between may.
