@@ -165,7 +165,7 @@ def test_compare_has_the_rows_of_the_command_line():
         "optimal", "state-space"]
     by_name = {row["mechanism"]: row for row in rows}
     assert set(rows[0]) == {"mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers",
-                            "work"}
+                            "recalls", "work"}
     assert by_name["optimal"]["ratio_to_bound"] == pytest.approx(1, abs=1e-5)
     assert [row["mechanism"] for row in rows if row["buffers"] is None] == [
         "honaker-full", "sqrt-toeplitz", "optimal-prefix", "optimal"]
