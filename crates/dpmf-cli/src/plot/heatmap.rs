@@ -12,7 +12,8 @@ use dpmf::{Representation, Selector};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// The factors B and C of a mechanism: values, ranks, and a histogram.
+/// The factors B and C of a mechanism: values, ranks, and a histogram. Under several participations X = CᵀC, which shows how a
+/// unit's steps go together, C, and N = C⁻¹.
 ///
 /// First row: magnitudes of the entries. Second row: the rank of each entry among the non-zero ones of its factor,
 /// which shows the structure off the diagonal. Third row: histogram of the magnitudes of the non-zero entries. Where
@@ -48,14 +49,25 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mechanism = problem.mechanism(args.mechanism, &mut |progress| spinner.observe(progress))?;
     let form = mechanism.form();
     let m = form.noise_rows();
-    let (columns, encoder) = (problem.workload().times(form.coloring()), form.encoder());
-    let decoder = Factor::new("B", n, m, |i, j| columns[(i, j)]);
-    let encoder = Factor::new("C", m, n, |i, j| encoder[(i, j)]);
-    let title = format!("{} for {}, {n} steps", args.mechanism, args.workload.describe());
-    let factors = [decoder, encoder];
+    let (coloring, c) = (form.coloring(), form.encoder());
+    let encoder = Factor::new("C", m, n, |i, j| c[(i, j)]);
+    let mut title = format!("{} for {}, {n} steps", args.mechanism, args.workload.describe());
+    let factors = match problem.participation().pattern(n)?.separation {
+        None => {
+            let b = problem.workload().times(coloring);
+            vec![Factor::new("B", n, m, |i, j| b[(i, j)]), encoder]
+        }
+        Some(_) => {
+            title += &format!(", {}", problem.participation());
+            let x = c.transpose() * &c;
+            let gram = Factor::new("X", n, n, |i, j| x[(i, j)]);
+            vec![gram, encoder, Factor::new("N", n, m, |i, j| coloring[(i, j)])]
+        }
+    };
     figure::write(&args.out, &picture(&title, &factors))?;
-    let json =
-        json!({ "out": args.out, "largest_entry": { "B": factors[0].largest, "C": factors[1].largest } });
+    let largest: serde_json::Map<String, serde_json::Value> =
+        factors.iter().map(|factor| (factor.name.into(), factor.largest.into())).collect();
+    let json = json!({ "out": args.out, "largest_entry": largest });
     Ok(Report::new(json, format!("drawn to {}", args.out.display())))
 }
 
@@ -119,7 +131,7 @@ const TOP: f64 = 74.0;
 const HISTOGRAM: f64 = 150.0;
 const BINS: usize = 50;
 
-fn picture(title: &str, factors: &[Factor; 2]) -> String {
+fn picture(title: &str, factors: &[Factor]) -> String {
     let palette: [Color; 256] = std::array::from_fn(|k| red(k as f64 / 255.0));
     let largest = factors.iter().map(|factor| factor.largest).fold(0.0, f64::max);
     let mut svg = Svg::new();
@@ -142,7 +154,7 @@ fn picture(title: &str, factors: &[Factor; 2]) -> String {
         }
         histogram(&mut svg, factor, (left, TOP + 2.0 * STEP.1));
     }
-    let right = LEFT + STEP.0 + SIDE + 20.0;
+    let right = LEFT + (factors.len() - 1) as f64 * STEP.0 + SIDE + 20.0;
     color_bar(&mut svg, &palette, (right, TOP), Scale::linear(0.0, largest), "magnitude of an entry");
     let share = "share of entries not larger";
     color_bar(&mut svg, &palette, (right, TOP + STEP.1), Scale::linear(0.0, 1.0), share);
