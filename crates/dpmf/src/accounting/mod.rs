@@ -32,6 +32,7 @@
 //! # Ok::<(), dpmf::Error>(())
 //! ```
 
+pub mod allocation;
 pub mod calibrate;
 pub mod curve;
 pub mod gaussian;
@@ -46,6 +47,7 @@ pub(crate) mod interval;
 pub(crate) mod normal;
 pub(crate) mod search;
 
+pub use allocation::Allocation;
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::PrivacyCurve;
 pub use ledger::{Ledger, LedgerFile, Release};
