@@ -14,6 +14,7 @@ use crate::noise::{Fingerprint, NoiseKey, RunId};
 use crate::participation::Sampling;
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
+use std::fmt;
 use zeroize::Zeroizing;
 
 /// Version of the map from keys to draws; a change of any draw is a new version.
@@ -152,6 +153,14 @@ impl Sampler {
     /// The run that it belongs to.
     pub fn run(&self) -> RunId {
         self.run
+    }
+}
+
+/// What is public of it.
+impl fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { units, steps, run, .. } = self;
+        write!(f, "Sampler({}, {units} units, {steps} steps, run {run})", self.sampling())
     }
 }
 
