@@ -250,7 +250,7 @@ fn check_work(mechanism: &Mechanism, dimension: usize, options: AuditOptions) ->
 }
 
 /// Audits a mechanism.
-fn play(
+pub fn play(
     mechanism: &Mechanism,
     adversary: AdversaryKind,
     delta: Option<f64>,
