@@ -17,7 +17,7 @@ enum Cohorts {
     /// Nobody takes part twice; by a public seed.
     Disjoint { order: Vec<u32>, rounds: usize, clients: usize },
     /// By chance, in secret.
-    Sampled(Sampler),
+    Sampled(Box<Sampler>),
 }
 
 impl Assignment {
@@ -78,7 +78,7 @@ impl Assignment {
                 sampler.steps()
             )));
         }
-        Ok(Self { cohorts: Cohorts::Sampled(sampler) })
+        Ok(Self { cohorts: Cohorts::Sampled(Box::new(sampler)) })
     }
 
     /// The cohort of a round, zero-based; empty past the last.
