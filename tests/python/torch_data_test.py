@@ -187,3 +187,43 @@ def test_cohorts_are_a_partition_and_come_once():
     assert list(dpmf.torch.Cohorts(50, 8, seed=4, start=3)) == all_of_them[3:]
     assert len(dpmf.torch.Cohorts(50, 8, drop_last=True)) == 6
     assert list(dpmf.torch.Cohorts(50, 8)) != list(dpmf.torch.Cohorts(50, 8))
+
+
+def test_sampled_batches():
+    key = dpmf.NoiseKey.from_seed(1)
+    data = TensorDataset(torch.arange(60.0).reshape(30, 2), torch.arange(30))
+
+    def sampler():
+        return dpmf.Sampler("cyclic-poisson:3:0.1", key, units=30, steps=40, run="test")
+
+    def loader(**arguments):
+        batches = dpmf.torch.SampledBatches(sampler(), **arguments)
+        return DataLoader(data, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(data))
+
+    whole = loader()
+    assert len(whole) == 40
+    batches = [(inputs, labels) for inputs, labels in whole]
+    assert [labels.tolist() for _, labels in batches] == [batch.tolist() for batch in sampler()]
+    # Some are empty, and look like the others.
+    empty = [(inputs, labels) for inputs, labels in batches if len(labels) == 0]
+    assert empty and all(inputs.shape == (0, 2) and labels.dtype == torch.int64 for inputs, labels in empty)
+
+    rest = [labels.tolist() for _, labels in loader(start=25)]
+    assert rest == [labels.tolist() for _, labels in batches[25:]]
+    parts = [[labels.tolist() for _, labels in loader(rank=rank, world_size=2)] for rank in range(2)]
+    for step, (_, labels) in enumerate(batches):
+        assert sorted(parts[0][step] + parts[1][step]) == labels.tolist()
+
+    with pytest.raises(dpmf.MismatchError, match="once"):
+        next(iter(whole))
+    with pytest.raises(ValueError, match="start is 41"):
+        loader(start=41)
+    with pytest.raises(ValueError, match="rank is 2"):
+        loader(rank=2, world_size=2)
+
+
+def test_sampled_batches_are_not_for_a_mechanism_that_counts_on_none(mechanism):
+    data = TensorDataset(torch.zeros(48))
+    sampler = dpmf.Sampler("balls-in-bins:6", dpmf.NoiseKey.generate(), units=48, steps=STEPS)
+    with pytest.raises(dpmf.MismatchError, match="SampledBatches"):
+        dpmf.torch.check_loader(mechanism, DataLoader(data, batch_sampler=dpmf.torch.SampledBatches(sampler)))

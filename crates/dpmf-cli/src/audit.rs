@@ -5,12 +5,13 @@ use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::bail;
-use dpmf::accounting::Arithmetic;
+use dpmf::accounting::{Arithmetic, PrivacyStatement};
 use dpmf::audit::{
     AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
+    SampledReport,
 };
-use dpmf::{Error, Representation, accounting, audit, format};
-use serde_json::json;
+use dpmf::{Error, Mechanism, Representation, Sampling, accounting, audit, format};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Multiplications that an audit may cost before it is refused.
@@ -21,6 +22,7 @@ const MOST_WORK: f64 = 2e13;
 ///
 /// A bound above the promise refutes it (and the command fails); a bound just below it says the promise is tight.
 /// The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second assumes nothing.
+/// Of a mechanism that counts on sampling, several points of the promised curve are tested, with the deployed sampler.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf audit m8.safetensors --trials 1e6\n  dpmf audit counterexample -o counterexample.svg"
@@ -83,7 +85,11 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         Player::Informed(adversary) => adversary,
         Player::Bits => return bits(args, options),
     };
-    let report = play(&args.target, adversary, args.delta, args.dimension.unwrap_or(2), options)?;
+    let mechanism = format::load(&args.target)?;
+    if mechanism.sampling() != Sampling::None {
+        return sampled(args, &mechanism, options);
+    }
+    let report = play(&mechanism, adversary, args.delta, args.dimension.unwrap_or(2), options)?;
     let verdict = if report.refuted() { "REFUTED" } else { "not refuted" };
     let text = format!(
         "{} games, {} adversary, {} steps, confidence {}\n\n{}\n\nThe promise is {verdict}.",
@@ -163,22 +169,75 @@ fn bits(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Audits a mechanism file.
-pub fn play(
-    path: &Path,
-    adversary: AdversaryKind,
-    delta: Option<f64>,
-    dimension: usize,
-    options: AuditOptions,
-) -> anyhow::Result<audit::AuditReport> {
-    let mechanism = format::load(path)?;
-    let Some(statement) = mechanism.privacy() else {
-        bail!(Error::Unsupported {
+/// Audits a mechanism under its own sampler.
+fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow::Result<Report> {
+    let calibration = promise_of(mechanism)?.calibration();
+    check_work(mechanism, 1, options)?;
+    if args.delta.is_some() || args.dimension.is_some() {
+        bail!(
+            "--delta and --dimension are for mechanisms without sampling: here the whole curve is tested, in one dimension"
+        );
+    }
+    let (terms, curve) = (calibration.terms(), calibration.curve());
+    let points = audit::promised_points(calibration.epsilon(), |epsilon| curve.delta(epsilon))?;
+    let spinner = Spinner::new("audit");
+    spinner.say(&format!("playing {} games", options.trials));
+    let report = audit::audit_sampled_form(
+        mechanism.form(),
+        calibration.noise_std(),
+        mechanism.sampling(),
+        terms.adjacency,
+        terms.clip,
+        &points,
+        options,
+    )?;
+    let (json, text) = told(mechanism.sampling(), &report)?;
+    let mut result = Report::new(json, text);
+    result.failed = report.refuted();
+    Ok(result)
+}
+
+/// An audit under sampling as JSON and as a table.
+fn told(sampling: Sampling, report: &SampledReport) -> serde_json::Result<(Value, String)> {
+    let cells: Vec<Vec<String>> = report
+        .rows
+        .iter()
+        .map(|row| {
+            let refuted = row.delta_lower > row.promise.delta;
+            vec![
+                number(row.promise.epsilon),
+                format!("{:.3e}", row.promise.delta),
+                format!("{:.3e}", row.delta_lower),
+                if refuted { "REFUTED" } else { "not refuted" }.into(),
+            ]
+        })
+        .collect();
+    let verdict = if report.refuted() { "REFUTED" } else { "not refuted" };
+    let text = format!(
+        "{} games, sampling {sampling}, {} steps, confidence {} for all rows\n\n{}\n\nThe promise is {verdict}.",
+        report.options.trials,
+        report.steps,
+        report.options.confidence,
+        table(&["ε", "δ promised", "δ at least", "point"], &cells)
+    );
+    let mut json = serde_json::to_value(report)?;
+    json["sampling"] = serde_json::to_value(sampling)?;
+    json["refuted"] = report.refuted().into();
+    Ok((json, text))
+}
+
+/// What a mechanism promises.
+fn promise_of(mechanism: &Mechanism) -> anyhow::Result<&PrivacyStatement> {
+    mechanism.privacy().ok_or_else(|| {
+        anyhow::Error::from(Error::Unsupported {
             what: "auditing an uncalibrated mechanism".into(),
             hint: "it promises nothing yet; run `dpmf calibrate` first",
-        });
-    };
-    let calibration = statement.calibration();
+        })
+    })
+}
+
+/// Refuses what would take hours.
+fn check_work(mechanism: &Mechanism, dimension: usize, options: AuditOptions) -> anyhow::Result<()> {
     let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
     let work = options.trials as f64 * n as f64 * m as f64 * dimension as f64;
     if work > MOST_WORK {
@@ -187,6 +246,19 @@ pub fn play(
             hint: "they would take hours; lower --trials or audit a mechanism with fewer steps",
         });
     }
+    Ok(())
+}
+
+/// Audits a mechanism.
+pub fn play(
+    mechanism: &Mechanism,
+    adversary: AdversaryKind,
+    delta: Option<f64>,
+    dimension: usize,
+    options: AuditOptions,
+) -> anyhow::Result<audit::AuditReport> {
+    let calibration = promise_of(mechanism)?.calibration();
+    check_work(mechanism, dimension, options)?;
     let mut promise = Promise::try_from(calibration)?;
     if let Some(delta) = delta
         && delta != promise.delta
@@ -199,7 +271,8 @@ pub fn play(
     let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
     let model = subject.noise_model()?;
     let terms = calibration.terms();
-    let neighbours = Neighbours::new(mechanism.participation(), n, terms.adjacency, terms.clip)?;
+    let steps = mechanism.workload().steps();
+    let neighbours = Neighbours::new(mechanism.participation(), steps, terms.adjacency, terms.clip)?;
     let player = Informed::of(adversary, &model, &neighbours, dimension);
     Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
 }
@@ -275,4 +348,26 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
     let json =
         json!({ "row": row, "attacks": attacks, "dimensions": rows, "trials": trials, "out": args.out });
     Ok(Report::new(json, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dpmf::audit::{CurvePoint, audit_sampled_form};
+    use dpmf::form::StateSpace;
+
+    /// The table by itself, against a promise that is kept at one point and not at the other.
+    #[test]
+    fn an_audit_under_sampling_is_told_point_by_point() {
+        let form = StateSpace::independent(4).unwrap();
+        let sampling: Sampling = "cyclic-poisson:2:0.5".parse().unwrap();
+        let promise = [CurvePoint { epsilon: 3.0, delta: 0.5 }, CurvePoint { epsilon: 0.5, delta: 1e-3 }];
+        let options = AuditOptions { trials: 20_000, ..Default::default() };
+        let report =
+            audit_sampled_form(&form, 1.0, sampling, Default::default(), 1.0, &promise, options).unwrap();
+        let (json, text) = told(sampling, &report).unwrap();
+        assert_eq!((&json["refuted"], &json["sampling"]["kind"]), (&true.into(), &"cyclic-poisson".into()));
+        assert_eq!(json["rows"][1]["epsilon"], 0.5);
+        assert!(text.contains("not refuted") && text.contains("The promise is REFUTED"), "{text}");
+    }
 }

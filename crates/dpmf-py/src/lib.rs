@@ -11,6 +11,7 @@ mod noise;
 mod parallel;
 mod picture;
 mod privacy;
+mod sampler;
 mod solve;
 mod workload;
 
@@ -25,6 +26,8 @@ mod core {
     use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
     #[pymodule_export]
     use crate::privacy::{PrivacyStatement, account, audit, calibrate_noise, compose};
+    #[pymodule_export]
+    use crate::sampler::Sampler;
     #[pymodule_export]
     use crate::solve::{Certificate, Optimum, Progress, compare, factorize, make_mechanism};
     #[pymodule_export]

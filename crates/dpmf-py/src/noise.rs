@@ -19,7 +19,7 @@ use std::path::PathBuf;
 ///
 /// Whoever has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
 #[pyclass(frozen, module = "dpmf")]
-pub(crate) struct NoiseKey(noise::NoiseKey);
+pub(crate) struct NoiseKey(pub(crate) noise::NoiseKey);
 
 #[pymethods]
 impl NoiseKey {
@@ -119,7 +119,7 @@ pub(crate) fn white_noise<'py>(
 }
 
 /// A new run, one by its 32 hexadecimal digits, or, with a seeded key, one by any words.
-fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId> {
+pub(crate) fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId> {
     let Some(text) = run else { return RunId::generate().or_raise() };
     match text.parse() {
         Ok(run) => Ok(run),

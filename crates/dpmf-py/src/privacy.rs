@@ -4,9 +4,9 @@ use crate::data::objects;
 use crate::error::{IntoPython, raise, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::run;
-use dpmf::Representation;
-use dpmf::accounting::{self, Account, Accountant, Adjacency, PrivacyUnit};
+use dpmf::accounting::{self, Account, Accountant, Adjacency, PrivacyUnit, Terms};
 use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
+use dpmf::{Representation, Sampling};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -181,6 +181,9 @@ pub(crate) fn compose(noise_multipliers: Vec<f64>) -> PyResult<f64> {
 /// "refuted" and more. An audit can refute a guarantee and never prove one.
 ///
 /// adversary is "worst-column", "adaptive" or "paper".
+///
+/// Of a mechanism that counts on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+/// "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
 #[pyfunction]
 #[pyo3(signature = (mechanism, *, trials=100_000, adversary="worst-column", delta=None, dimension=2, confidence=0.999,
                     seed=0))]
@@ -209,12 +212,24 @@ pub(crate) fn audit<'py>(
             format!("{trials} games of {n} steps would take hours: lower trials, or audit fewer steps");
         return Err(raise(py, "unsupported", message));
     }
+    let options = AuditOptions { trials, confidence, seed };
+    if mechanism.sampling() != Sampling::None {
+        let (terms, curve) = (calibration.terms(), calibration.curve());
+        let report = run(py, || {
+            let points = dpmf::audit::promised_points(calibration.epsilon(), |epsilon| curve.delta(epsilon))?;
+            let (form, sampling, noise) = (mechanism.form(), mechanism.sampling(), calibration.noise_std());
+            let Terms { adjacency, clip, .. } = *terms;
+            dpmf::audit::audit_sampled_form(form, noise, sampling, adjacency, clip, &points, options)
+        })?;
+        let result = dictionary(py, &report)?;
+        result.set_item("refuted", report.refuted())?;
+        return Ok(result);
+    }
     let mut promise = Promise::try_from(calibration).or_raise()?;
     if let Some(delta) = delta {
         let epsilon = calibration.curve().epsilon(delta).or_raise()?;
         promise = Promise { epsilon, delta, ..promise };
     }
-    let options = AuditOptions { trials, confidence, seed };
     let report = run(py, || {
         let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
         let model = subject.noise_model()?;

@@ -172,7 +172,7 @@ fn training_without_noise_is_clipped_sgd() {
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
         let mut mean = vec![0.0_f64; DIMENSION];
-        for user in assignment.cohort(round) {
+        for user in assignment.cohort(round).iter() {
             let points = &data.points[*user as usize];
             let update: Vec<f64> = (0..DIMENSION)
                 .map(|j| {

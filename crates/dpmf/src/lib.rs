@@ -54,6 +54,7 @@ pub mod mechanism;
 pub mod noise;
 pub mod participation;
 pub mod problem;
+pub mod sampler;
 mod sensitivity;
 #[doc(hidden)]
 pub mod simd;
@@ -71,4 +72,5 @@ pub use loss::Loss;
 pub use mechanism::Mechanism;
 pub use participation::{Participation, Sampling};
 pub use problem::Problem;
+pub use sampler::Sampler;
 pub use workload::{Average, Optimizer, Schedule, Workload};

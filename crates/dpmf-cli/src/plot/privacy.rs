@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     ];
     if let Some(path) = &args.file {
         let options = AuditOptions { trials: args.trials as u64, ..Default::default() };
-        let found = play(path, AdversaryKind::WorstColumn, None, 2, options)?;
+        let found = play(&format::load(path)?, AdversaryKind::WorstColumn, None, 2, options)?;
         let point = (found.test.false_positive_rate(), found.test.false_negative_rate());
         let label = format!("audited, μ ≥ {:.4}", found.mu_lower);
         trade_off.push(Series { label, points: vec![point], mark: Mark::Points, color: COLORS[1] });

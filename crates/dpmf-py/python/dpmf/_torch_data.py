@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Generator, arange, randperm
+from torch import Generator, Tensor, arange, randperm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, default_collate
 
-from ._core import Mechanism
+from ._core import Mechanism, Sampler
 from ._errors import MismatchError
 
 
@@ -87,6 +87,70 @@ class Cohorts(BatchSampler):
             self.drawn = cohort + 1
             members = order[cohort * self.batch_size : (cohort + 1) * self.batch_size]
             yield members[self.rank :: self.world_size].tolist()
+
+
+class SampledBatches(BatchSampler):
+    """The batches that a dpmf.Sampler draws, of other sizes from step to step, some perhaps empty.
+
+    A batch_sampler for torch.utils.data.DataLoader, which needs collate_fn=dpmf.torch.EmptyCollate(dataset) for empty ones.
+    A mean divides by sampler.expected_batch, never by the size of a batch. To resume a run, give a sampler of the same key
+    and run, and start, the number of steps that were done. A second pass is refused: it would give steps anew.
+
+    With several ranks, each gets its part of every batch; all need one key and run.
+    """
+
+    def __init__(self, sampler: Sampler, *, start: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        if not 0 <= start <= sampler.steps:
+            raise ValueError(f"start is {start}, but there are {sampler.steps} steps")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, but it must be at least 0 and below world_size, {world_size}")
+        self.drawing = sampler
+        self.start = start
+        self.rank, self.world_size = rank, world_size
+        self._started = False
+
+    def __len__(self) -> int:
+        """Number of batches from start to the end."""
+        return self.drawing.steps - self.start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._started:
+            raise MismatchError(
+                "these steps were drawn once, and the guarantee is for each of them once: go through the batches once, or "
+                "plan a run of more steps"
+            )
+        self._started = True
+        for step in range(self.start, self.drawing.steps):
+            yield self.drawing.members(step)[self.rank :: self.world_size].tolist()
+
+
+class EmptyCollate:
+    """A collate_fn that makes a batch of no examples too: tensors like those of other batches, of length 0.
+
+    The first example of the data set shows what they look like.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
+        self.collate = collate
+        self._empty = _emptied(collate([dataset[0]]))
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self.collate(examples) if examples else self._empty
+
+
+def _emptied(batch: Any) -> Any:
+    """A batch of one example without it."""
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)) and all(isinstance(value, (str, bytes)) for value in batch):
+        return type(batch)()
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_emptied, batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(_emptied, batch))
+    raise TypeError(f"a batch holds a {type(batch).__name__}, of which it is not known what none of it looks like")
 
 
 def check_loader(

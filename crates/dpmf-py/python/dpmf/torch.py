@@ -32,14 +32,23 @@ from . import _sums
 from ._checks import check_unit
 from ._core import Mechanism, NoiseKey, PrivacyStatement
 from ._errors import BindingError, MismatchError
-from ._torch_data import Cohorts, Passes, UncheckedDataWarning, check_loader
+from ._torch_data import Cohorts, EmptyCollate, Passes, SampledBatches, UncheckedDataWarning, check_loader
 from ._torch_gradients import Batch, PerExample, Seen, clipped_sum
 from ._torch_noise import FlatNoise, shard
 
-__all__ = ["Cohorts", "PrivateOptimizer", "Seen", "UncheckedDataWarning", "check_loader", "shard"]
+__all__ = [
+    "Cohorts",
+    "EmptyCollate",
+    "PrivateOptimizer",
+    "SampledBatches",
+    "Seen",
+    "UncheckedDataWarning",
+    "check_loader",
+    "shard",
+]
 
 # As users know them, in messages too.
-for _public in (Cohorts, Seen, UncheckedDataWarning):
+for _public in (Cohorts, EmptyCollate, SampledBatches, Seen, UncheckedDataWarning):
     _public.__module__ = __name__
 
 

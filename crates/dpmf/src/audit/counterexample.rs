@@ -199,7 +199,7 @@ impl CounterExample {
         ];
         let mut attacks = Vec::with_capacity(3);
         for (name, mechanism, adversary) in matches {
-            let counts = tally(mechanism, adversary, &neighbours, &options, |outcome| {
+            let counts = tally(mechanism, adversary, &neighbours, None, &options, |outcome| {
                 let (second, named) = (u64::from(outcome.second), u64::from(outcome.score > 0.0));
                 [1 - second, second, (1 - second) * named, second * (1 - named)]
             })?;

@@ -9,7 +9,7 @@
 //! The second is far sharper: it needs the frequent errors to be measured, not the rare ones.
 
 use super::binomial::upper_limit;
-use super::game::{self, Adversary, Neighbours, Outcome, StreamMechanism};
+use super::game::{self, Adversary, Lottery, Neighbours, Outcome, StreamMechanism};
 use crate::accounting::{Calibration, check_delta, check_epsilon, check_positive, gaussian, normal};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
@@ -32,7 +32,7 @@ impl TryFrom<&Calibration> for Promise {
     fn try_from(calibration: &Calibration) -> Result<Self> {
         let mu = calibration.mu().ok_or_else(|| Error::Unsupported {
             what: "the game against a mechanism that is not Gaussian".into(),
-            hint: "only mechanisms without sampling are audited",
+            hint: "where units are sampled, play the sampled game",
         })?;
         Ok(Self { epsilon: calibration.epsilon(), delta: calibration.delta(), mu })
     }
@@ -102,6 +102,13 @@ impl Test {
         // A negative argument gives NaN, which `max` drops: nothing is shown.
         bound(beta, alpha).max(bound(alpha, beta)).max(0.0)
     }
+
+    /// Lower bound on δ at ε, whatever the mechanism.
+    pub fn delta_lower(&self, epsilon: f64) -> f64 {
+        let (alpha, beta) = (self.false_positive_limit, self.false_negative_limit);
+        let bound = |miss: f64, hit: f64| 1.0 - miss - epsilon.exp() * hit;
+        bound(beta, alpha).max(bound(alpha, beta)).max(0.0)
+    }
 }
 
 /// What an audit found.
@@ -150,6 +157,7 @@ pub(crate) fn tally<const K: usize>(
     mechanism: &dyn StreamMechanism,
     adversary: &dyn Adversary,
     neighbours: &Neighbours,
+    lottery: Option<&dyn Lottery>,
     options: &AuditOptions,
     take: impl Fn(&Outcome) -> [u64; K] + Sync,
 ) -> Result<[u64; K]> {
@@ -159,8 +167,8 @@ pub(crate) fn tally<const K: usize>(
         .into_par_iter()
         .map(|batch| {
             let games = size.min(options.trials - batch * size) as usize;
-            let outcomes =
-                game::play(mechanism, adversary, neighbours, games, &mut game::rng(options.seed, batch))?;
+            let mut rng = game::rng(options.seed, batch);
+            let outcomes = game::play(mechanism, adversary, neighbours, lottery, games, &mut rng)?;
             Ok(outcomes.iter().map(&take).fold([0; K], add))
         })
         .try_reduce(|| [0; K], |a, b| Ok(add(a, b)))
@@ -186,7 +194,7 @@ pub fn audit(
     let tail = 0.5 * (1.0 - options.confidence);
     // Both fixed in advance. The scores are standardised and symmetric about zero if the promise is honest.
     let thresholds = [0.0, tail_threshold(&promise, options.trials, tail)];
-    let counts = tally(mechanism, adversary, neighbours, &options, |outcome| {
+    let counts = tally(mechanism, adversary, neighbours, None, &options, |outcome| {
         let second = u64::from(outcome.second);
         let [middle, tail] = thresholds.map(|threshold| u64::from(outcome.score > threshold));
         let errors = |named: u64| ((1 - second) * named, second * (1 - named));
@@ -224,7 +232,7 @@ pub fn audit(
 }
 
 /// The limit of a rate that was never sampled is 1.
-fn limit(count: u64, games: u64, tail: f64) -> f64 {
+pub(super) fn limit(count: u64, games: u64, tail: f64) -> f64 {
     if games == 0 { 1.0 } else { upper_limit(count, games, tail) }
 }
 
@@ -252,6 +260,13 @@ fn tail_threshold(promise: &Promise, trials: u64, tail: f64) -> f64 {
 }
 
 fn check(promise: &Promise, options: &AuditOptions) -> Result<()> {
+    check_options(options)?;
+    check_epsilon(promise.epsilon)?;
+    check_positive("mu", promise.mu)?;
+    check_delta(promise.delta)
+}
+
+pub(super) fn check_options(options: &AuditOptions) -> Result<()> {
     if options.trials == 0 || options.trials > 10_u64.pow(10) {
         return Err(Error::argument("trials", options.trials, "it must lie between 1 and 10¹⁰"));
     }
@@ -262,9 +277,7 @@ fn check(promise: &Promise, options: &AuditOptions) -> Result<()> {
             "it must lie strictly between 0 and 1",
         ));
     }
-    check_epsilon(promise.epsilon)?;
-    check_positive("mu", promise.mu)?;
-    check_delta(promise.delta)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -293,6 +306,11 @@ mod tests {
         // The direction with fewer errors counts.
         assert!((test_with(0.01, 0.4).epsilon_lower(0.1) - (0.5_f64 / 0.01).ln()).abs() < 1e-12);
         assert!((test_with(0.4, 0.01).epsilon_lower(0.1) - (0.5_f64 / 0.01).ln()).abs() < 1e-12);
+        // δ ≥ 0.9 − e·0.05 at ε = 1, by whichever of the two errors is rarer.
+        for test in [test_with(0.05, 0.1), test_with(0.1, 0.05)] {
+            assert!((test.delta_lower(1.0) - (0.9 - 0.05 * std::f64::consts::E)).abs() < 1e-12);
+        }
+        assert_eq!(test_with(0.6, 0.6).delta_lower(0.1), 0.0);
         // Guessing shows nothing.
         for test in [test_with(0.6, 0.6), test_with(1.0, 0.0001), test_with(1.0, 1.0)] {
             assert_eq!((test.mu_lower(), test.epsilon_lower(0.5)), (0.0, 0.0));

@@ -54,10 +54,30 @@ pub trait Adversary: Sync {
     fn player(&self) -> Box<dyn Player + '_>;
 }
 
+/// Decides in secret when the unit takes part by which the two streams differ.
+///
+/// Without one the adversary decides, within the neighbour relation.
+pub trait Lottery: Sync {
+    /// Draws for one game.
+    fn draw(&self, rng: &mut AuditRng) -> Result<Draw>;
+}
+
+/// What was drawn for one game.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The steps at which the unit may take part, which are public, in order.
+    pub possible: Vec<usize>,
+    /// Those of them at which it does, which are not.
+    pub turns: Vec<usize>,
+}
+
 /// One game in progress, seen from the adversary's side.
 pub trait Player {
     /// Forgets the last game.
     fn reset(&mut self);
+
+    /// Learns, before the first step, when the unit may take part, where a lottery decides.
+    fn tell(&mut self, _possible: &[usize]) {}
 
     /// Writes the inputs of the first and the second stream at `step`, both given as zeros.
     fn choose(&mut self, step: usize, first: &mut [f64], second: &mut [f64]);
@@ -107,6 +127,22 @@ impl Neighbours {
     /// Errors: a clip that is not positive and finite.
     pub fn single(adjacency: Adjacency, clip: f64) -> Result<Self> {
         Self::new(Participation::default(), 1, adjacency, clip)
+    }
+
+    /// Streams that may differ in every step, where a lottery decides in which they do.
+    ///
+    /// Errors: a clip that is not positive and finite; one record replaced with another, which is two that the lottery
+    /// draws for.
+    pub fn drawn(steps: usize, adjacency: Adjacency, clip: f64) -> Result<Self> {
+        check_positive("clip", clip)?;
+        if adjacency == Adjacency::ReplaceOne {
+            return Err(Error::Unsupported {
+                what: "the sampled game between data sets of which one record is replaced with another"
+                    .into(),
+                hint: "one unit is there or not: use replace-with-zero or add-or-remove",
+            });
+        }
+        Ok(Self { adjacency, clip, participations: steps, separation: 1, aligned: false })
     }
 
     /// Largest distance between the two inputs of a step.
@@ -174,6 +210,8 @@ pub struct Outcome {
 
 /// Plays `games` games in lockstep and reveals the bits at the end.
 ///
+/// With a lottery the mechanism is given the second input only at the turns that are drawn.
+///
 /// Guarantee: the player sees nothing but the answers, and the mechanism nothing but the selected stream; every
 /// pair of inputs is checked before the mechanism sees it.
 /// Cost: `games · steps` rounds.
@@ -182,24 +220,33 @@ pub fn play(
     mechanism: &dyn StreamMechanism,
     adversary: &dyn Adversary,
     neighbours: &Neighbours,
+    lottery: Option<&dyn Lottery>,
     games: usize,
     rng: &mut AuditRng,
 ) -> Result<Vec<Outcome>> {
     let d = mechanism.dimension();
     let bits: Vec<bool> = (0..games).map(|_| rng.next_u32() & 1 == 1).collect();
+    let draws = lottery
+        .map(|lottery| (0..games).map(|_| lottery.draw(rng)).collect::<Result<Vec<_>>>())
+        .transpose()?;
     let mut session = mechanism.start(games, rng)?;
     let mut players: Vec<_> = (0..games).map(|_| adversary.player()).collect();
     let mut watches = vec![Watch::default(); games];
     let mut rows = vec![0.0; games * d];
     let (mut first, mut second) = (vec![0.0; d], vec![0.0; d]);
     players.iter_mut().for_each(|player| player.reset());
+    for (player, draw) in players.iter_mut().zip(draws.iter().flatten()) {
+        player.tell(&draw.possible);
+    }
+    let turn =
+        |game: usize, step: usize| draws.as_ref().is_none_or(|draws| draws[game].turns.contains(&step));
     for step in 0..mechanism.steps() {
         for (game, row) in rows.chunks_exact_mut(d).enumerate() {
             first.fill(0.0);
             second.fill(0.0);
             players[game].choose(step, &mut first, &mut second);
             watches[game].accept(neighbours, step, &first, &second)?;
-            row.copy_from_slice(if bits[game] { &second } else { &first });
+            row.copy_from_slice(if bits[game] && turn(game, step) { &second } else { &first });
         }
         session.answer(&mut rows)?;
         for (player, row) in players.iter_mut().zip(rows.chunks_exact(d)) {
@@ -278,7 +325,7 @@ mod tests {
 
     fn result(neighbours: &Neighbours, differences: &[(usize, f64)], shared: f64) -> Result<Vec<Outcome>> {
         let script = Script { differences: differences.to_vec(), shared };
-        play(&Open { steps: 8 }, &script, neighbours, 200, &mut rng(1, 0))
+        play(&Open { steps: 8 }, &script, neighbours, None, 200, &mut rng(1, 0))
     }
 
     #[test]
@@ -289,6 +336,27 @@ mod tests {
         assert!(outcomes.iter().all(|o| o.score == if o.second { 0.5 } else { 0.0 }));
         let ones = outcomes.iter().filter(|o| o.second).count();
         assert!((70..130).contains(&ones), "{ones} of 200 bits are set");
+    }
+
+    /// A unit that takes part at steps 2 and 5 in every game.
+    struct Fixed;
+
+    impl Lottery for Fixed {
+        fn draw(&self, _: &mut AuditRng) -> Result<Draw> {
+            Ok(Draw { possible: vec![0, 2, 4, 5, 6], turns: vec![2, 5] })
+        }
+    }
+
+    #[test]
+    fn a_lottery_decides_when_the_streams_differ() {
+        let neighbours = Neighbours::drawn(8, Adjacency::ReplaceWithZero, 0.5).unwrap();
+        let script = Script { differences: (0..8).map(|step| (step, 0.5)).collect(), shared: 1.0 };
+        let outcomes =
+            play(&Open { steps: 8 }, &script, &neighbours, Some(&Fixed), 100, &mut rng(1, 0)).unwrap();
+        assert!(outcomes.iter().all(|o| o.score == if o.second { 1.0 } else { 0.0 }));
+        let message = Neighbours::drawn(8, Adjacency::ReplaceOne, 0.5).unwrap_err().to_string();
+        assert!(message.contains("replace-with-zero"), "{message}");
+        assert!(Neighbours::drawn(8, Adjacency::AddOrRemove, f64::NAN).is_err());
     }
 
     #[test]

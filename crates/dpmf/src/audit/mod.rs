@@ -3,7 +3,7 @@
 //! [`game`] is the paper's adaptive privacy game: a referee with a secret bit, adversaries, mechanisms.
 //! [`adversary`] holds the adversaries, [`mechanism`] the Gaussian matrix mechanism they play against, and
 //! [`counterexample`] the mechanism that only a Gaussian would have survived. [`bits`] looks at the released numbers as a
-//! computer has them. [`audit`] plays many games and bounds
+//! computer has them. [`sampled`] is the game in which a sampler decides when the unit takes part. [`audit`] plays many games and bounds
 //! from below what a mechanism can truthfully promise.
 //!
 //! An audit can refute a guarantee and never prove one: it finds sensitivities that are too small, noise that
@@ -36,13 +36,17 @@ pub mod counterexample;
 pub mod empirical;
 pub mod game;
 pub mod mechanism;
+pub mod sampled;
 
 pub use adversary::{AdversaryKind, Informed};
 pub use bits::{BitsReport, audit_bits};
 pub use counterexample::{Attack, CounterExample, CounterExampleRow};
 pub use empirical::{AuditOptions, AuditReport, Promise, Test, audit};
-pub use game::{Adversary, AuditRng, Neighbours, Outcome, Player, Session, StreamMechanism};
+pub use game::{Adversary, AuditRng, Draw, Lottery, Neighbours, Outcome, Player, Session, StreamMechanism};
 pub use mechanism::{MatrixMechanism, NoiseModel};
+pub use sampled::{
+    CurvePoint, Deployed, Sampled, SampledReport, audit_sampled, audit_sampled_form, promised_points,
+};
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ fn encoder(n: usize) -> Mat<f64> {
 }
 
 /// `C⁻¹` of a lower-triangular matrix by forward substitution.
-fn inverse(c: &Mat<f64>) -> Mat<f64> {
+pub(super) fn inverse(c: &Mat<f64>) -> Mat<f64> {
     let n = c.nrows();
     let mut inverse = Mat::<f64>::identity(n, n);
     for j in 0..n {

@@ -31,7 +31,7 @@ pub struct Field {
 }
 
 /// What the keys of rows are derived with.
-pub(super) struct RowKeys {
+pub(crate) struct RowKeys {
     cipher: Aes256,
 }
 
@@ -55,13 +55,17 @@ impl Field {
 impl RowKeys {
     /// Those of a field of the given format.
     pub(super) fn new(key: &StreamKey, format: u32) -> Self {
-        let secret = key.purpose("dpmf 1 field", &[&format.to_le_bytes()]);
-        Self { cipher: Aes256::new((&*secret).into()) }
+        Self::of(&key.purpose("dpmf 1 field", &[&format.to_le_bytes()]))
+    }
+
+    /// Those under a secret of their own.
+    pub(crate) fn of(secret: &[u8; 32]) -> Self {
+        Self { cipher: Aes256::new(secret.into()) }
     }
 }
 
 /// The cipher of row `t`.
-pub(super) fn row_cipher(keys: &RowKeys, t: u64) -> Aes256 {
+pub(crate) fn row_cipher(keys: &RowKeys, t: u64) -> Aes256 {
     let mut key = Zeroizing::new([0; 32]);
     for (i, part) in key.chunks_exact_mut(8).enumerate() {
         let mut block = Block::default();

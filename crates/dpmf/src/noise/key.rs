@@ -5,6 +5,7 @@ use crate::accounting::KeyOrigin;
 use crate::disk::{Access, Place};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
+use crate::participation::Sampling;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::str::FromStr;
@@ -66,6 +67,17 @@ impl NoiseKey {
     pub(crate) fn stream(&self, mechanism: Identity, run: RunId) -> StreamKey {
         let secret = derive(&self.secret, "dpmf 1 stream", &[&mechanism.0, &run.0]);
         StreamKey { secret, origin: self.origin, fingerprint: self.fingerprint(), mechanism, run }
+    }
+
+    /// The secret of one purpose of a run's sampler.
+    ///
+    /// Guarantee: computationally independent of every stream of noise under the same key and run, and of samplers of
+    /// other runs or other sampling.
+    pub(crate) fn sampling(&self, sampling: Sampling, run: RunId, purpose: &str) -> Zeroizing<[u8; 32]> {
+        let (kind, count, rate) = sampling.code();
+        let parts =
+            [&run.0[..], &[kind], &(count as u64).to_le_bytes(), &rate.to_le_bytes(), purpose.as_bytes()];
+        derive(&self.secret, "dpmf 1 sampling", &parts)
     }
 
     /// Writes the key to a new file that only its owner may read or write, and syncs it to disk.
@@ -303,6 +315,27 @@ mod tests {
         assert_ne!(base, stream_secret(&NoiseKey::from_seed(2), 0, "a"));
         assert_ne!(base, stream_secret(&key, 1, "a"));
         assert_ne!(base, stream_secret(&key, 0, "b"));
+    }
+
+    #[test]
+    fn sampling_is_bound_to_key_run_and_kind_and_is_no_stream() {
+        let secret = |seed, sampling: &str, run: &str, purpose| {
+            let key = NoiseKey::from_seed(seed);
+            key.sampling(sampling.parse().unwrap(), RunId::from_label(run), purpose).to_vec()
+        };
+        let all = [
+            secret(1, "cyclic-poisson:2:0.5", "a", "parts"),
+            secret(2, "cyclic-poisson:2:0.5", "a", "parts"),
+            secret(1, "cyclic-poisson:3:0.5", "a", "parts"),
+            secret(1, "cyclic-poisson:2:0.25", "a", "parts"),
+            secret(1, "balls-in-bins:2", "a", "parts"),
+            secret(1, "cyclic-poisson:2:0.5", "b", "parts"),
+            secret(1, "cyclic-poisson:2:0.5", "a", "coins"),
+            stream_secret(&NoiseKey::from_seed(1), 0, "a"),
+        ];
+        for (i, secret) in all.iter().enumerate() {
+            assert!(!all[..i].contains(secret), "{i}");
+        }
     }
 
     #[test]

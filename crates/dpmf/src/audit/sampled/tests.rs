@@ -1,0 +1,261 @@
+//! Samplers that keep to their scheme keep their promise; those that do not are caught.
+
+use super::super::tests::inverse;
+use super::*;
+use crate::accounting::{Accountant, PrivacyCurve};
+use crate::audit::game::{play, rng};
+use faer::Mat;
+
+/// Where the promised curves are tested.
+const EPSILONS: [f64; 6] = [0.25, 0.5, 1.0, 1.5, 2.0, 3.0];
+
+/// A mixture of Gaussians in the plane: weights and centres.
+type Mixture = Vec<(f64, [f64; 2])>;
+
+/// δ at ε between a mixture of deviation `s` and the Gaussian about the origin, the larger of the two directions, by the
+/// midpoint rule on a grid of `s/20`.
+fn delta(mixture: &Mixture, s: f64, epsilon: f64) -> f64 {
+    let h = s / 20.0;
+    let farthest = mixture.iter().flat_map(|(_, centre)| *centre).fold(0.0, f64::max);
+    let density = |x: f64, y: f64| (-(x * x + y * y) / (2.0 * s * s)).exp() / (std::f64::consts::TAU * s * s);
+    let axis: Vec<f64> =
+        (0..((farthest + 14.0 * s) / h) as usize).map(|i| (i as f64 + 0.5) * h - 7.0 * s).collect();
+    let (mut removing, mut adding) = (0.0, 0.0);
+    for &x in &axis {
+        for &y in &axis {
+            let with: f64 = mixture.iter().map(|(w, [a, b])| w * density(x - a, y - b)).sum();
+            let without = density(x, y);
+            removing += (with - epsilon.exp() * without).max(0.0);
+            adding += (without - epsilon.exp() * with).max(0.0);
+        }
+    }
+    // The rule errs by less than 1e-4.
+    f64::max(removing, adding) * h * h + 1e-4
+}
+
+fn curve(mixture: &Mixture, s: f64) -> Vec<CurvePoint> {
+    EPSILONS.into_iter().map(|epsilon| CurvePoint { epsilon, delta: delta(mixture, s, epsilon) }).collect()
+}
+
+/// Two rounds of a Poisson-sampled Gaussian of unit sensitivity.
+fn poisson_twice(rate: f64) -> Mixture {
+    let no = 1.0 - rate;
+    vec![(no * no, [0.0, 0.0]), (rate * no, [1.0, 0.0]), (rate * no, [0.0, 1.0]), (rate * rate, [1.0, 1.0])]
+}
+
+/// Two bins, by the Gram matrix of what a unit of either adds up to.
+fn two_bins(c: &Mat<f64>) -> Mixture {
+    let sum = |phase: usize| -> Vec<f64> {
+        let n = c.ncols();
+        (0..n).map(|row| (phase..n).step_by(2).map(|column| c[(row, column)]).sum()).collect()
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    let (first, second) = (sum(0), sum(1));
+    let length = dot(&first, &first).sqrt();
+    let along = dot(&first, &second) / length;
+    let across = (dot(&second, &second) - along * along).max(0.0).sqrt();
+    vec![(0.5, [length, 0.0]), (0.5, [along, across])]
+}
+
+/// A lower-triangular matrix by its columns from the diagonal on, each scaled to norm 1.
+fn columns<const N: usize>(columns: [&[f64]; N]) -> Mat<f64> {
+    Mat::from_fn(N, N, |i, j| {
+        let norm = columns[j].iter().map(|x| x * x).sum::<f64>().sqrt();
+        i.checked_sub(j).and_then(|lag| columns[j].get(lag)).map_or(0.0, |x| x / norm)
+    })
+}
+
+/// Two bands, of which those of steps 1 and 2 almost coincide: steps that no unit of one of two parts has both of.
+fn two_bands() -> Mat<f64> {
+    columns([&[1.0, 0.2], &[0.2, 1.0], &[1.0, 0.2], &[1.0]])
+}
+
+/// Planted: the part, or bin, of a unit is drawn anew in every epoch.
+struct Redrawn {
+    parts: usize,
+    steps: usize,
+    rate: f64,
+    public: bool,
+}
+
+impl Lottery for Redrawn {
+    fn draw(&self, rng: &mut AuditRng) -> Result<Draw> {
+        let epochs = (0..self.steps).step_by(self.parts);
+        let drawn: Vec<usize> = epochs.map(|start| start + rng.next_u32() as usize % self.parts).collect();
+        let possible = if self.public { drawn.clone() } else { (0..self.steps).collect() };
+        let takes = |_: &usize| f64::from(rng.next_u32()) < self.rate * 2.0_f64.powi(32);
+        Ok(Draw { possible, turns: drawn.into_iter().filter(takes).collect() })
+    }
+}
+
+/// Who plays: the adversary that believes in a sampling, or in patterns.
+enum Who {
+    Believes(&'static str),
+    Knows(Vec<Vec<usize>>),
+}
+
+/// Plays 2·10⁵ games with a clip of 1.
+fn report(c: &Mat<f64>, s: f64, lottery: &dyn Lottery, who: Who, promise: &[CurvePoint]) -> SampledReport {
+    let mechanism = MatrixMechanism::new(inverse(c), s, 1).unwrap();
+    let model = mechanism.noise_model().unwrap();
+    let neighbours = Neighbours::drawn(c.ncols(), Adjacency::default(), 1.0).unwrap();
+    let adversary = match who {
+        Who::Believes(sampling) => Sampled::of(sampling.parse().unwrap(), &model, &neighbours).unwrap(),
+        Who::Knows(patterns) => Sampled::over(patterns, &model, &neighbours),
+    };
+    let options = AuditOptions { trials: 200_000, seed: 20_261_117, ..Default::default() };
+    audit_sampled(&mechanism, &adversary, &neighbours, lottery, promise, options).unwrap()
+}
+
+fn deployed(sampling: &str, steps: usize) -> Deployed {
+    Deployed::new(sampling.parse().unwrap(), steps).unwrap()
+}
+
+/// Not refuted, and so close that a bug would show: at some point nine tenths of the promised δ are seen.
+fn assert_kept(report: &SampledReport) {
+    assert!(!report.refuted(), "{report:?}");
+    let seen = |row: &SampledRow| row.delta_lower / row.promise.delta;
+    assert!(report.rows.iter().map(seen).fold(0.0, f64::max) > 0.9, "{report:?}");
+}
+
+#[test]
+fn certain_coins_and_one_bin_are_the_plain_gaussian() {
+    // Everybody in both of two steps: μ = √2/s.
+    let (c, s) = (Mat::identity(2, 2), 1.5);
+    let promise = |mu: f64| -> Vec<CurvePoint> {
+        let curve = PrivacyCurve::gaussian(mu, Accountant::Exact).unwrap();
+        promised_points(2.0, |epsilon| curve.delta(epsilon)).unwrap()
+    };
+    let mu = 2.0_f64.sqrt() / s;
+    for sampling in ["cyclic-poisson:1:1", "balls-in-bins:1"] {
+        let lottery = deployed(sampling, 2);
+        assert_kept(&report(&c, s, &lottery, Who::Believes(sampling), &promise(mu)));
+        assert!(report(&c, s, &lottery, Who::Believes(sampling), &promise(0.95 * mu)).refuted());
+    }
+    // The reference of the other tests agrees with the closed form.
+    let exact = PrivacyCurve::gaussian(mu, Accountant::Exact).unwrap();
+    for point in curve(&poisson_twice(1.0), s) {
+        assert!((point.delta - exact.delta(point.epsilon).unwrap()).abs() < 2e-4, "{point:?}");
+    }
+}
+
+#[test]
+fn scores_are_likelihood_ratios() {
+    // E exp(L) = 1 without the unit, E exp(−L) = 1 with it. Six deviations, α = 2e-9 a case.
+    let c = two_bands();
+    let neighbours = Neighbours::drawn(4, Adjacency::default(), 0.5).unwrap();
+    let mechanism = MatrixMechanism::new(inverse(&c), 0.8, 2).unwrap();
+    let model = mechanism.noise_model().unwrap();
+    // Deviations of both means, for an adversary who believes in one sampling while another is played.
+    let off = |believed: &str, played: &str| {
+        let adversary = Sampled::of(believed.parse().unwrap(), &model, &neighbours).unwrap();
+        let lottery = deployed(played, 4);
+        let games =
+            play(&mechanism, &adversary, &neighbours, Some(&lottery), 40_000, &mut rng(3, 0)).unwrap();
+        [false, true].map(|second| {
+            let sign = if second { -1.0 } else { 1.0 };
+            let ratios: Vec<f64> =
+                games.iter().filter(|g| g.second == second).map(|g| (sign * g.score).exp()).collect();
+            let count = ratios.len() as f64;
+            let mean = ratios.iter().sum::<f64>() / count;
+            let variance = ratios.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / count;
+            (mean - 1.0) / (variance / count).sqrt()
+        })
+    };
+    for (sampling, other) in [
+        ("cyclic-poisson:2:0.4", "cyclic-poisson:2:0.8"),
+        ("balls-in-bins:2", "balls-in-bins:1"),
+        ("balls-in-bins:3", "balls-in-bins:1"),
+        ("balls-in-bins:9", "balls-in-bins:3"),
+    ] {
+        let [without, with] = off(sampling, sampling);
+        assert!(without.abs() < 6.0 && with.abs() < 6.0, "{sampling}: {without} {with}");
+        // Power: it is no likelihood ratio where units take part more often.
+        let [_, with] = off(sampling, other);
+        assert!(with.abs() > 6.0, "{sampling}, played {other}: {with}");
+    }
+}
+
+#[test]
+fn twice_the_rate_is_caught() {
+    let (c, s) = (two_bands(), 0.8);
+    let promise = curve(&poisson_twice(0.3), s);
+    let who = || Who::Believes("cyclic-poisson:2:0.3");
+    assert_kept(&report(&c, s, &deployed("cyclic-poisson:2:0.3", 4), who(), &promise));
+    assert!(report(&c, s, &deployed("cyclic-poisson:2:0.6", 4), who(), &promise).refuted());
+    // Power: one eighth more shows too.
+    assert!(report(&c, s, &deployed("cyclic-poisson:2:0.3375", 4), who(), &promise).refuted());
+}
+
+#[test]
+fn parts_redrawn_in_every_epoch_are_caught() {
+    let (c, s) = (two_bands(), 0.8);
+    let promise = curve(&poisson_twice(0.9), s);
+    let who = || Who::Believes("cyclic-poisson:2:0.9");
+    assert_kept(&report(&c, s, &deployed("cyclic-poisson:2:0.9", 4), who(), &promise));
+    let redrawn = Redrawn { parts: 2, steps: 4, rate: 0.9, public: true };
+    assert!(report(&c, s, &redrawn, who(), &promise).refuted());
+    // Where there is nothing to overlap, it does not matter.
+    let independent = Mat::identity(4, 4);
+    assert_kept(&report(&independent, s, &redrawn, who(), &promise));
+}
+
+#[test]
+fn bins_redrawn_in_every_epoch_are_caught_where_they_are_worse() {
+    // Steps 1 and 2 almost coincide, as do 0 and 3: a unit of one bin has one of each pair.
+    let c = columns([&[0.2, 0.0, 0.0, 1.0], &[0.2, 1.0], &[1.0], &[1.0]]);
+    let s = 0.7;
+    let promise = curve(&two_bins(&c), s);
+    let believes = || Who::Believes("balls-in-bins:2");
+    assert_kept(&report(&c, s, &deployed("balls-in-bins:2", 4), believes(), &promise));
+    let patterns = vec![vec![0, 2], vec![0, 3], vec![1, 2], vec![1, 3]];
+    let redrawn = Redrawn { parts: 2, steps: 4, rate: 1.0, public: false };
+    assert!(report(&c, s, &redrawn, Who::Knows(patterns.clone()), &promise).refuted());
+    // Whoever knows what is not so learns nothing more of the honest sampler.
+    assert!(!report(&c, s, &deployed("balls-in-bins:2", 4), Who::Knows(patterns), &promise).refuted());
+}
+
+#[test]
+fn a_band_too_many_is_caught() {
+    let s = 0.8;
+    let promise = curve(&poisson_twice(0.5), s);
+    let who = || Who::Believes("cyclic-poisson:2:0.5");
+    let lottery = deployed("cyclic-poisson:2:0.5", 4);
+    assert_kept(&report(&two_bands(), s, &lottery, who(), &promise));
+    let three = columns([&[1.0, 1.0, 1.0], &[1.0, 1.0, 1.0], &[1.0, 0.2], &[1.0]]);
+    assert!(report(&three, s, &lottery, who(), &promise).refuted());
+}
+
+#[test]
+fn the_sampled_audit_does_not_depend_on_threads() {
+    let form = crate::form::StateSpace::independent(4).unwrap();
+    let promise = [CurvePoint { epsilon: 1.0, delta: 1e-3 }];
+    let options = AuditOptions { trials: 10_001, ..Default::default() };
+    let run = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let sampling = "cyclic-poisson:2:0.5".parse().unwrap();
+        pool.install(|| {
+            audit_sampled_form(&form, 1.0, sampling, Adjacency::default(), 1.0, &promise, options).unwrap()
+        })
+    };
+    let (one, three) = (run(1), run(3));
+    assert_eq!(one, three);
+    assert_eq!(one.rows[0].present.first_games + one.rows[0].present.second_games, 10_001);
+}
+
+#[test]
+fn bad_input_is_named() {
+    let form = crate::form::StateSpace::independent(4).unwrap();
+    let message = |sampling: Sampling, promise: &[CurvePoint]| {
+        let options = AuditOptions { trials: 10, ..Default::default() };
+        audit_sampled_form(&form, 1.0, sampling, Adjacency::default(), 1.0, promise, options)
+            .unwrap_err()
+            .to_string()
+    };
+    let (bins, point) = (Sampling::BallsInBins { bins: 2 }, CurvePoint { epsilon: 1.0, delta: 0.1 });
+    assert!(message(Sampling::None, &[point]).starts_with("sampling is none"));
+    assert!(message(bins, &[]).starts_with("number of points is 0"));
+    assert!(message(bins, &[point; 9]).starts_with("number of points is 9"));
+    assert!(message(bins, &[CurvePoint { epsilon: f64::NAN, ..point }]).starts_with("epsilon is NaN"));
+    assert!(message(bins, &[CurvePoint { delta: 1.5, ..point }]).starts_with("delta is 1.5"));
+}
