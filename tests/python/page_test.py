@@ -294,6 +294,7 @@ def test_the_saved_file_verifies(page):
     end = time.monotonic() + 60
     while not file.exists() and time.monotonic() < end:
         time.sleep(0.05)
+    assert file.exists(), page.text("#status")
     done = subprocess.run([PROGRAM, "verify", str(file), "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
