@@ -201,6 +201,23 @@ def test_the_chart_is_read_and_used_by_keyboard(page):
     assert page.text("#curve .readout").startswith(f"ε = {epsilon}:") and epsilon != "4"
 
 
+def test_a_late_answer_to_an_older_question_is_ignored(page):
+    page.run(
+        "const ask = fetch; let first = true; window.fetch = async (path, options) => {"
+        "  if (!path.startsWith('plan') || !first) return ask(path, options);"
+        "  first = false; window.asked = true; const late = await ask(path);"
+        "  await new Promise(done => setTimeout(done, 3000)); window.late = true; return late; }"
+    )
+    page.press("#epsilon-slider", ["home"])
+    page.until("return window.asked")
+    page.answer_to(lambda: page.press("#epsilon-slider", ["end"]))
+    shown = page.text("#headline"), page.text("#rows")
+    assert not page.run("return window.late")
+    page.until("return window.late")
+    time.sleep(0.2)
+    assert (page.text("#headline"), page.text("#rows")) == shown
+
+
 def test_wrong_numbers_get_a_message(page):
     before = page.text("#headline")
     for field, value, words in [
