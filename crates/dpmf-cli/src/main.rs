@@ -13,6 +13,8 @@ mod inspect;
 mod ledger;
 mod matrix;
 mod noise;
+#[cfg(test)] // until a command uses it
+mod plan;
 mod plot;
 mod progress;
 mod report;

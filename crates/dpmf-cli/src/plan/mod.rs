@@ -1,0 +1,3 @@
+//! `dpmf plan`.
+
+mod server;

@@ -1,0 +1,328 @@
+"""The page of `dpmf plan --page`, in Debian's Chromium through its WebDriver (scripts/setup-chromium).
+
+DPMF names the program. While the page is being worked on, DPMF_PAGE may name the address of a server that already runs.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+PROGRAM = os.environ["DPMF"]
+KEYS = {"home": "\ue011", "end": "\ue010", "left": "\ue012", "right": "\ue014", "tab": "\ue004", "enter": "\ue007"}
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that the standard gives to references
+
+
+class Browser:
+    """As much of the WebDriver protocol as this needs."""
+
+    def __init__(self, driver, folder):
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+        flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        flags += ["--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}"]
+        wanted = {
+            "goog:chromeOptions": {"args": flags, "binary": shutil.which("chromium")},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        self.address = f"{driver}/session"
+        self.address += "/" + self.call("", capabilities={"alwaysMatch": wanted})["sessionId"]
+        self.downloads = folder / "downloads"
+        self.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
+
+    def call(self, path, method="POST", **body):
+        data = json.dumps(body).encode() if method == "POST" else None
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as failure:
+            raise AssertionError(f"{path}: {failure.read().decode()}") from None
+
+    def devtools(self, command, **parameters):
+        return self.call("/goog/cdp/execute", cmd=command, params=parameters)
+
+    def run(self, script, *arguments):
+        return self.call("/execute/sync", script=script, args=arguments)
+
+    def text(self, selector):
+        return self.run("return document.querySelector(arguments[0]).textContent", selector)
+
+    def press(self, selector, keys):
+        """Moves the focus, then presses keys, by name or letter."""
+        self.run("document.querySelector(arguments[0]).focus()", selector)
+        self.type(keys)
+
+    def type(self, keys):
+        """Presses keys wherever the focus is."""
+        strokes = [{"type": way, "value": KEYS.get(key, key)} for key in keys for way in ("keyDown", "keyUp")]
+        self.call("/actions", actions=[{"type": "key", "id": "keyboard", "actions": strokes}])
+
+    def click(self, selector):
+        element = self.call("/element", using="css selector", value=selector)[ELEMENT]
+        self.call(f"/element/{element}/click")
+
+    def wide(self, width, height=900):
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
+
+    def until(self, script, seconds=60):
+        """Waits for a script to return something true, and returns that."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := self.run(script):
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"not within {seconds} s: {script}; the page says {self.text('#status')!r}")
+
+    def settled(self, seconds=60):
+        """Waits for the answer to what is set now: the headline and both charts."""
+        return self.until(
+            "return !document.querySelector('.stale') && document.querySelectorAll('figure svg').length == 2"
+            " && /^Weighed/.test(document.querySelector('#status').textContent)"
+            " && document.querySelector('#headline').textContent",
+            seconds,
+        )
+
+    def answer_to(self, act, seconds=60):
+        """Does something and waits for the plan that answers it; the seconds it took."""
+        self.run(
+            "window.before = document.querySelector('#rows').firstChild;"
+            "window.arrived = null;"
+            "new MutationObserver((_, watch) => { window.arrived = performance.now(); watch.disconnect(); })"
+            ".observe(document.querySelector('#rows'), { childList: true });"
+        )
+        act()
+        begun = self.run("return window.begun ?? 0")
+        arrived = self.until("return window.arrived", seconds)
+        self.settled(seconds)
+        return (arrived - begun) / 1000
+
+
+def ended(process):
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Where the page is, with the token that the program made."""
+    if given := os.environ.get("DPMF_PAGE"):
+        yield given
+        return
+    command = [PROGRAM, "plan", "--page", "--port", "0", "--no-open"]
+    program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+/\w+/", said)):
+            line = program.stderr.readline()
+            assert line, f"no address on standard error: {said!r}"
+            said += line
+        yield found[0]
+    finally:
+        ended(program)
+        program.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        for line in driver.stdout:
+            if found := re.search(r"started successfully on port (\d+)", line):
+                break
+        page = Browser(f"http://127.0.0.1:{found[1]}", tmp_path_factory.mktemp("browser"))
+        yield page
+        page.call("", "DELETE")
+    finally:
+        ended(driver)
+        driver.stdout.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """The page as it opens, on a desk; afterwards, nothing went wrong in it and nothing went elsewhere."""
+    browser.call("/se/log", type="browser")
+    browser.call("/se/log", type="performance")
+    browser.wide(1280)
+    browser.call("/url", url="about:blank")
+    browser.call("/url", url=address)
+    browser.settled()
+    browser.expected = []
+    yield browser
+    entries = browser.call("/se/log", type="browser")
+    said = [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+    said = [message for message in said if not any(words in message for words in browser.expected)]
+    assert not said, said
+    messages = [json.loads(entry["message"])["message"] for entry in browser.call("/se/log", type="performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert any("/plan?" in url for url in asked), "the log of requests is empty"
+    elsewhere = [url for url in asked if not url.startswith((address, "blob:", "data:", "about:"))]
+    assert not elsewhere, elsewhere
+
+
+def chosen(page):
+    """Mechanism and batches, without the numbers, which differ anyway."""
+    return page.text("tr.chosen th code"), page.text("tr.chosen td.words").split(":")[0]
+
+
+def test_opens_with_an_answer(page):
+    assert re.search(r"× 0\.\d\d$", page.text("#headline"))
+    assert page.run("return document.querySelectorAll('tr.chosen').length") == 1
+    assert "DP-SGD" in page.text("tr.rivalrow")
+    assert page.run("return document.querySelectorAll('#curve path.curve').length") == 3
+    assert page.text("#statement").strip()
+
+
+def test_another_epsilon_by_keyboard_chooses_another_mechanism(page):
+    found = set()
+    for key in ["home", "end"]:
+        page.answer_to(lambda: page.press("#epsilon-slider", [key]))
+        found.add(chosen(page))
+    assert len(found) == 2, found
+    assert page.run("return document.querySelector('#epsilon').value") == "32"
+    page.answer_to(lambda: page.press("#epsilon-slider", ["left"]))
+    assert float(page.run("return document.querySelector('#epsilon').value")) < 32
+
+
+def test_the_chart_is_read_and_used_by_keyboard(page):
+    page.press("#curve svg", ["home"])
+    first = page.text("#curve .readout")
+    page.press("#curve svg", ["right"])
+    assert first.startswith("ε = ") and page.text("#curve .readout") != first
+    page.answer_to(lambda: page.press("#curve svg", ["enter"]))
+    epsilon = page.run("return document.querySelector('#epsilon').value")
+    assert page.text("#curve .readout").startswith(f"ε = {epsilon}:") and epsilon != "4"
+
+
+def test_a_late_answer_to_an_older_question_is_ignored(page):
+    page.run(
+        "const ask = fetch; let first = true; window.fetch = async (path, options) => {"
+        "  if (!path.startsWith('plan') || !first) return ask(path, options);"
+        "  first = false; window.asked = true; const late = await ask(path);"
+        "  await new Promise(done => setTimeout(done, 3000)); window.late = true; return late; }"
+    )
+    page.press("#epsilon-slider", ["home"])
+    page.until("return window.asked")
+    page.answer_to(lambda: page.press("#epsilon-slider", ["end"]))
+    shown = page.text("#headline"), page.text("#rows")
+    assert not page.run("return window.late")
+    page.until("return window.late")
+    time.sleep(0.2)
+    assert (page.text("#headline"), page.text("#rows")) == shown
+
+
+def test_wrong_numbers_get_a_message(page):
+    before = page.text("#headline")
+    for field, value, words in [
+        ("batch", "70000", "larger than the data"),
+        ("epsilon", "0", "above 0"),
+        ("delta", "tiny", "not a number"),
+        ("epochs", "1.5", "whole number"),
+    ]:
+        kept = page.run("return document.getElementById(arguments[0]).value", field)
+        set_field(page, field, value)
+        page.until("return document.querySelector('#deep').classList.contains('stale')")
+        assert words in page.text(f"#{field}-wrong")
+        assert page.run("return document.getElementById(arguments[0]).getAttribute('aria-invalid')", field) == "true"
+        assert page.text("#headline") == before and "second look" in page.text("#status")
+        page.answer_to(lambda: set_field(page, field, kept))
+        assert page.run("return document.querySelector('.wrong:not([hidden])')") is None
+
+
+def test_what_the_program_refuses_is_said_beside_the_fields(page):
+    before = page.text("#headline")
+    set_field(page, "examples", "1e15")
+    words = page.until("return document.querySelector('#problem:not([hidden])')?.textContent")
+    assert len(words) > 10 and page.text("#headline") == before
+    page.until("return document.querySelector('#deep').classList.contains('stale')")
+    page.expected = ["status of 400"]
+    page.answer_to(lambda: set_field(page, "examples", "60000"))
+    assert page.run("return document.querySelector('#problem').hidden")
+
+
+def set_field(page, name, value):
+    page.run("document.getElementById(arguments[0]).select()", name)
+    page.press(f"#{name}", value)
+
+
+def test_a_distrusted_sampler_changes_the_plan(page):
+    page.answer_to(lambda: page.press("#sampling", " "))
+    assert "any order" in page.text("#headline")
+    assert "Left out" in page.text("#rows")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_sticks_out(page, width):
+    page.wide(width)
+    for setting in ["examples=5000&batch=50&epochs=2", "examples=100000000&batch=1000000&delta=1e-12&momentum=0.95"]:
+        page.answer_to(lambda: page.run("location.hash = arguments[0]", setting))
+        assert page.run("return document.documentElement.scrollWidth") <= width
+    page.click("#all")
+    for tab in ["cli", "opacus", "jax", "flower"]:
+        page.run("document.getElementById(arguments[0]).click()", f"tab-{tab}")
+        assert page.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_tabs_go_by_arrow_keys(page):
+    seen = []
+    page.press("#tab-cli", ["home"])
+    for _ in range(5):
+        seen.append(page.run("return document.activeElement.id"))
+        assert page.run("return document.activeElement.ariaSelected") == "true"
+        assert page.run("return [...document.querySelectorAll('[role=tabpanel]:not([hidden])')].map(p => p.id)") == [
+            seen[-1].replace("tab", "panel")
+        ]
+        page.press(f"#{seen[-1]}", ["right"])
+    assert seen == ["tab-cli", "tab-opacus", "tab-jax", "tab-flower", "tab-cli"]
+
+
+def test_everything_is_reached_by_the_tab_key_and_has_a_name(page):
+    page.run("document.querySelector('#more').open = true; document.activeElement.blur()")
+    reached = set()
+    for _ in range(60):
+        page.type(["tab"])
+        reached.add(page.run("return document.activeElement.id || document.activeElement.textContent"))
+    wanted = page.run("return [...document.querySelectorAll('form input, form select')].map(f => f.id)")
+    assert reached >= {*wanted, "save", "all", "tab-cli"}, set(wanted) - reached
+    tree = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    roles = ("button", "slider", "textbox", "checkbox", "switch", "combobox", "tab")
+    controls = [node for node in tree if not node["ignored"] and node["role"]["value"] in roles]
+    assert len(controls) > 20 and all(node["name"]["value"] for node in controls)
+
+
+def test_a_reload_keeps_what_was_set(page):
+    page.answer_to(lambda: set_field(page, "epochs", "5"))
+    before = page.text("#headline")
+    page.call("/refresh")
+    assert page.settled() == before
+    assert page.run("return document.querySelector('#epochs').value") == "5"
+
+
+def test_the_saved_file_verifies(page):
+    page.click("#save")
+    file = page.downloads / "plan.safetensors"
+    end = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert file.exists(), page.text("#status")
+    done = subprocess.run([PROGRAM, "verify", str(file), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_answer_takes_less_than_a_second(page):
+    """Every preset has at most 2000 steps; the first answer may warm up what others reuse."""
+    slider = "#epsilon-slider"
+    page.run("document.querySelector(arguments[0]).addEventListener('input', () => begun = performance.now())", slider)
+    for preset in range(1, page.run("return document.querySelectorAll('#presets button').length") + 1):
+        page.answer_to(lambda: page.click(f"#presets button:nth-child({preset})"))
+        steps = int(re.match(r"[\d,]+", page.text("#pace"))[0].replace(",", ""))
+        assert steps <= 2000
+        seconds = page.answer_to(lambda: page.press(slider, ["left"]))
+        assert 0.1 < seconds < 1, f"{seconds:.2f} s for {steps} steps"
