@@ -1,7 +1,8 @@
 //! The privacy curve: δ as a function of ε, whatever mechanism it belongs to.
 
 use super::interval::Interval;
-use super::{Accountant, check_delta, check_epsilon, check_positive, search, shown};
+use super::pld::{self, Bracket, Phase, PoissonCurve};
+use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, gaussian, search, shown};
 use crate::error::{Error, Result};
 
 /// What a mechanism promises at every ε at once.
@@ -27,6 +28,8 @@ pub enum PrivacyCurve {
         /// By which of its descriptions ε and δ are read.
         accountant: Accountant,
     },
+    /// The curve of steps that sample their records, by privacy loss distributions.
+    Poisson(PoissonCurve),
 }
 
 impl PrivacyCurve {
@@ -38,13 +41,80 @@ impl PrivacyCurve {
         Ok(Self::Gaussian { mu, accountant })
     }
 
+    /// The curve of phases of rounds, each of which takes every record with some probability, in secret: DP-SGD, or a
+    /// banded mechanism whose parts of the data take turns.
+    ///
+    /// Guarantee: for records added, removed, or replaced with zero; without sampling it is the Gaussian's own curve.
+    /// Errors: those of [`PoissonCurve::new`]; replacing a record with another one.
+    ///
+    /// ```
+    /// use dpmf::accounting::{Adjacency, Phase, PrivacyCurve};
+    ///
+    /// let steps = Phase { noise_multiplier: 1.0, rate: 0.01, rounds: 1000 };
+    /// let curve = PrivacyCurve::poisson(&[steps], Adjacency::AddOrRemove)?;
+    /// assert!((curve.epsilon(1e-5)? - 1.8282).abs() < 1e-3);
+    /// # Ok::<(), dpmf::Error>(())
+    /// ```
+    pub fn poisson(phases: &[Phase], adjacency: Adjacency) -> Result<Self> {
+        let curve = PoissonCurve::new(phases)?;
+        if adjacency == Adjacency::ReplaceOne && phases.iter().any(|p| p.rate < 1.0) {
+            return Err(Error::Unsupported {
+                what: "replacing a record with another one under sampling".into(),
+                hint: "sampled steps are accounted for records added or removed, or replaced with zero",
+            });
+        }
+        match curve.mu() {
+            Some(mu) => {
+                let mu = Interval::exact(mu) * adjacency.sensitivity_factor();
+                // The factor is 1 or 2: exact, so that nothing is rounded twice.
+                Self::gaussian(
+                    if adjacency.sensitivity_factor() == 1.0 { mu.hi.next_down() } else { mu.hi },
+                    Accountant::Exact,
+                )
+            }
+            None => Ok(Self::Poisson(curve)),
+        }
+    }
+
     /// δ at ε; 1 where nothing is proved.
     ///
     /// Guarantee: rounded up.
     /// Errors: ε not positive and finite.
     pub fn delta(&self, epsilon: f64) -> Result<f64> {
-        match *self {
-            Self::Gaussian { mu, accountant } => accountant.delta(mu, epsilon),
+        match self {
+            Self::Gaussian { mu, accountant } => accountant.delta(*mu, epsilon),
+            Self::Poisson(curve) => curve.delta(epsilon),
+        }
+    }
+
+    /// ε at δ from below and from above, no further apart than `width` where the arithmetic allows it.
+    ///
+    /// Guarantee: the lower end is at most ε, the upper at least. By an accountant other than the exact one, the lower
+    /// end is still that of the mechanism, the upper one what the accountant proves.
+    /// Errors: δ outside (0, 1); a width that is not positive and finite; an ε too large to be a number.
+    pub fn epsilon_bracket(&self, delta: f64, width: f64) -> Result<Bracket> {
+        check_positive("width", width)?;
+        match self {
+            Self::Gaussian { mu, accountant } => Ok(Bracket {
+                lower: gaussian::epsilon_lower(*mu, delta)?,
+                upper: accountant.epsilon(*mu, delta)?,
+            }),
+            Self::Poisson(curve) => curve.epsilon_bracket(delta, width),
+        }
+    }
+
+    /// δ at ε from below and from above, as near to each other as `width` in ε makes them.
+    ///
+    /// Guarantee: the lower end is at most δ, the upper at least.
+    /// Errors: ε or the width not positive and finite.
+    pub fn delta_bracket(&self, epsilon: f64, width: f64) -> Result<Bracket> {
+        check_positive("width", width)?;
+        match self {
+            Self::Gaussian { mu, accountant } => {
+                let upper = accountant.delta(*mu, epsilon)?;
+                Ok(Bracket { lower: gaussian::ln_delta_enclosure(*mu, epsilon).exp().lo, upper })
+            }
+            Self::Poisson(curve) => curve.delta_bracket(epsilon, width),
         }
     }
 
@@ -53,8 +123,9 @@ impl PrivacyCurve {
     /// Guarantee: rounded up.
     /// Errors: δ outside (0, 1); an ε too large to be a number.
     pub fn epsilon(&self, delta: f64) -> Result<f64> {
-        match *self {
-            Self::Gaussian { mu, accountant } => accountant.epsilon(mu, delta),
+        match self {
+            Self::Gaussian { mu, accountant } => accountant.epsilon(*mu, delta),
+            Self::Poisson(curve) => curve.epsilon(delta),
         }
     }
 
@@ -68,49 +139,78 @@ impl PrivacyCurve {
 
     /// The curve of all the mechanisms together, chosen adaptively.
     ///
-    /// Gaussian mechanisms compose to one whose μ² is the sum of theirs: nothing is lost.
+    /// Gaussian mechanisms compose to one whose μ² is the sum of theirs: nothing is lost. With sampled steps among them
+    /// all become phases of one composition.
     ///
     /// Guarantee: μ is rounded up.
-    /// Errors: no mechanism; curves that are read by different accountants.
+    /// Errors: no mechanism; curves that are read by different accountants; sampled steps beside a Gaussian that is
+    /// not read by the exact one.
     ///
     /// Reference: Corollary 3.3 of \[DRS22\].
     pub fn compose(curves: &[Self]) -> Result<Self> {
-        let accountant = match curves {
+        match curves {
             [] => return Err(Error::argument("curves", 0, "at least one mechanism is needed")),
             // Alone, a mechanism is as private as it is, without another rounding.
             [alone] => return Ok(alone.clone()),
-            [Self::Gaussian { accountant, .. }, ..] => accountant,
-        };
-        let largest = curves.iter().map(|Self::Gaussian { mu, .. }| *mu).fold(0.0, f64::max);
-        // Scaled by the largest μ, so that no square overflows.
-        let mut total = Interval::exact(0.0);
-        for Self::Gaussian { mu, accountant: other } in curves {
-            if other != accountant {
-                return Err(Error::argument("accountant", other, "all curves must be read by the same one"));
-            }
-            total = total + (Interval::exact(*mu) / largest).square();
+            _ => {}
         }
-        Self::gaussian((total.sqrt() * largest).hi, *accountant)
+        let mut gaussians = Vec::new();
+        let mut phases: Vec<Phase> = Vec::new();
+        for curve in curves {
+            match curve {
+                Self::Gaussian { mu, accountant } => gaussians.push((*mu, *accountant)),
+                Self::Poisson(curve) => phases.extend_from_slice(curve.phases()),
+            }
+        }
+        let accountant = match gaussians[..] {
+            [] => Accountant::Exact,
+            [(_, accountant), ..] => accountant,
+        };
+        if let Some((_, other)) = gaussians.iter().find(|(_, other)| *other != accountant) {
+            return Err(Error::argument("accountant", other, "all curves must be read by the same one"));
+        }
+        if !phases.is_empty() {
+            if accountant != Accountant::Exact {
+                let rule = "beside sampled steps a Gaussian can only be read by the exact one";
+                return Err(Error::argument("accountant", accountant, rule));
+            }
+            for (mu, _) in gaussians {
+                let noise_multiplier = (Interval::exact(1.0) / mu).lo;
+                phases.push(Phase { noise_multiplier, rate: 1.0, rounds: 1 });
+            }
+            return Ok(Self::Poisson(PoissonCurve::new(&phases)?));
+        }
+        let largest = gaussians.iter().map(|(mu, _)| *mu).fold(0.0, f64::max);
+        // Scaled by the largest μ, so that no square overflows.
+        let total = gaussians
+            .iter()
+            .fold(Interval::exact(0.0), |total, (mu, _)| total + (Interval::exact(*mu) / largest).square());
+        Self::gaussian((total.sqrt() * largest).hi, accountant)
     }
 
     /// μ, where the mechanism is Gaussian.
     pub fn mu(&self) -> Option<f64> {
         match *self {
             Self::Gaussian { mu, .. } => Some(mu),
+            Self::Poisson(_) => None,
         }
     }
 }
 
-/// The smallest noise multiplier σ whose curve satisfies (ε, δ), by bisection.
+/// The smallest noise multiplier σ whose curve satisfies (ε, δ): by bisection, or for sampled steps by secants to a
+/// relative 1e-5.
 ///
 /// `curve` must promise more the larger σ is.
 ///
 /// Guarantee: rounded up: the curve was seen to satisfy (ε, δ) at the result.
-/// Cost: some hundred evaluations of the curve.
+/// Cost: some hundred evaluations of a closed form, or a few compositions.
 /// Errors: ε not positive and finite, δ outside (0, 1), a target that no finite noise reaches.
 pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>) -> Result<f64> {
     check_epsilon(epsilon)?;
     check_delta(delta)?;
+    if let Ok(PrivacyCurve::Poisson(_)) = curve(1.0) {
+        return secants(epsilon, delta, curve);
+    }
     // Asking for δ at ε is one evaluation; asking for ε at δ is a search of its own.
     let close = |sigma: f64| curve(sigma).and_then(|curve| curve.delta(epsilon)).is_ok_and(|d| d <= delta);
     let (mut below, mut above) = (1.0, 1.0);
@@ -138,6 +238,80 @@ pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<Privacy
         }
     }
     Ok(sigma)
+}
+
+/// The least noise multiplier of sampled steps that gives (ε, δ): DP-SGD with `rounds` steps, each of which takes every
+/// record with probability `rate`.
+///
+/// Guarantee: rounded up, by about 1e-5 of it; for records added, removed, or replaced with zero.
+/// Cost: a few compositions: milliseconds for hundreds of rounds.
+/// Errors: ε not positive and finite, δ outside (0, 1), a rate outside (0, 1], no rounds.
+pub fn poisson_noise_multiplier(epsilon: f64, delta: f64, rate: f64, rounds: u64) -> Result<f64> {
+    // The rate and the rounds are checked at a noise multiplier that is beyond doubt.
+    PoissonCurve::new(&[Phase { noise_multiplier: 1.0, rate, rounds }])?;
+    calibrate(epsilon, delta, |noise_multiplier| {
+        PrivacyCurve::poisson(&[Phase { noise_multiplier, rate, rounds }], Adjacency::AddOrRemove)
+    })
+}
+
+/// [`calibrate`] for curves that take milliseconds: a guess by the saddle point, then secants on what is proved.
+fn secants(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>) -> Result<f64> {
+    const TOLERANCE: f64 = 1e-5;
+    // Guessed: too little noise for a curve is too much ε.
+    let guess = |sigma: f64| match curve(sigma) {
+        Ok(PrivacyCurve::Poisson(curve)) => curve.guess(delta),
+        _ => f64::INFINITY,
+    };
+    let (mut low, mut high) = (libm::log(pld::LEAST_NOISE), libm::log(1e8));
+    while high - low > 1e-3 {
+        let middle = 0.5 * (low + high);
+        if guess(libm::exp(middle)) <= epsilon {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    // ln ε falls by so much as ln σ grows by one.
+    let at = libm::exp(high);
+    let ratio = guess(at * 0.99) / guess(at);
+    let slope = if ratio.is_finite() { (libm::log(ratio) / 0.01).clamp(0.2, 20.0) } else { 1.0 };
+
+    // Proved: the noise at which too much was seen, and at which enough was, with ln of ε over its target.
+    let excess = |sigma: f64| Ok::<_, Error>(libm::log(curve(sigma)?.epsilon(delta)?.max(1e-300) / epsilon));
+    let (mut too_little, mut enough): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+    let mut sigma = at.max(pld::LEAST_NOISE);
+    for _ in 0..60 {
+        let over = excess(sigma)?;
+        if over <= 0.0 {
+            enough = Some((sigma, over));
+            // Within the tolerance, or as little noise as there can be.
+            if over > -0.9 * TOLERANCE * slope || sigma <= pld::LEAST_NOISE {
+                return Ok(sigma);
+            }
+        } else {
+            too_little = Some((sigma, over));
+        }
+        // A little to the safe side of where the line through the two, or the slope guessed, meets the target.
+        let next = match (too_little, enough) {
+            (Some((a, over)), Some((b, under))) => {
+                if b <= a * (1.0 + TOLERANCE) {
+                    return Ok(b);
+                }
+                let share = (over / (over - under)).clamp(0.02, 0.98);
+                let line = a * libm::exp(libm::log(b / a) * share);
+                (line * (1.0 + 0.4 * TOLERANCE)).min(0.5 * (line + b))
+            }
+            _ => {
+                let step = (over / slope).clamp(-1.0, 1.0);
+                sigma * libm::exp(step) * (1.0 + 0.5 * TOLERANCE)
+            }
+        };
+        sigma = next.max(pld::LEAST_NOISE);
+    }
+    match enough {
+        Some((sigma, _)) => Ok(sigma),
+        None => Err(Error::argument("epsilon", shown(epsilon), "no finite noise can be shown to reach it")),
+    }
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ pub mod curve;
 pub mod gaussian;
 pub mod ledger;
 pub mod paper;
+pub mod pld;
 pub mod rdp;
 pub mod statement;
 pub mod utility;
@@ -49,8 +50,9 @@ pub(crate) mod search;
 
 pub use allocation::Allocation;
 pub use calibrate::{Account, Calibration, Terms, compose};
-pub use curve::PrivacyCurve;
+pub use curve::{PrivacyCurve, poisson_noise_multiplier};
 pub use ledger::{Ledger, LedgerFile, Release};
+pub use pld::{Bracket, Phase, PoissonCurve};
 pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 
