@@ -1,7 +1,7 @@
 //! A form as it will be deployed for a workload, with everything that was proved about it.
 
 use crate::accounting::{
-    Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms,
+    Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
 };
 use crate::error::{Error, Result};
 use crate::factorize::{Certificate, Dual, Optimum, lower_bound_at};
@@ -11,6 +11,7 @@ use crate::identity::Identity;
 use crate::loss::Loss;
 use crate::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
 use crate::participation::{Participation, Sampling};
+use crate::sensitivity;
 use crate::workload::Workload;
 use std::ops::Range;
 
@@ -24,7 +25,7 @@ pub struct Mechanism {
     workload: Workload,
     form: Form,
     participation: Participation,
-    sampling: Sampling,
+    sampled: Sampled,
     loss: Loss,
     family: Option<Selector>,
     bound: Option<Bound>,
@@ -63,16 +64,33 @@ impl Mechanism {
     /// Errors: steps of workload and form that differ, coefficients outside the range of f32, a participation that no
     /// form covers.
     pub fn new(workload: Workload, form: &Form, participation: Participation) -> Result<Self> {
-        Self::with_sensitivity(workload, form, participation, None)
+        Self::sampled(workload, form, participation, Sampling::None)
     }
 
-    /// [`Mechanism::new`] with a sensitivity that somebody states.
+    /// [`Mechanism::new`] that counts on units coming into steps by chance.
+    ///
+    /// The sensitivity is that of one participation where parts of the data take turns, and their number counts in the
+    /// privacy curve; of all participations of a unit where units hide in bins.
+    ///
+    /// Errors: those of it; a participation other than [`Sampling::participation`]; an encoder with more diagonals than parts
+    /// that take turns; for bins, one that is not seen to be non-negative.
+    pub fn sampled(
+        workload: Workload,
+        form: &Form,
+        participation: Participation,
+        sampling: Sampling,
+    ) -> Result<Self> {
+        Self::with_sensitivity(workload, form, participation, sampling, None)
+    }
+
+    /// [`Mechanism::sampled`] with a sensitivity that somebody states.
     ///
     /// Errors: those of it; a sensitivity below that of the coefficients, by however little.
     pub(crate) fn with_sensitivity(
         workload: Workload,
         form: &Form,
         participation: Participation,
+        sampling: Sampling,
         stated: Option<f64>,
     ) -> Result<Self> {
         let (actual, expected) = (form.steps(), workload.steps());
@@ -80,7 +98,7 @@ impl Mechanism {
             return Err(Error::WrongLength { name: "form", actual, expected });
         }
         let form = form.deployed()?;
-        let proved = participation.sensitivity(&form)?.gamma;
+        let proved = sensitivity::under(participation, sampling, &form)?;
         let sensitivity = stated.unwrap_or(proved * (1.0 + MARGIN));
         if !proved.is_finite() || !sensitivity.is_finite() {
             return Err(Error::Numerical {
@@ -101,8 +119,9 @@ impl Mechanism {
                 reason: "it is not finite",
             });
         }
-        let (sampling, family, bound, privacy) = (Sampling::default(), None, None, None);
-        Ok(Self { workload, form, participation, sampling, loss, family, bound, privacy })
+        let sampled = sensitivity::hidden(sampling, &form, sensitivity)?;
+        let (family, bound, privacy) = (None, None, None);
+        Ok(Self { workload, form, participation, sampled, loss, family, bound, privacy })
     }
 
     /// Says which family the form was taken from.
@@ -135,11 +154,16 @@ impl Mechanism {
 
     /// Counts on units coming into steps by chance. A calibration made before it is dropped.
     ///
-    /// Errors: sampling that is not there yet.
-    pub fn with_sampling(mut self, sampling: Sampling) -> Result<Self> {
-        sampling.supported()?;
-        (self.sampling, self.privacy) = (sampling, None);
-        Ok(self)
+    /// So is a lower bound: it holds for what is not sampled.
+    ///
+    /// Errors: those of [`Mechanism::sampled`].
+    pub fn with_sampling(self, sampling: Sampling) -> Result<Self> {
+        if sampling == self.sampling() {
+            return Ok(Self { privacy: None, ..self });
+        }
+        let family = self.family;
+        let sampled = Self::sampled(self.workload, &self.form, self.participation, sampling)?;
+        Ok(Self { family, ..sampled })
     }
 
     /// Solves for the noise that gives (ε, δ) at a clipping norm, and states what that means.
@@ -167,7 +191,8 @@ impl Mechanism {
     /// Sensitivity, sampling and clip under the conditions of a guarantee.
     pub fn terms(&self, clip: f64, conditions: Conditions) -> Terms {
         let Conditions { adjacency, accountant, .. } = conditions;
-        Terms { adjacency, accountant, sampling: self.sampling, sensitivity: self.sensitivity(), clip }
+        let sampled = self.sampled.clone();
+        Terms { adjacency, accountant, sampled, sensitivity: self.sensitivity(), clip }
     }
 
     pub(crate) fn with_calibration(mut self, calibration: Calibration, unit: PrivacyUnit) -> Result<Self> {
@@ -195,7 +220,12 @@ impl Mechanism {
 
     /// The sampling that the privacy curve counts on.
     pub fn sampling(&self) -> Sampling {
-        self.sampling
+        self.sampled.sampling()
+    }
+
+    /// The sampling with what the form makes of it.
+    pub fn hiding(&self) -> &Sampled {
+        &self.sampled
     }
 
     /// The family that the form is said to be of; what is proved does not depend on it.
@@ -242,7 +272,7 @@ impl Mechanism {
             let (calibration, terms) = (statement.calibration(), statement.calibration().terms());
             [calibration.noise_multiplier(), terms.sensitivity, terms.clip]
         });
-        Identity::new(&self.workload, &self.form, self.participation, self.sampling, noise)
+        Identity::new(&self.workload, &self.form, self.participation, self.sampling(), noise)
     }
 
     /// The noise of one run, at its first step: the rows of `N Z` with `Z` of standard deviation σγζ.
@@ -296,7 +326,7 @@ impl Mechanism {
         output: Output,
         arithmetic: Arithmetic,
     ) -> Result<NoiseStream> {
-        let identity = Identity::new(&self.workload, &self.form, self.participation, self.sampling, None);
+        let identity = Identity::new(&self.workload, &self.form, self.participation, self.sampling(), None);
         NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output, arithmetic)
     }
 
@@ -335,7 +365,7 @@ impl Mechanism {
         let Some(statement) = &self.privacy else { return Vec::new() };
         let (steps, calibration) = (self.workload.steps(), statement.calibration());
         let total = calibration.epsilon();
-        if steps > LIMIT || self.sampling != Sampling::None {
+        if steps > LIMIT || self.sampled != Sampled::None {
             return vec![total; steps];
         }
         let Ok(sensitivities) = self.participation.sensitivities(&self.form) else {

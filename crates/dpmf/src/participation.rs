@@ -268,16 +268,30 @@ impl Sampling {
         }
     }
 
-    /// Refuses what is not there yet: the one place that knows.
+    /// The participation that the scheme means: where a unit can take part at all.
     ///
-    /// Errors: [`Error::Unsupported`].
-    pub fn supported(self) -> Result<()> {
+    /// Parts that take turns let their units come every `G` steps; bins let theirs come every `B` steps. `None` without
+    /// sampling.
+    ///
+    /// Errors: more bins than steps, or a number of them that is not ⌈n/K⌉ for the `K` turns of a bin, so that no number of
+    /// epochs describes them.
+    pub fn participation(self, steps: usize) -> Result<Option<Participation>> {
         match self {
-            Sampling::None => Ok(()),
-            other => Err(Error::Unsupported {
-                what: format!("sampling {other}"),
-                hint: "no amplification by sampling is counted on yet: use none",
-            }),
+            Sampling::None => Ok(None),
+            Sampling::CyclicPoisson { bands, .. } => {
+                Ok(Some(Participation::MinSeparation { separation: bands, times: None }))
+            }
+            Sampling::BallsInBins { bins } => {
+                let times = steps.div_ceil(bins.max(1));
+                if bins == 0 || bins > steps || steps.div_ceil(times) != bins {
+                    let rule = "it must be the steps of an epoch: all steps over the number of epochs, rounded up";
+                    return Err(Error::argument("bins", bins, rule));
+                }
+                Ok(Some(match times {
+                    1 => Participation::Single,
+                    times => Participation::Epochs { times },
+                }))
+            }
         }
     }
 }
@@ -369,8 +383,12 @@ mod tests {
 
     #[test]
     fn what_is_not_covered_is_refused_in_one_sentence() {
-        let message = Sampling::BallsInBins { bins: 3 }.supported().unwrap_err().to_string();
-        assert!(message.contains("balls-in-bins:3"), "{message}");
+        let bins = |bins: usize| Sampling::BallsInBins { bins }.participation(10);
+        assert_eq!(bins(5).unwrap(), Some(Participation::Epochs { times: 2 }));
+        assert_eq!(bins(4).unwrap(), Some(Participation::Epochs { times: 3 }));
+        assert_eq!(bins(10).unwrap(), Some(Participation::Single));
+        assert!(bins(6).unwrap_err().to_string().contains("bins is 6, but it must be the steps of an epoch"));
+        assert!(bins(11).is_err());
         let form = StateSpace::independent(8).unwrap();
         let too_many: Participation = "epochs:9".parse().unwrap();
         assert_eq!(too_many.sensitivity(&form).unwrap_err().kind(), "invalid-argument");

@@ -1,15 +1,27 @@
 //! What mechanisms are made for: a workload and a participation, with what was solved for them so far.
 
+use crate::accounting::{check_delta, check_epsilon};
 use crate::comparison::{Comparison, Row};
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Optimum, Options, Solver, optimal_for};
 use crate::family::Selector;
 use crate::form::Form;
 use crate::mechanism::{Bound, Mechanism};
-use crate::participation::Participation;
+use crate::participation::{Participation, Sampling};
 use crate::workload::{Recurrence, Workload};
 use faer::{Mat, MatRef};
 use std::cell::OnceCell;
+
+/// What noise is to be least for, where that depends on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Goal {
+    /// How units come into steps.
+    pub sampling: Sampling,
+    /// ε of the budget.
+    pub epsilon: f64,
+    /// δ of the budget.
+    pub delta: f64,
+}
 
 /// A workload under a participation. Every optimum is solved for once, whoever asks.
 ///
@@ -26,6 +38,7 @@ use std::cell::OnceCell;
 pub struct Problem {
     workload: Workload,
     participation: Participation,
+    goal: Option<Goal>,
     solver: Solver,
     options: Options,
     optimum: OnceCell<Optimum>,
@@ -53,7 +66,23 @@ impl Problem {
     ) -> Result<Self> {
         participation.pattern(workload.steps())?;
         let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Self { workload, participation, solver, options, optimum, prefix_sum, decoder })
+        Ok(Self { workload, participation, goal: None, solver, options, optimum, prefix_sum, decoder })
+    }
+
+    /// A problem for units that are sampled, under the participation that the sampling means, where the best mechanism is
+    /// another for every budget.
+    ///
+    /// Errors: those of [`Problem::new`] and of [`Sampling::participation`]; ε not positive and finite, δ outside (0, 1).
+    pub fn sampled(workload: Workload, goal: Goal) -> Result<Self> {
+        check_epsilon(goal.epsilon)?;
+        check_delta(goal.delta)?;
+        let participation = goal.sampling.participation(workload.steps())?.unwrap_or_default();
+        Ok(Self { goal: Some(goal), ..Self::new(workload, participation)? })
+    }
+
+    /// The budget that noise is to be least for, where units are sampled.
+    pub fn goal(&self) -> Option<Goal> {
+        self.goal
     }
 
     /// The workload.

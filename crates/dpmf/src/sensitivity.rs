@@ -10,6 +10,10 @@
 //!
 //! Reference: \[CMRT23\] for sensitivities over participation patterns.
 
+mod sampled;
+
+pub(crate) use sampled::{allocation, hidden, under};
+
 use crate::form::{EncoderColumns, Products, Representation};
 use crate::participation::Sensitivity;
 use faer::linalg::matmul::matmul;

@@ -2,9 +2,8 @@
 
 use super::curve::{self, PrivacyCurve};
 use super::interval::Interval;
-use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, shown, zcdp};
+use super::{Accountant, Adjacency, Sampled, check_delta, check_epsilon, check_positive, shown, zcdp};
 use crate::error::{Error, Result};
-use crate::participation::Sampling;
 use serde::{Deserialize, Serialize};
 
 /// `μ = factor/σ`: what a noise multiplier is worth under an adjacency.
@@ -124,14 +123,14 @@ impl Account {
 }
 
 /// What stays fixed while noise, ε and δ are traded against each other.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
     /// Which data sets are neighbours.
     pub adjacency: Adjacency,
     /// How ε and δ follow from the noise.
     pub accountant: Accountant,
     /// By what chance units come into steps.
-    pub sampling: Sampling,
+    pub sampled: Sampled,
     /// Sensitivity `γ` of the mechanism as deployed, for contributions of unit norm.
     pub sensitivity: f64,
     /// Clipping norm `ζ` of one contribution.
@@ -153,12 +152,11 @@ pub struct Calibration {
 }
 
 impl Terms {
-    /// The privacy curve at a noise multiplier: the one place where noise becomes privacy.
+    /// The privacy curve at a noise multiplier.
     ///
-    /// Errors: σ not positive and finite, or too small for any guarantee; sampling that is not there yet.
+    /// Errors: those of [`Sampled::curve`].
     pub fn curve(&self, noise_multiplier: f64) -> Result<PrivacyCurve> {
-        self.sampling.supported()?;
-        PrivacyCurve::gaussian(mu(noise_multiplier, self.adjacency)?, self.accountant)
+        self.sampled.curve(noise_multiplier, self.adjacency, self.accountant)
     }
 
     /// The least noise that gives (ε, δ).
@@ -166,9 +164,8 @@ impl Terms {
     /// Guarantee: σ and the standard deviation are rounded up.
     /// Errors: sensitivity, clip or ε not positive and finite, δ outside (0, 1), a target out of the
     /// accountant's reach.
-    pub fn calibrate_noise(self, epsilon: f64, delta: f64) -> Result<Calibration> {
+    pub fn calibrate_noise(&self, epsilon: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
-        self.sampling.supported()?;
         let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
         self.finish(sigma, epsilon, delta)
     }
@@ -177,7 +174,7 @@ impl Terms {
     ///
     /// Guarantee: ε is rounded up.
     /// Errors: sensitivity, clip or σ not positive and finite, δ outside (0, 1).
-    pub fn account_epsilon(self, noise_multiplier: f64, delta: f64) -> Result<Calibration> {
+    pub fn account_epsilon(&self, noise_multiplier: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
         let epsilon = self.curve(noise_multiplier)?.epsilon(delta)?;
         self.finish(noise_multiplier, epsilon, delta)
@@ -188,7 +185,7 @@ impl Terms {
     /// Guarantee: δ is rounded up.
     /// Errors: sensitivity, clip, σ or ε not positive and finite; an ε at which the accountant proves no δ
     /// below 1.
-    pub fn account_delta(self, noise_multiplier: f64, epsilon: f64) -> Result<Calibration> {
+    pub fn account_delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<Calibration> {
         self.check()?;
         let delta = self.curve(noise_multiplier)?.delta(epsilon)?;
         if delta >= 1.0 {
@@ -204,15 +201,16 @@ impl Terms {
     /// A calibration as somebody states it.
     ///
     /// Errors: those of [`Terms::account_epsilon`]; an ε below what the noise proves, by however little.
-    pub fn stated(self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
-        let proved = self.account_epsilon(noise_multiplier, delta)?;
+    pub fn stated(&self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+        self.check()?;
         if epsilon != 0.0 {
             check_epsilon(epsilon)?;
         }
-        if proved.epsilon > epsilon {
+        check_delta(delta)?;
+        if !self.curve(noise_multiplier)?.satisfies(epsilon, delta)? {
             return Err(Error::argument("epsilon", epsilon, "the stated noise does not prove it"));
         }
-        Ok(Calibration { epsilon, ..proved })
+        self.finish(noise_multiplier, epsilon, delta)
     }
 
     /// The largest clipping norm for which noise of a given standard deviation still gives (ε, δ);
@@ -221,10 +219,9 @@ impl Terms {
     /// Guarantee: the clip is rounded down.
     /// Errors: sensitivity, standard deviation or ε not positive and finite, δ outside (0, 1), a target out of
     /// the accountant's reach.
-    pub fn calibrate_clip(self, noise_std: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+    pub fn calibrate_clip(&self, noise_std: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
         check_positive("noise standard deviation", noise_std)?;
         check_positive("sensitivity", self.sensitivity)?;
-        self.sampling.supported()?;
         let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
         let mut clip = (Interval::exact(noise_std) / (Interval::exact(sigma) * self.sensitivity)).lo;
         // Rounded down until the noise this clip asks for, itself rounded up, is not more than there is.
@@ -233,7 +230,7 @@ impl Terms {
             clip *= 1.0 - step;
             step = (2.0 * step).min(0.5);
         }
-        let terms = Self { clip, ..self };
+        let terms = Self { clip, ..self.clone() };
         terms.check()?;
         terms.finish(sigma, epsilon, delta)
     }
@@ -243,14 +240,14 @@ impl Terms {
         check_positive("clip", self.clip)
     }
 
-    fn finish(self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
+    fn finish(&self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
         let noise_std = standard_deviation(noise_multiplier, self.sensitivity, self.clip);
         check_positive("noise standard deviation", noise_std)?;
         let curve = self.curve(noise_multiplier)?;
         if let Some(mu) = curve.mu() {
             zcdp::rho(mu)?;
         }
-        Ok(Calibration { terms: self, noise_multiplier, epsilon, delta, curve, noise_std })
+        Ok(Calibration { terms: self.clone(), noise_multiplier, epsilon, delta, curve, noise_std })
     }
 }
 
@@ -315,7 +312,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms(adjacency: Adjacency, accountant: Accountant) -> Terms {
-        Terms { adjacency, accountant, sampling: Sampling::None, sensitivity: 1.25, clip: 0.3 }
+        Terms { adjacency, accountant, sampled: Sampled::None, sensitivity: 1.25, clip: 0.3 }
     }
 
     #[test]
@@ -407,13 +404,12 @@ mod tests {
         ] {
             assert!(terms.stated(sigma, epsilon, delta).is_err(), "{sigma} {epsilon} {delta}");
         }
-        let replace = Terms { adjacency: Adjacency::ReplaceOne, ..terms };
-        let rdp = Terms { accountant: Accountant::Rdp, ..terms };
+        let replace = Terms { adjacency: Adjacency::ReplaceOne, ..terms.clone() };
+        let rdp = Terms { accountant: Accountant::Rdp, ..terms.clone() };
         assert!(replace.stated(sigma, 2.0, 1e-6).is_err() && rdp.stated(sigma, 2.0, 1e-6).is_err());
-        let sampled = Terms { sampling: Sampling::BallsInBins { bins: 8 }, ..terms };
-        assert!(
-            sampled.stated(sigma, 2.0, 1e-6).unwrap_err().to_string().starts_with("sampling balls-in-bins:8")
-        );
+        // Sampling needs less noise, and what was stated without it holds all the more.
+        let poisson = Terms { sampled: Sampled::CyclicPoisson { bands: 1, rate: 0.5, rounds: 1 }, ..terms };
+        assert!(poisson.stated(sigma, 2.0, 1e-6).is_ok() && poisson.stated(sigma, 0.5, 1e-6).is_err());
     }
 
     #[test]
@@ -424,9 +420,9 @@ mod tests {
             assert!(message(good.calibrate_noise(bad, 1e-6)).starts_with("epsilon is"));
             assert!(message(good.account_epsilon(bad, 1e-6)).starts_with("noise multiplier is"));
             assert!(message(good.account_delta(1.0, bad)).starts_with("epsilon is"));
-            assert!(message(Terms { clip: bad, ..good }.calibrate_noise(1.0, 1e-6)).starts_with("clip is"));
+            assert!(message(Terms { clip: bad, ..good.clone() }.calibrate_noise(1.0, 1e-6)).starts_with("clip is"));
             assert!(
-                message(Terms { sensitivity: bad, ..good }.calibrate_noise(1.0, 1e-6))
+                message(Terms { sensitivity: bad, ..good.clone() }.calibrate_noise(1.0, 1e-6))
                     .starts_with("sensitivity")
             );
             assert!(message(good.calibrate_clip(bad, 1.0, 1e-6)).starts_with("noise standard deviation is"));

@@ -2,8 +2,9 @@
 
 use super::interval::Interval;
 use super::pld::{self, Bracket, Phase, PoissonCurve};
-use super::{Accountant, Adjacency, check_delta, check_epsilon, check_positive, gaussian, search, shown};
+use super::{Accountant, Adjacency, Allocation, check_delta, check_epsilon, check_positive, gaussian, search, shown};
 use crate::error::{Error, Result};
+use std::sync::Arc;
 
 /// What a mechanism promises at every ε at once.
 ///
@@ -30,6 +31,13 @@ pub enum PrivacyCurve {
     },
     /// The curve of steps that sample their records, by privacy loss distributions.
     Poisson(PoissonCurve),
+    /// The curve of units that hide in bins, from random numbers of a fixed seed.
+    Allocation {
+        /// Where they hide.
+        allocation: Arc<Allocation>,
+        /// Standard deviation of the noise over the sensitivity.
+        noise_multiplier: f64,
+    },
 }
 
 impl PrivacyCurve {
@@ -84,6 +92,7 @@ impl PrivacyCurve {
         match self {
             Self::Gaussian { mu, accountant } => accountant.delta(*mu, epsilon),
             Self::Poisson(curve) => curve.delta(epsilon),
+            Self::Allocation { allocation, noise_multiplier } => allocation.delta(*noise_multiplier, epsilon),
         }
     }
 
@@ -100,6 +109,7 @@ impl PrivacyCurve {
                 upper: accountant.epsilon(*mu, delta)?,
             }),
             Self::Poisson(curve) => curve.epsilon_bracket(delta, width),
+            Self::Allocation { .. } => Ok(Bracket { lower: 0.0, upper: self.epsilon(delta)? }),
         }
     }
 
@@ -115,6 +125,7 @@ impl PrivacyCurve {
                 Ok(Bracket { lower: gaussian::ln_delta_enclosure(*mu, epsilon).exp().lo, upper })
             }
             Self::Poisson(curve) => curve.delta_bracket(epsilon, width),
+            Self::Allocation { .. } => Ok(Bracket { lower: 0.0, upper: self.delta(epsilon)? }),
         }
     }
 
@@ -126,6 +137,9 @@ impl PrivacyCurve {
         match self {
             Self::Gaussian { mu, accountant } => accountant.epsilon(*mu, delta),
             Self::Poisson(curve) => curve.epsilon(delta),
+            Self::Allocation { allocation, noise_multiplier } => {
+                allocation.epsilon(*noise_multiplier, delta)
+            }
         }
     }
 
@@ -134,7 +148,11 @@ impl PrivacyCurve {
     /// Guarantee: `true` is a proof; `false` within rounding of the curve may only be doubt.
     /// Errors: those of [`PrivacyCurve::epsilon`].
     pub fn satisfies(&self, epsilon: f64, delta: f64) -> Result<bool> {
-        Ok(self.epsilon(delta)? <= epsilon)
+        match self {
+            // One look at the random numbers, and not at whatever ε they like best.
+            Self::Allocation { .. } if epsilon > 0.0 => Ok(self.delta(epsilon)? <= delta),
+            _ => Ok(self.epsilon(delta)? <= epsilon),
+        }
     }
 
     /// The curve of all the mechanisms together, chosen adaptively.
@@ -160,6 +178,12 @@ impl PrivacyCurve {
             match curve {
                 Self::Gaussian { mu, accountant } => gaussians.push((*mu, *accountant)),
                 Self::Poisson(curve) => phases.extend_from_slice(curve.phases()),
+                Self::Allocation { .. } => {
+                    return Err(Error::Unsupported {
+                        what: "composing balls in bins with another mechanism".into(),
+                        hint: "its curve is an estimate at one point: add ε and δ instead",
+                    });
+                }
             }
         }
         let accountant = match gaussians[..] {
@@ -192,7 +216,7 @@ impl PrivacyCurve {
     pub fn mu(&self) -> Option<f64> {
         match *self {
             Self::Gaussian { mu, .. } => Some(mu),
-            Self::Poisson(_) => None,
+            Self::Poisson(_) | Self::Allocation { .. } => None,
         }
     }
 }
@@ -208,8 +232,10 @@ impl PrivacyCurve {
 pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>) -> Result<f64> {
     check_epsilon(epsilon)?;
     check_delta(delta)?;
-    if let Ok(PrivacyCurve::Poisson(_)) = curve(1.0) {
-        return secants(epsilon, delta, curve);
+    match curve(1.0) {
+        Ok(PrivacyCurve::Poisson(_)) => return secants(epsilon, delta, curve),
+        Ok(PrivacyCurve::Allocation { allocation, .. }) => return allocation.noise_multiplier(epsilon, delta),
+        _ => {}
     }
     // Asking for δ at ε is one evaluation; asking for ε at δ is a search of its own.
     let close = |sigma: f64| curve(sigma).and_then(|curve| curve.delta(epsilon)).is_ok_and(|d| d <= delta);

@@ -1,6 +1,6 @@
 //! A durable account of everything that was released about one set of people.
 
-use super::{Accountant, Adjacency, PrivacyCurve, PrivacyStatement, PrivacyUnit, Terms};
+use super::{Accountant, Adjacency, PrivacyCurve, PrivacyStatement, PrivacyUnit, Sampled};
 use super::{check_delta, check_epsilon, statement::epsilon_for_people};
 use crate::disk::{Access, Lock, Place};
 use crate::error::{Error, Result};
@@ -24,6 +24,8 @@ use std::io::Write;
 ///     what: "a model".into(),
 ///     noise_multiplier: 2.3,
 ///     sampling: Sampling::None,
+///     rounds: 0,
+///     guarantee: None,
 /// };
 /// ledger.record(vec![release("a"), release("b")])?;
 /// assert!(ledger.spent()? > 2.0 && ledger.spent()? < 4.0);
@@ -54,6 +56,12 @@ pub struct Release {
     pub noise_multiplier: f64,
     /// The sampling that its curve counts on.
     pub sampling: Sampling,
+    /// Under Poisson sampling, how often one unit may be drawn.
+    #[serde(default)]
+    pub rounds: u64,
+    /// Where the curve is known at one point only, as for balls in bins: ε and δ there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee: Option<[f64; 2]>,
 }
 
 /// The ledger as it stands in a file.
@@ -125,17 +133,33 @@ impl Ledger {
             return Ok(0.0);
         }
         let curve = |release: &Release| {
-            let terms = Terms {
-                adjacency: self.adjacency,
-                accountant: Accountant::Exact,
-                sampling: release.sampling,
-                sensitivity: 1.0,
-                clip: 1.0,
+            let sampled = match release.sampling {
+                Sampling::CyclicPoisson { bands, rate } => {
+                    Sampled::CyclicPoisson { bands, rate, rounds: release.rounds }
+                }
+                Sampling::None | Sampling::BallsInBins { .. } => Sampled::None,
             };
-            terms.curve(release.noise_multiplier)
+            sampled.curve(release.noise_multiplier, self.adjacency, Accountant::Exact)
         };
-        let curves = releases.iter().map(curve).collect::<Result<Vec<PrivacyCurve>>>()?;
-        PrivacyCurve::compose(&curves)?.epsilon(self.delta)
+        // Known at one point only: ε and δ add up.
+        let (points, curves): (Vec<&Release>, Vec<&Release>) =
+            releases.iter().partition(|release| matches!(release.sampling, Sampling::BallsInBins { .. }));
+        let (mut epsilon, mut delta) = (0.0, self.delta);
+        for release in points {
+            let Some([alone, share]) = release.guarantee else {
+                let rule = "a release by balls in bins must state ε and δ";
+                return Err(Error::argument("release", release.id.clone(), rule));
+            };
+            (epsilon, delta) = ((epsilon + alone).next_up(), (delta - share).next_down());
+        }
+        if curves.is_empty() {
+            return Ok(if delta >= 0.0 { epsilon } else { f64::INFINITY });
+        }
+        if delta <= 0.0 {
+            return Ok(f64::INFINITY);
+        }
+        let curves = curves.into_iter().map(curve).collect::<Result<Vec<PrivacyCurve>>>()?;
+        Ok(epsilon + PrivacyCurve::compose(&curves)?.epsilon(delta)?)
     }
 
     /// Records releases, all of them or none. One that is known already, by its id, is not counted again.
@@ -147,8 +171,13 @@ impl Ledger {
             match all.iter().find(|known| known.id == release.id) {
                 None => all.push(release),
                 Some(known)
-                    if (known.noise_multiplier, known.sampling)
-                        == (release.noise_multiplier, release.sampling) => {}
+                    if (known.noise_multiplier, known.sampling, known.rounds, known.guarantee)
+                        == (
+                            release.noise_multiplier,
+                            release.sampling,
+                            release.rounds,
+                            release.guarantee,
+                        ) => {}
                 Some(_) => {
                     return Err(Error::argument(
                         "release",
@@ -286,7 +315,7 @@ mod tests {
 
     fn release(id: &str, noise_multiplier: f64) -> Release {
         let (time, what) = ("2026-01-01T00:00:00Z".into(), "a model".into());
-        Release { id: id.into(), time, what, noise_multiplier, sampling: Sampling::None }
+        Release { id: id.into(), time, what, noise_multiplier, sampling: Sampling::None, rounds: 0, guarantee: None }
     }
 
     fn ledger(epsilon: f64) -> Ledger {

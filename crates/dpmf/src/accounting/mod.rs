@@ -11,13 +11,13 @@
 //! and a μ that may be spent are rounded down.
 //!
 //! ```
-//! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Terms};
-//! use dpmf::{Participation, Sampling};
+//! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms};
+//! use dpmf::Participation;
 //!
 //! let terms = Terms {
 //!     adjacency: Adjacency::ReplaceWithZero,
 //!     accountant: Accountant::Exact,
-//!     sampling: Sampling::None,
+//!     sampled: Sampled::None,
 //!     sensitivity: 1.0,
 //!     clip: 0.3,
 //! };
@@ -40,6 +40,7 @@ pub mod ledger;
 pub mod paper;
 pub mod pld;
 pub mod rdp;
+pub mod sampled;
 pub mod statement;
 pub mod utility;
 pub mod zcdp;
@@ -51,6 +52,7 @@ pub(crate) mod search;
 pub use allocation::Allocation;
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::{PrivacyCurve, poisson_noise_multiplier};
+pub use sampled::Sampled;
 pub use ledger::{Ledger, LedgerFile, Release};
 pub use pld::{Bracket, Phase, PoissonCurve};
 pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};

@@ -1,6 +1,6 @@
 //! The privacy statement: a guarantee with its conditions, as data and in words.
 
-use super::{Accountant, Adjacency, Calibration, Terms};
+use super::{Accountant, Adjacency, Calibration, Sampled, Terms};
 use crate::error::{Error, Result};
 use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
@@ -230,6 +230,11 @@ impl PrivacyStatement {
             key.into(),
             arithmetic.into(),
         ];
+        if self.calibration.terms().sampled != Sampled::None {
+            lines.push(
+                "The sampler: who takes part when must be drawn as stated, in secret and without looking at the data; whoever knows the draws is owed no more than the noise alone gives.".into(),
+            );
+        }
         if self.calibration.terms().adjacency == Adjacency::AddOrRemove {
             lines.insert(
                 1,
@@ -243,7 +248,8 @@ impl PrivacyStatement {
 impl Serialize for PrivacyStatement {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let c = &self.calibration;
-        let Terms { adjacency, accountant, sampling, sensitivity, clip } = *c.terms();
+        let &Terms { adjacency, accountant, ref sampled, sensitivity, clip } = c.terms();
+        let sampling = sampled.sampling();
         let document = Document {
             unit: self.unit,
             participation: self.participation.pattern(self.steps).map_err(serde::ser::Error::custom)?,
@@ -293,8 +299,8 @@ impl fmt::Display for PrivacyStatement {
         };
         writeln!(f, "Neighbours: {relation} ({}).", terms.adjacency)?;
         writeln!(f, "Participation: each {unit} takes part {}.", self.participation.words(self.steps))?;
-        if terms.sampling != Sampling::None {
-            writeln!(f, "Sampling: {}.", terms.sampling.words())?;
+        if terms.sampled != Sampled::None {
+            writeln!(f, "Sampling: {}.", terms.sampled.sampling().words())?;
         }
         writeln!(
             f,
@@ -305,6 +311,12 @@ impl fmt::Display for PrivacyStatement {
             terms.clip
         )?;
         let accountant = match terms.accountant {
+            _ if matches!(terms.sampled, Sampled::CyclicPoisson { .. }) => {
+                "privacy loss distributions, rounded up"
+            }
+            _ if matches!(terms.sampled, Sampled::BallsInBins(_)) => {
+                "random numbers of a fixed seed, with a bound that fails with a probability of 1e-9"
+            }
             Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
             Accountant::Zcdp => "zero-concentrated privacy, converted at the best real order",
             Accountant::Rdp => "Rényi privacy at integer orders from 2 to 512",
@@ -341,8 +353,8 @@ mod tests {
     use super::*;
 
     fn statement(adjacency: Adjacency, key: KeyOrigin) -> PrivacyStatement {
-        let sampling = Sampling::default();
-        let terms = Terms { adjacency, accountant: Accountant::Exact, sampling, sensitivity: 1.5, clip: 0.3 };
+        let sampled = Sampled::default();
+        let terms = Terms { adjacency, accountant: Accountant::Exact, sampled, sensitivity: 1.5, clip: 0.3 };
         let calibration = terms.calibrate_noise(8.0, 1e-6).unwrap();
         PrivacyStatement::new(calibration, PrivacyUnit::User, Participation::default(), 2048, key).unwrap()
     }

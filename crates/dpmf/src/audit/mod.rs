@@ -10,12 +10,11 @@
 //! repeats or is scaled wrongly, and nothing of what no adversary here looks for.
 //!
 //! ```
-//! use dpmf::accounting::{Accountant, Adjacency, Terms};
-//! use dpmf::Sampling;
+//! use dpmf::accounting::{Accountant, Adjacency, Sampled, Terms};
 //! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
 //!
 //! let adjacency = Adjacency::ReplaceWithZero;
-//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampling: Sampling::None, sensitivity: 1.0, clip: 1.0 };
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity: 1.0, clip: 1.0 };
 //! let promise = terms.calibrate_noise(2.0, 1e-5)?;
 //!
 //! // Independent noise on four steps, at half the deviation that the promise needs.

@@ -2,8 +2,8 @@
 
 use super::adversary::Informed;
 use super::*;
-use crate::accounting::{Accountant, Adjacency, Calibration, Terms, gaussian};
-use crate::participation::{Participation, Sampling};
+use crate::accounting::{Accountant, Adjacency, Calibration, Sampled, Terms, gaussian};
+use crate::participation::Participation;
 use faer::Mat;
 
 /// `C` of the square-root factorization of the prefix sum: Toeplitz with coefficients `binom(2k, k)/4ᵏ`.
@@ -33,7 +33,7 @@ fn sensitivity(c: &Mat<f64>) -> f64 {
 }
 
 fn calibrated(epsilon: f64, sensitivity: f64, clip: f64, adjacency: Adjacency) -> Calibration {
-    Terms { adjacency, accountant: Accountant::Exact, sampling: Sampling::None, sensitivity, clip }
+    Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity, clip }
         .calibrate_noise(epsilon, 1e-6)
         .unwrap()
 }

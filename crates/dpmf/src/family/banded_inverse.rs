@@ -2,11 +2,12 @@
 
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
 use super::watched::Watched;
-use super::{Budget, Family, Knob};
-use crate::error::Result;
+use super::{Budget, Family, Knob, tuned};
+use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::recall::Parts;
 use crate::form::{Form, Recall};
+use crate::participation::Sampling;
 use crate::problem::Problem;
 
 /// The best Toeplitz `N` with a few diagonals. With two it is DP-λCGD.
@@ -37,6 +38,15 @@ impl Family for BandedInverse {
         let problem = problem.streamable()?;
         let n = problem.steps();
         let bands = budget.bands.unwrap_or(BANDS).min(n);
+        if let Some(goal) = problem.goal()
+            && let Sampling::BallsInBins { bins } = goal.sampling
+        {
+            if bands != 2 && budget.bands.is_some() {
+                let rule = "under balls in bins it must be 2: the noise of the last step is drawn again";
+                return Err(Error::argument("bands", bands, rule));
+            }
+            return Ok(Form::Recall(tuned::recalled(problem, bins, goal, observe)?));
+        }
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;

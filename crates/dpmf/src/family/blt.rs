@@ -2,12 +2,13 @@
 
 use super::toeplitz::Measure;
 use super::watched::Watched;
-use super::{Budget, Family, Knob};
+use super::{Budget, Family, Knob, tuned};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::state_space::{Parts, triangle};
 use crate::form::{Form, StateSpace};
 use crate::linalg::lbfgs::Point;
+use crate::participation::Sampling;
 use crate::problem::Problem;
 use faer::{Mat, Side};
 
@@ -49,6 +50,11 @@ impl Family for Blt {
         let (n, r) = (problem.steps(), budget.buffers.unwrap_or(BUFFERS));
         if r > MOST {
             return Err(Error::argument("buffers", r, "a BLT has at most 12: more do not help it"));
+        }
+        if let Some(goal) = problem.goal()
+            && let Sampling::BallsInBins { bins } = goal.sampling
+        {
+            return Ok(Form::Blt(tuned::exponentials(problem, r, bins, goal, observe)?));
         }
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);

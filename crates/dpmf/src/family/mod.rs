@@ -20,6 +20,7 @@ mod toeplitz;
 #[cfg(test)]
 mod toy;
 mod tree;
+mod tuned;
 mod watched;
 
 pub use selector::{Budget, Knob, Selector};

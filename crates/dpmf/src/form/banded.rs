@@ -242,6 +242,15 @@ impl Representation for Banded {
         Box::new(self)
     }
 
+    fn encoder_bands(&self) -> usize {
+        self.bands.min(self.steps())
+    }
+
+    /// `C = diag(1/q)(I − W)diag(1/s)` with positive `q` and `s`.
+    fn encoder_is_nonnegative(&self) -> bool {
+        self.feedback.chunks_exact(self.bands).all(|row| row[1..].iter().all(|w| *w <= 0.0))
+    }
+
     /// Cost: O(n(G + w)²); that of the dense rows for a dense workload.
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {
         match workload.realisation() {

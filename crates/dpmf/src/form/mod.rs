@@ -10,6 +10,7 @@
 //! take is the business of a [family](crate::family).
 
 mod banded;
+mod blt;
 mod columns;
 mod dense;
 pub mod recall;
@@ -20,6 +21,7 @@ pub mod tree;
 mod verified;
 
 pub use banded::Banded;
+pub use blt::Blt;
 pub use columns::{EncoderColumns, Products};
 pub use dense::Dense;
 pub use recall::Recall;
@@ -101,6 +103,20 @@ pub trait Representation {
         Box::new(columns::Whole::inverse(self.coloring().as_ref(), self.encoder()))
     }
 
+    /// A number of diagonals, from the main one down, outside of which `C` is zero.
+    ///
+    /// Guarantee: for the coefficients as they are, exactly.
+    fn encoder_bands(&self) -> usize {
+        self.steps()
+    }
+
+    /// Whether no entry of `C` is negative, as far as the coefficients show it.
+    ///
+    /// Guarantee: `true` is a proof, for the coefficients as they are; `false` may only be doubt.
+    fn encoder_is_nonnegative(&self) -> bool {
+        false
+    }
+
     /// Squared row norms of `B = A N`.
     ///
     /// Cost: O(n · m · w) unless the form knows better.
@@ -142,6 +158,8 @@ pub trait Representation {
 pub enum Form {
     /// The inverse of a banded matrix.
     Banded(Banded),
+    /// The inverse of a Toeplitz matrix of a few exponentials, rows and columns scaled.
+    Blt(Blt),
     /// A lower-triangular matrix.
     Dense(Dense),
     /// A filter of a few states and of noise drawn again.
@@ -160,6 +178,7 @@ impl Form {
     fn representation(&self) -> &dyn Representation {
         match self {
             Self::Banded(banded) => banded,
+            Self::Blt(blt) => blt,
             Self::Dense(dense) => dense,
             Self::Recall(recall) => recall,
             Self::StateSpace(filter) => filter,
@@ -176,6 +195,7 @@ impl Form {
     pub(crate) fn read(kind: &str, steps: usize, tensors: &mut Tensors) -> Result<Self> {
         Ok(match kind {
             banded::KIND => Self::Banded(Banded::read(steps, tensors)?),
+            blt::KIND => Self::Blt(Blt::read(steps, tensors)?),
             dense::KIND => Self::Dense(Dense::read(steps, tensors)?),
             recall::KIND => Self::Recall(Recall::read(steps, tensors)?),
             state_space::KIND => Self::StateSpace(StateSpace::read(steps, tensors)?),
@@ -214,6 +234,14 @@ impl Representation for Form {
 
     fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
         self.representation().encoder_columns()
+    }
+
+    fn encoder_bands(&self) -> usize {
+        self.representation().encoder_bands()
+    }
+
+    fn encoder_is_nonnegative(&self) -> bool {
+        self.representation().encoder_is_nonnegative()
     }
 
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {

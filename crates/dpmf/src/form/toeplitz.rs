@@ -130,6 +130,11 @@ impl Representation for Toeplitz {
     }
 
     /// Cost: a copy for each column.
+    /// The inverse of a matrix with no positive number off its diagonal.
+    fn encoder_is_nonnegative(&self) -> bool {
+        self.coloring[1..].iter().all(|x| *x <= 0.0)
+    }
+
     fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
         Box::new(Shifted { toeplitz: self, norms_sq: self.encoder_column_norms_sq() })
     }

@@ -244,8 +244,8 @@ fn decode(header: MechanismHeader, tensors: &mut Tensors) -> Result<Mechanism> {
     };
     let form = Form::read(&header.form, n, tensors)?;
     let stated = Some(header.sensitivity);
-    let mut mechanism = Mechanism::with_sensitivity(workload, &form, header.participation, stated)?
-        .with_sampling(header.sampling)?;
+    let mut mechanism =
+        Mechanism::with_sensitivity(workload, &form, header.participation, header.sampling, stated)?;
     if let Some(family) = header.family {
         mechanism = mechanism.with_family(family);
     }

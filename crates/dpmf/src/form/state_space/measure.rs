@@ -73,6 +73,14 @@ impl Representation for StateSpace {
     }
 
     /// Cost: O(n·r³) here, and O(n·r²) for each column.
+    fn encoder_bands(&self) -> usize {
+        if self.order() == 0 { 1 } else { self.steps() }
+    }
+
+    fn encoder_is_nonnegative(&self) -> bool {
+        self.order() == 0
+    }
+
     fn encoder_columns(&self) -> Box<dyn EncoderColumns + '_> {
         Box::new(Responses::new(self))
     }

@@ -1,0 +1,76 @@
+//! What a privacy curve counts on beyond the sensitivity.
+
+use super::{Accountant, Adjacency, Allocation, Phase, PrivacyCurve, calibrate};
+use crate::error::{Error, Result};
+use crate::participation::Sampling;
+use std::sync::Arc;
+
+/// A [`Sampling`] with what a mechanism makes of it: all that its privacy curve needs to know.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Sampled {
+    /// Nothing.
+    #[default]
+    None,
+    /// Parts of the data take turns, and each unit of a part comes with a probability: as many sampled Gaussians as a part has
+    /// turns.
+    CyclicPoisson {
+        /// Number of parts `G`.
+        bands: usize,
+        /// Probability `Q`.
+        rate: f64,
+        /// Turns of one part.
+        rounds: u64,
+    },
+    /// Every unit hides in one of some bins.
+    BallsInBins(Arc<Allocation>),
+}
+
+impl Sampled {
+    /// The scheme alone.
+    pub fn sampling(&self) -> Sampling {
+        match *self {
+            Sampled::None => Sampling::None,
+            Sampled::CyclicPoisson { bands, rate, .. } => Sampling::CyclicPoisson { bands, rate },
+            Sampled::BallsInBins(ref allocation) => Sampling::BallsInBins { bins: allocation.bins() },
+        }
+    }
+
+    /// The privacy curve at a noise multiplier: the one place where noise becomes privacy.
+    ///
+    /// Errors: σ not positive and finite, or too small for any guarantee; under sampling, an accountant other than the exact one
+    /// and records that are replaced with others.
+    pub fn curve(
+        &self,
+        noise_multiplier: f64,
+        adjacency: Adjacency,
+        accountant: Accountant,
+    ) -> Result<PrivacyCurve> {
+        if *self != Sampled::None {
+            self.check(adjacency, accountant)?;
+        }
+        match self {
+            Sampled::None => PrivacyCurve::gaussian(calibrate::mu(noise_multiplier, adjacency)?, accountant),
+            &Sampled::CyclicPoisson { rate, rounds, .. } => {
+                PrivacyCurve::poisson(&[Phase { noise_multiplier, rate, rounds }], adjacency)
+            }
+            Sampled::BallsInBins(allocation) => {
+                super::check_positive("noise multiplier", noise_multiplier)?;
+                Ok(PrivacyCurve::Allocation { allocation: allocation.clone(), noise_multiplier })
+            }
+        }
+    }
+
+    fn check(&self, adjacency: Adjacency, accountant: Accountant) -> Result<()> {
+        if accountant != Accountant::Exact {
+            let rule = "steps that are sampled can only be read by the exact one";
+            return Err(Error::argument("accountant", accountant, rule));
+        }
+        if adjacency == Adjacency::ReplaceOne {
+            return Err(Error::Unsupported {
+                what: "replacing a record with another one under sampling".into(),
+                hint: "sampled steps are accounted for records added or removed, or replaced with zero",
+            });
+        }
+        Ok(())
+    }
+}

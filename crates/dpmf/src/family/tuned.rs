@@ -1,0 +1,569 @@
+//! Encoders of a few exponentials for units that hide in bins, made for one budget.
+//!
+//! `C = diag(α) T diag(β)` with a Toeplitz matrix `T` of exponentials. The noise that (ε, δ) needs depends on the Gram matrix `G`
+//! of the bins alone, and moves with it by `d log σ = ⟨H, dG⟩/(2⟨H, G⟩)`, where `H = E[w wᵀ]` is that of the posterior over bins
+//! where the privacy loss is ε. So one minimises `⟨H, G⟩‖A N‖_F²` at a fixed `H`, which is smooth and knows no chance, then
+//! looks at `H` again; its averages over such steps settle where the error of the sampled mechanism does. `H` is made the same
+//! for all rotations of the bins: that costs little and keeps thousands of scales from fitting the random numbers.
+//!
+//! With `F_t = f_tᵀH f_t`, `f_t` row `t` of `T diag(β)` folded into bins, and `E_t = ‖A diag(1/β) T⁻¹e_t‖²`, the product is
+//! `(Σ α_t²F_t)(Σ E_t/α_t²)`: the best `α_t² = √(E_t/F_t)` leaves `(Σ √(E_tF_t))²`. Rows are folded in the Fourier basis of the
+//! bins, in which `H` is diagonal, and `E` is a Gramian of the exponentials and the optimizer's states together.
+
+use crate::accounting::allocation::Boundary;
+use crate::error::{Error, Result};
+use crate::factorize::{Observer, Progress};
+use crate::form::recall::Parts;
+use crate::form::{Blt, Recall, Representation};
+use crate::linalg::lbfgs::{Lbfgs, Point};
+use crate::problem::{Goal, Problem};
+use crate::sensitivity;
+use std::time::Instant;
+
+/// Random samples behind one look at the posterior.
+const SAMPLES: usize = 1 << 14;
+
+/// Looks at the posterior at most, steps of the minimisation between two of them, and points whose curvature it remembers.
+const LOOKS: usize = 9;
+const STEPS: usize = 30;
+const MEMORY: usize = 20;
+
+/// Decrease of the logarithm of the error below which looking again is not worth it.
+const SETTLED: f64 = 5e-4;
+
+/// Most numbers of folded rows that are kept.
+const MOST: usize = 1 << 26;
+
+/// The best encoder of `order` exponentials.
+///
+/// Errors: those of the accountant; sizes that do not fit in memory; [`Error::Interrupted`].
+pub(super) fn exponentials(
+    problem: &Problem,
+    order: usize,
+    bins: usize,
+    goal: Goal,
+    observe: Observer<'_>,
+) -> Result<Blt> {
+    let fit = Fit::new(problem, order, false, bins)?;
+    fit.blt(&fit.minimise(goal, observe)?)
+}
+
+/// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
+///
+/// Errors: those of [`exponentials`].
+pub(super) fn recalled(
+    problem: &Problem,
+    bins: usize,
+    goal: Goal,
+    observe: Observer<'_>,
+) -> Result<Recall> {
+    let fit = Fit::new(problem, 1, true, bins)?;
+    let found = fit.minimise(goal, observe)?;
+    let Shape { decays, direct, scale, .. } = fit.shape(&found)?;
+    let n = direct.len();
+    let own: Vec<f64> = (0..n).map(|t| direct[t] * scale[t]).collect();
+    let last = (0..n).map(|t| match t {
+        0 => 0.0,
+        t => -decays[0] * direct[t - 1] * scale[t],
+    });
+    let parts = Parts { direct: own, recalled: last.collect(), ..Parts::default() };
+    Recall::from_parts(1, 0, 1, parts)
+}
+
+/// What is fitted: variables are the logarithms of weights, the log odds of decays, and the logarithms of `β`. With `tied`
+/// weights they are the decays.
+struct Fit<'a> {
+    problem: &'a Problem,
+    order: usize,
+    tied: bool,
+    bins: usize,
+    /// `F` and `g` of the optimizer at every step, and its number of states.
+    states: usize,
+    transitions: Vec<f64>,
+    inputs: Vec<f64>,
+    /// `cos` and `sin` of the multiples of a turn over the bins.
+    turn: Vec<[f64; 2]>,
+}
+
+/// Where a fit ends, and the posterior that scales of rows are best for.
+struct Found {
+    x: Vec<f64>,
+    spectrum: Vec<f64>,
+}
+
+/// A point in words of the form.
+struct Shape {
+    weights: Vec<f64>,
+    decays: Vec<f64>,
+    direct: Vec<f64>,
+    scale: Vec<f64>,
+}
+
+impl<'a> Fit<'a> {
+    fn new(problem: &'a Problem, order: usize, tied: bool, bins: usize) -> Result<Self> {
+        let n = problem.steps();
+        if bins.saturating_mul(n).saturating_mul(order + 1) > MOST {
+            return Err(Error::Unsupported {
+                what: format!("a fit for {bins} bins over {n} steps"),
+                hint: "it does not fit in memory: take fewer steps an epoch",
+            });
+        }
+        let realisation = problem.workload().realisation().ok_or_else(|| Error::Unsupported {
+            what: "streaming for a matrix".into(),
+            hint: "a dense workload has no recurrence; use its dense optimum",
+        })?;
+        let (mut transitions, mut inputs) = (Vec::new(), Vec::new());
+        let (mut f, mut g) = (Vec::new(), Vec::new());
+        for t in 0..n {
+            realisation.write(t, &mut f, &mut g);
+            transitions.extend(&f);
+            inputs.extend(&g);
+        }
+        let angle = |k: usize| std::f64::consts::TAU * k as f64 / bins as f64;
+        let turn = (0..bins).map(|k| [libm::cos(angle(k)), libm::sin(angle(k))]).collect();
+        let states = realisation.states();
+        Ok(Self { problem, order, tied, bins, states, transitions, inputs, turn })
+    }
+
+    fn steps(&self) -> usize {
+        self.problem.steps()
+    }
+
+    /// Variables before those of the scales.
+    fn head(&self) -> usize {
+        if self.tied { 1 } else { 2 * self.order }
+    }
+
+    /// Weights and decays.
+    fn exponentials(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let odds = |x: &f64| 1.0 / (1.0 + (-x).exp());
+        if self.tied {
+            let decays: Vec<f64> = x[..1].iter().map(odds).collect();
+            return (decays.clone(), decays);
+        }
+        let (weights, decays) = x[..2 * self.order].split_at(self.order);
+        (weights.iter().map(|x| x.exp()).collect(), decays.iter().map(odds).collect())
+    }
+
+    /// Rates spread from a fraction of an epoch to a step, columns of the same norm.
+    fn start(&self) -> Vec<f64> {
+        let (n, r) = (self.steps(), self.order);
+        let slowest = (4.0 / self.bins as f64).clamp(0.01, 0.3);
+        let rate = |i: usize| slowest * (0.6 / slowest).powf(i as f64 / (r.max(2) - 1) as f64);
+        let odds = |i: usize| ((1.0 - rate(i)) / rate(i)).ln();
+        let mut x: Vec<f64> = match self.tied {
+            true => vec![(0.7_f64 / 0.3).ln()],
+            false => {
+                let weight = |i: usize| (0.35 * (1.0 + i as f64) / r as f64).ln();
+                (0..r).map(weight).chain((0..r).map(odds)).collect()
+            }
+        };
+        let (weights, decays) = self.exponentials(&x);
+        let mut powers = weights;
+        let mut norm_sq = 1.0_f64;
+        let mut logs = vec![0.0; n];
+        for log in logs.iter_mut().rev() {
+            *log = -0.5 * norm_sq.ln();
+            norm_sq += powers.iter().sum::<f64>().powi(2);
+            powers.iter_mut().zip(&decays).for_each(|(power, decay)| *power *= decay);
+        }
+        x.extend(logs);
+        x
+    }
+
+    fn minimise(&self, goal: Goal, observe: Observer<'_>) -> Result<Found> {
+        let clock = Instant::now();
+        let mut iterations = 0;
+        // The first posterior is that of a unit that is found out: all weight on its own bin.
+        let mut found = Found { x: self.start(), spectrum: vec![1.0; self.bins] };
+        let mut best: Option<(f64, Found)> = None;
+        let mut last = f64::INFINITY;
+        for look in 0..LOOKS {
+            let blt = self.blt(&found)?;
+            let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
+            let Boundary { log_sigma, spectrum: seen } =
+                allocation.boundary(goal.epsilon, goal.delta, SAMPLES)?;
+            let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
+            let value = log_sigma + 0.5 * energy.ln();
+            if best.as_ref().is_none_or(|(least, _)| value < *least) {
+                best = Some((value, Found { x: found.x.clone(), spectrum: found.spectrum.clone() }));
+            }
+            let settled = (last - value).abs() < SETTLED && look > 2;
+            last = value;
+            if settled {
+                break;
+            }
+            let share = if look == 0 { 1.0 } else { 0.5 };
+            let mean = |(old, new): (&f64, &f64)| old + share * (new - old);
+            let spectrum: Vec<f64> = found.spectrum.iter().zip(&seen).map(mean).collect();
+            let mut evaluate = |x: &[f64]| self.evaluate(x, &spectrum);
+            let (at, gradient) = evaluate(&found.x);
+            let mut point = Point { x: found.x, value: at, gradient };
+            let mut minimiser = Lbfgs::new(MEMORY);
+            for _ in 0..STEPS {
+                let Some(next) = minimiser.step(&point, &mut evaluate) else { break };
+                let decrease = point.value - next.value;
+                point = next;
+                iterations += 1;
+                let loss = (2.0 * value).exp();
+                let progress = Progress {
+                    iteration: iterations,
+                    loss,
+                    lower_bound: 0.0,
+                    gap: f64::INFINITY,
+                    seconds: clock.elapsed().as_secs_f64(),
+                };
+                if observe(&progress).is_break() {
+                    return Err(Error::Interrupted { iterations, gap: f64::INFINITY });
+                }
+                if decrease < 1e-7 {
+                    break;
+                }
+            }
+            found = Found { x: point.x, spectrum };
+        }
+        best.map(|(_, found)| found).ok_or(Error::Numerical {
+            what: "mechanism for bins",
+            index: 0,
+            reason: "no point of the fit was finite",
+        })
+    }
+
+    /// `log Σ √(E_tF_t)` and its gradient.
+    ///
+    /// Cost: O(n b r + n(r + w)³).
+    fn evaluate(&self, x: &[f64], spectrum: &[f64]) -> (f64, Vec<f64>) {
+        let (weights, decays) = self.exponentials(x);
+        let beta: Vec<f64> = x[self.head()..].iter().map(|x| x.exp()).collect();
+        let folded = Folded::new(self, &weights, &decays, &beta, spectrum);
+        let gramian = Gramian::new(self, &weights, &decays, &beta);
+        let least = gramian.energies.iter().copied().fold(0.0, f64::max) * 1e-12;
+        let pairs = folded.squares.iter().zip(&gramian.energies).map(|(f, e)| (*f, e.max(least)));
+        let total: f64 = pairs.clone().map(|(f, e)| (f * e).sqrt()).sum();
+        if !total.is_finite() {
+            return (f64::INFINITY, vec![0.0; x.len()]);
+        }
+        let (by_square, by_energy): (Vec<f64>, Vec<f64>) =
+            pairs.map(|(f, e)| (0.5 * (e / f).sqrt() / total, 0.5 * (f / e).sqrt() / total)).unzip();
+        let (mut slope, mut by_beta) = (vec![0.0; 2 * self.order], vec![0.0; beta.len()]);
+        folded.pull_back(self, &by_square, &mut slope, &mut by_beta);
+        gramian.pull_back(self, &by_energy, &mut slope, &mut by_beta);
+        let r = self.order;
+        let odds = |k: usize| decays[k] * (1.0 - decays[k]);
+        let mut gradient: Vec<f64> = match self.tied {
+            true => vec![(slope[0] + slope[1]) * odds(0)],
+            false => {
+                let by_weight = (0..r).map(|k| slope[k] * weights[k]);
+                by_weight.chain((0..r).map(|k| slope[r + k] * odds(k))).collect()
+            }
+        };
+        gradient.extend(by_beta.iter().zip(&beta).map(|(by, beta)| by * beta));
+        (total.ln(), gradient)
+    }
+
+    /// The point as coefficients, with the best scales of rows and a sensitivity of about one.
+    fn shape(&self, found: &Found) -> Result<Shape> {
+        let (weights, decays) = self.exponentials(&found.x);
+        let beta: Vec<f64> = found.x[self.head()..].iter().map(|x| x.exp()).collect();
+        let gramian = Gramian::new(self, &weights, &decays, &beta);
+        let folded = Folded::new(self, &weights, &decays, &beta, &found.spectrum);
+        let least = gramian.energies.iter().copied().fold(0.0, f64::max) * 1e-12;
+        let rows = folded.squares.iter().zip(&gramian.energies);
+        let mut direct: Vec<f64> = rows.map(|(f, e)| (f / e.max(least)).sqrt().sqrt()).collect();
+        let scale: Vec<f64> = beta.iter().map(|b| 1.0 / b).collect();
+        let form = Blt::new(weights.clone(), decays.clone(), direct.clone(), scale.clone())?;
+        let gamma = self.problem.participation().sensitivity(&form)?.gamma;
+        direct.iter_mut().for_each(|q| *q *= gamma);
+        Ok(Shape { weights, decays, direct, scale })
+    }
+
+    fn blt(&self, found: &Found) -> Result<Blt> {
+        let Shape { weights, decays, direct, scale } = self.shape(found)?;
+        Blt::new(weights, decays, direct, scale)
+    }
+}
+
+/// Rows of `T diag(β)` folded into bins, in the Fourier basis: `cos` and `sin` parts of `b/2 + 1` frequencies.
+struct Folded {
+    width: usize,
+    /// What the square of a part counts.
+    weight: Vec<f64>,
+    /// `f_t`, and the exponentials before each step, `r` times the width a step.
+    rows: Vec<f64>,
+    states: Vec<f64>,
+    squares: Vec<f64>,
+    weights: Vec<f64>,
+    decays: Vec<f64>,
+    beta: Vec<f64>,
+}
+
+impl Folded {
+    fn new(fit: &Fit<'_>, weights: &[f64], decays: &[f64], beta: &[f64], spectrum: &[f64]) -> Self {
+        let (b, r, n) = (fit.bins, weights.len(), beta.len());
+        let width = 2 * (b / 2 + 1);
+        let mut weight = Vec::with_capacity(width);
+        for j in 0..=b / 2 {
+            // A frequency stands for itself and its mirror image.
+            let twice = if j == 0 || 2 * j == b { 1.0 } else { 2.0 };
+            weight.extend([twice * spectrum[j]; 2]);
+        }
+        let (mut rows, mut states) = (vec![0.0; n * width], vec![0.0; (n + 1) * r * width]);
+        let mut squares = Vec::with_capacity(n);
+        for t in 0..n {
+            let (now, next) = states[t * r * width..].split_at_mut(r * width);
+            let row = &mut rows[t * width..][..width];
+            for (w, v) in weights.iter().zip(now.chunks_exact(width)) {
+                row.iter_mut().zip(v).for_each(|(f, v)| *f += w * v);
+            }
+            for ((decay, v), new) in decays.iter().zip(now.chunks_exact(width)).zip(next.chunks_exact_mut(width)) {
+                new.iter_mut().zip(v).for_each(|(new, v)| *new = decay * v);
+            }
+            for j in 0..=b / 2 {
+                let [cos, sin] = fit.turn[j * t % b];
+                let own = [beta[t] * cos, beta[t] * sin];
+                for part in 0..2 {
+                    row[2 * j + part] += own[part];
+                    for k in 0..r {
+                        next[k * width + 2 * j + part] += own[part];
+                    }
+                }
+            }
+            squares.push(row.iter().zip(&weight).map(|(f, w)| w * f * f).sum());
+        }
+        let (weights, decays, beta) = (weights.to_vec(), decays.to_vec(), beta.to_vec());
+        Self { width, weight, rows, states, squares, weights, decays, beta }
+    }
+
+    /// Adds the gradients by weights, decays and `β`, from those by the squares.
+    fn pull_back(&self, fit: &Fit<'_>, by_square: &[f64], slope: &mut [f64], by_beta: &mut [f64]) {
+        let (b, r, width) = (fit.bins, self.weights.len(), self.width);
+        let mut by_states = vec![0.0; r * width];
+        let mut by_row = vec![0.0; width];
+        for t in (0..self.beta.len()).rev() {
+            let row = &self.rows[t * width..][..width];
+            let scale = 2.0 * by_square[t];
+            for (k, by) in by_row.iter_mut().enumerate() {
+                *by = scale * self.weight[k] * row[k];
+            }
+            let states = &self.states[t * r * width..][..r * width];
+            for k in 0..r {
+                let v = &states[k * width..][..width];
+                let by = &mut by_states[k * width..][..width];
+                slope[k] += v.iter().zip(&by_row).map(|(v, by)| v * by).sum::<f64>();
+                slope[r + k] += v.iter().zip(&*by).map(|(v, by)| v * by).sum::<f64>();
+            }
+            let mut own = 0.0;
+            for j in 0..=b / 2 {
+                let [cos, sin] = fit.turn[j * t % b];
+                for (part, turned) in [cos, sin].into_iter().enumerate() {
+                    let after: f64 = (0..r).map(|k| by_states[k * width + 2 * j + part]).sum();
+                    own += turned * (by_row[2 * j + part] + after);
+                }
+            }
+            by_beta[t] += own;
+            for k in 0..r {
+                let (decay, weight) = (self.decays[k], self.weights[k]);
+                let by = &mut by_states[k * width..][..width];
+                by.iter_mut().zip(&by_row).for_each(|(by, row)| *by = decay * *by + weight * row);
+            }
+        }
+    }
+}
+
+/// `E_t` for all steps: what noise at a step adds to the iterates from there on.
+struct Gramian {
+    /// `R_t`, what a state after step `t` adds, `m²` numbers a step.
+    values: Vec<f64>,
+    energies: Vec<f64>,
+    weights: Vec<f64>,
+    decays: Vec<f64>,
+    beta: Vec<f64>,
+}
+
+impl Gramian {
+    fn new(fit: &Fit<'_>, weights: &[f64], decays: &[f64], beta: &[f64]) -> Self {
+        let (r, n) = (weights.len(), beta.len());
+        let m = r + fit.states;
+        let mut values = vec![0.0; n * m * m];
+        let mut energies = vec![0.0; n];
+        let (weights, decays, beta) = (weights.to_vec(), decays.to_vec(), beta.to_vec());
+        let mut gramian = Self { values: Vec::new(), energies: Vec::new(), weights, decays, beta };
+        let mut after = vec![0.0; m * m];
+        let (mut f, mut g) = (vec![0.0; m * m], vec![0.0; m]);
+        let mut half = vec![0.0; m * m];
+        for t in (0..n).rev() {
+            after[m * m - 1] += 1.0;
+            values[t * m * m..][..m * m].copy_from_slice(&after);
+            gramian.transition(fit, t, &mut f, &mut g);
+            energies[t] = quadratic(&after, &g);
+            // P_t = FᵀR F.
+            product(&after, &f, &mut half, m);
+            transposed_product(&f, &half, &mut after, m);
+        }
+        (gramian.values, gramian.energies) = (values, energies);
+        gramian
+    }
+
+    /// `F_t = diag(Θ, Φ_t) − g_t[ω, 0]ᵀ` and `g_t = (1, Γ_t/β_t)`.
+    fn transition(&self, fit: &Fit<'_>, t: usize, f: &mut [f64], g: &mut [f64]) {
+        let (r, w) = (self.weights.len(), fit.states);
+        let m = r + w;
+        g[..r].fill(1.0);
+        for a in 0..w {
+            g[r + a] = fit.inputs[t * w + a] / self.beta[t];
+        }
+        f.fill(0.0);
+        for a in 0..m {
+            for k in 0..r {
+                f[a * m + k] = -g[a] * self.weights[k];
+            }
+        }
+        for k in 0..r {
+            f[k * m + k] += self.decays[k];
+        }
+        for a in 0..w {
+            for c in 0..w {
+                f[(r + a) * m + r + c] = fit.transitions[(t * w + a) * w + c];
+            }
+        }
+    }
+
+    /// Adds the gradients by weights, decays and `β`, from those by the energies.
+    fn pull_back(&self, fit: &Fit<'_>, by_energy: &[f64], slope: &mut [f64], by_beta: &mut [f64]) {
+        let (r, w) = (self.weights.len(), fit.states);
+        let m = r + w;
+        let mut covariance = vec![0.0; m * m];
+        let (mut f, mut g) = (vec![0.0; m * m], vec![0.0; m]);
+        let (mut moved, mut by_f) = (vec![0.0; m * m], vec![0.0; m * m]);
+        let mut by_g = vec![0.0; m];
+        for t in 0..self.beta.len() {
+            self.transition(fit, t, &mut f, &mut g);
+            let value = &self.values[t * m * m..][..m * m];
+            // ∂F = 2 R F Σ, ∂g = 2ψ R g − ∂F[ω, 0].
+            product(&f, &covariance, &mut moved, m);
+            product(value, &moved, &mut by_f, m);
+            by_f.iter_mut().for_each(|x| *x *= 2.0);
+            for a in 0..m {
+                let own: f64 = value[a * m..][..m].iter().zip(&g).map(|(v, g)| v * g).sum();
+                let fed: f64 = by_f[a * m..][..r].iter().zip(&self.weights).map(|(by, w)| by * w).sum();
+                by_g[a] = 2.0 * by_energy[t] * own - fed;
+            }
+            for k in 0..r {
+                slope[k] -= (0..m).map(|a| g[a] * by_f[a * m + k]).sum::<f64>();
+                slope[r + k] += by_f[k * m + k];
+            }
+            let by_scale: f64 = (0..w).map(|a| fit.inputs[t * w + a] * by_g[r + a]).sum();
+            by_beta[t] -= by_scale / (self.beta[t] * self.beta[t]);
+            // Σ ← F Σ Fᵀ + ψ g gᵀ.
+            let old = std::mem::take(&mut moved);
+            for a in 0..m {
+                for c in 0..m {
+                    let sum: f64 = (0..m).map(|k| old[a * m + k] * f[c * m + k]).sum();
+                    covariance[a * m + c] = sum + by_energy[t] * g[a] * g[c];
+                }
+            }
+            moved = old;
+        }
+    }
+}
+
+/// `xᵀM x`.
+fn quadratic(matrix: &[f64], x: &[f64]) -> f64 {
+    let rows = matrix.chunks_exact(x.len()).zip(x);
+    rows.map(|(row, a)| a * row.iter().zip(x).map(|(m, b)| m * b).sum::<f64>()).sum()
+}
+
+fn product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
+    for i in 0..m {
+        for j in 0..m {
+            out[i * m + j] = (0..m).map(|k| a[i * m + k] * b[k * m + j]).sum();
+        }
+    }
+}
+
+fn transposed_product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
+    for i in 0..m {
+        for j in 0..m {
+            out[i * m + j] = (0..m).map(|k| a[k * m + i] * b[k * m + j]).sum();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::factorize::quiet;
+    use crate::participation::Sampling;
+    use crate::workload::{Optimizer, Workload};
+    use faer::Mat;
+
+    fn problem(workload: Workload, bins: usize) -> Problem {
+        let goal = Goal { sampling: Sampling::BallsInBins { bins }, epsilon: 2.0, delta: 1e-5 };
+        Problem::sampled(workload, goal).unwrap()
+    }
+
+    #[test]
+    fn the_objective_is_that_of_dense_matrices() {
+        let momentum = Optimizer { momentum: 0.5, ..Default::default() };
+        let workload = Workload::sgd((0..12).map(|t| 1.0 + 0.1 * f64::from(t)).collect(), momentum).unwrap();
+        let problem = problem(workload, 4);
+        let fit = Fit::new(&problem, 2, false, 4).unwrap();
+        let mut x = fit.start();
+        x.iter_mut().enumerate().for_each(|(k, x)| *x += 0.1 * (k as f64).sin());
+        let spectrum = [1.0, 0.5, 0.3, 0.5];
+        let found = Found { x, spectrum: spectrum.to_vec() };
+        let Shape { weights, decays, scale, .. } = fit.shape(&found).unwrap();
+        let plain = Blt::new(weights, decays, vec![1.0; 12], scale).unwrap();
+        let (c, b) = (plain.encoder(), problem.workload().to_dense() * plain.coloring());
+        let folded = Mat::from_fn(12, 4, |i, p| (p..12).step_by(4).map(|j| c[(i, j)]).sum::<f64>());
+        let h = Mat::from_fn(4, 4, |p, q| {
+            (0..4).map(|j| spectrum[j] * (std::f64::consts::FRAC_PI_2 * (j * p.abs_diff(q)) as f64).cos()).sum::<f64>()
+        });
+        let total: f64 = (0..12)
+            .map(|t| {
+                let row = folded.row(t);
+                let square: f64 = (0..16).map(|k| h[(k / 4, k % 4)] * row[k / 4] * row[k % 4]).sum();
+                (square * b.col(t).squared_norm_l2()).sqrt()
+            })
+            .sum();
+        assert!((fit.evaluate(&found.x, &spectrum).0 - total.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn gradients_are_those_of_differences() {
+        let momentum = Optimizer { momentum: 0.5, ..Default::default() };
+        let workload = Workload::sgd((0..15).map(|t| 1.0 + 0.1 * f64::from(t)).collect(), momentum).unwrap();
+        let problem = problem(workload, 5);
+        for (order, tied) in [(1, false), (2, false), (1, true)] {
+            let fit = Fit::new(&problem, order, tied, 5).unwrap();
+            let spectrum = [1.0, 0.4, 0.2, 0.2, 0.4];
+            let x = fit.start();
+            let (_, gradient) = fit.evaluate(&x, &spectrum);
+            for (i, slope) in gradient.iter().enumerate() {
+                let moved = |step: f64| {
+                    let mut x = x.clone();
+                    x[i] += step;
+                    fit.evaluate(&x, &spectrum).0
+                };
+                let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                assert!((difference - slope).abs() < 1e-8, "{order} {tied} {i}: {difference} {slope}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tied_encoder_is_one_look_back() {
+        let problem = problem(Workload::prefix_sum(24).unwrap(), 6);
+        let goal = problem.goal().unwrap();
+        let recall = recalled(&problem, 6, goal, &mut quiet).unwrap();
+        assert!(recall.encoder_is_nonnegative());
+        let free = exponentials(&problem, 2, 6, goal, &mut quiet).unwrap();
+        let error = |form: &dyn Representation| {
+            let allocation = sensitivity::allocation(form, 6, 1.0).unwrap();
+            let energy: f64 = form.decoder_row_norms_sq(problem.workload()).iter().sum();
+            allocation.noise_multiplier(2.0, 1e-5).unwrap() * energy.sqrt()
+        };
+        let independent = crate::form::StateSpace::independent(24).unwrap();
+        assert!(error(&free) < 1.005 * error(&recall) && error(&recall) < 0.9 * error(&independent));
+    }
+}
