@@ -53,6 +53,7 @@ pub mod loss;
 pub mod mechanism;
 pub mod noise;
 pub mod participation;
+pub mod planner;
 pub mod problem;
 pub mod sampler;
 mod sensitivity;

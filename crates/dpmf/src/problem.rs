@@ -39,6 +39,8 @@ pub struct Problem {
     workload: Workload,
     participation: Participation,
     goal: Option<Goal>,
+    /// Where the fit of a form of the same kind may start from.
+    near: Option<Form>,
     solver: Solver,
     options: Options,
     optimum: OnceCell<Optimum>,
@@ -66,7 +68,7 @@ impl Problem {
     ) -> Result<Self> {
         participation.pattern(workload.steps())?;
         let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Self { workload, participation, goal: None, solver, options, optimum, prefix_sum, decoder })
+        Ok(Self { workload, participation, goal: None, near: None, solver, options, optimum, prefix_sum, decoder })
     }
 
     /// A problem for units that are sampled, under the participation that the sampling means, where the best mechanism is
@@ -78,6 +80,16 @@ impl Problem {
         check_delta(goal.delta)?;
         let participation = goal.sampling.participation(workload.steps())?.unwrap_or_default();
         Ok(Self { goal: Some(goal), ..Self::new(workload, participation)? })
+    }
+
+    /// The same problem, with a form that was best for another budget to start from.
+    pub fn near(self, form: Form) -> Self {
+        Self { near: Some(form), ..self }
+    }
+
+    /// A form to start from.
+    pub(crate) fn start(&self) -> Option<&Form> {
+        self.near.as_ref()
     }
 
     /// The budget that noise is to be least for, where units are sampled.

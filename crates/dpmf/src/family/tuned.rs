@@ -14,14 +14,14 @@ use crate::accounting::allocation::Boundary;
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Progress};
 use crate::form::recall::Parts;
-use crate::form::{Blt, Recall, Representation};
+use crate::form::{Blt, Form, Recall, Representation};
 use crate::linalg::lbfgs::{Lbfgs, Point};
 use crate::problem::{Goal, Problem};
 use crate::sensitivity;
 use std::time::Instant;
 
 /// Random samples behind one look at the posterior.
-const SAMPLES: usize = 1 << 14;
+const SAMPLES: usize = 1 << 13;
 
 /// Looks at the posterior at most, steps of the minimisation between two of them, and points whose curvature it remembers.
 const LOOKS: usize = 9;
@@ -145,6 +145,22 @@ impl<'a> Fit<'a> {
         (weights.iter().map(|x| x.exp()).collect(), decays.iter().map(odds).collect())
     }
 
+    /// A form that was best for another budget.
+    fn near(&self) -> Option<Vec<f64>> {
+        match self.problem.start() {
+            Some(Form::Blt(blt)) if !self.tied && blt.order() == self.order => {
+                let odds = |x: &f64| (x / (1.0 - x)).ln();
+                let (weights, decays) = blt.exponentials();
+                // What vanished in single precision is light, not nothing.
+                let weights = weights.iter().map(|x| x.max(1e-12).ln());
+                let decays = decays.iter().map(|x| odds(&x.clamp(1e-6, 1.0 - 1e-7)));
+                let scales = blt.scales().iter().map(|s| -s.ln());
+                Some(weights.chain(decays).chain(scales).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// Rates spread from a fraction of an epoch to a step, columns of the same norm.
     fn start(&self) -> Vec<f64> {
         let (n, r) = (self.steps(), self.order);
@@ -175,20 +191,24 @@ impl<'a> Fit<'a> {
         let clock = Instant::now();
         let mut iterations = 0;
         // The first posterior is that of a unit that is found out: all weight on its own bin.
-        let mut found = Found { x: self.start(), spectrum: vec![1.0; self.bins] };
+        let near = self.near();
+        let known = near.is_some();
+        let start = near.unwrap_or_else(|| self.start());
+        let mut found = Found { x: start, spectrum: vec![1.0; self.bins] };
         let mut best: Option<(f64, Found)> = None;
-        let mut last = f64::INFINITY;
+        let (mut last, mut near) = (f64::INFINITY, None);
         for look in 0..LOOKS {
             let blt = self.blt(&found)?;
             let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
             let Boundary { log_sigma, spectrum: seen } =
-                allocation.boundary(goal.epsilon, goal.delta, SAMPLES)?;
+                allocation.boundary(goal.epsilon, goal.delta, SAMPLES, near)?;
+            near = Some(log_sigma);
             let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
             let value = log_sigma + 0.5 * energy.ln();
             if best.as_ref().is_none_or(|(least, _)| value < *least) {
                 best = Some((value, Found { x: found.x.clone(), spectrum: found.spectrum.clone() }));
             }
-            let settled = (last - value).abs() < SETTLED && look > 2;
+            let settled = (last - value).abs() < SETTLED && (look > 2 || known);
             last = value;
             if settled {
                 break;

@@ -84,6 +84,16 @@ impl Blt {
         self.weights.len()
     }
 
+    /// Weights `ω` and decays `θ`.
+    pub fn exponentials(&self) -> (&[f64], &[f64]) {
+        (&self.weights, &self.decays)
+    }
+
+    /// `s_t`.
+    pub fn scales(&self) -> &[f64] {
+        &self.scale
+    }
+
     /// Every coefficient rounded to an f32, decays not up to 1.
     ///
     /// Errors: a coefficient that overflows, or a `q` or `s` that vanishes, in f32.

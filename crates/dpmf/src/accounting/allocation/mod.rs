@@ -27,7 +27,7 @@
 
 mod sample;
 
-use super::{check_epsilon, check_positive};
+use super::{check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
 use faer::{Mat, Side};
 use sample::Sampler;
@@ -38,6 +38,9 @@ pub const FAILURE: f64 = 1e-9;
 
 /// Bounds that may be looked at until one holds, so that each must fail 64 times less.
 const TRIES: usize = 64;
+
+/// The share of the samples that looking around takes, one over this.
+const PILOT: usize = 8;
 
 /// By how much a bound must be kept when it is first found, so that other machines, which round otherwise, find it too.
 const MARGIN: f64 = 1e-6;
@@ -98,7 +101,7 @@ impl Allocation {
     ///
     /// Guarantee: not below the true one but for a probability of [`FAILURE`] over the random numbers, which are always the
     /// same ones.
-    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁸ samples.
+    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁷ samples.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
         let [joining, leaving] = self.estimate(noise_multiplier, epsilon)?;
@@ -109,7 +112,7 @@ impl Allocation {
     ///
     /// Errors: those of it.
     pub fn estimate(&self, noise_multiplier: f64, epsilon: f64) -> Result<[Estimate; 2]> {
-        self.estimate_for(noise_multiplier, epsilon, Purpose::Proof, self.samples())
+        self.estimate_for(noise_multiplier, epsilon, Purpose::Proof, 1)
     }
 
     fn estimate_for(
@@ -117,12 +120,12 @@ impl Allocation {
         noise_multiplier: f64,
         epsilon: f64,
         purpose: Purpose,
-        samples: usize,
+        share: usize,
     ) -> Result<[Estimate; 2]> {
         check_positive("noise multiplier", noise_multiplier)?;
         check_epsilon(epsilon)?;
         let sampler = Sampler::new(self, noise_multiplier, epsilon, purpose)?;
-        Ok([sampler.joining(samples), sampler.leaving(samples / 4)])
+        Ok([sampler.joining(self.samples(), share), sampler.leaving(self.samples() / 4, share)])
     }
 
     /// The smallest noise multiplier that satisfies (ε, δ), to about a thousandth.
@@ -132,16 +135,26 @@ impl Allocation {
     /// Guarantee: [`Allocation::delta`] was seen to be below δ.
     /// Errors: ε not positive and finite, δ outside (0, 1), a target that no finite noise reaches.
     pub fn noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
-        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta);
-        let start = solve(self.guess(epsilon, delta), pilot)?.ok_or_else(out_of_reach)?.exp();
+        let start = self.estimated_noise_multiplier(epsilon, delta)?;
         for step in 0..TRIES {
             let sigma = start * (1.0 + 1e-3 * step as f64);
             if self.delta(sigma, epsilon)? <= delta * (1.0 - MARGIN) {
                 return Ok(sigma);
             }
         }
-        Err(out_of_reach())
+        Err(Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))
+    }
+
+    /// About the noise multiplier that [`Allocation::noise_multiplier`] finds, from fewer samples: nothing is proved of it.
+    ///
+    /// Errors: those of it.
+    pub fn estimated_noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
+        check_epsilon(epsilon)?;
+        check_delta(delta)?;
+        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta);
+        let found = solve(self.guess(epsilon, delta), pilot)?;
+        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
+        Ok(found.ok_or_else(out_of_reach)?.exp())
     }
 
     /// The smallest ε that holds at δ for a noise multiplier, to about a thousandth.
@@ -169,7 +182,7 @@ impl Allocation {
 
     /// `log δ̂ − log δ`, δ̂ the bound with random numbers for looking around.
     fn pilot(&self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<f64> {
-        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, self.samples())?;
+        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, PILOT)?;
         Ok((estimates[0].upper.max(estimates[1].upper).max(1e-300) / delta).ln())
     }
 
@@ -182,13 +195,20 @@ impl Allocation {
         0.5 * mean.ln() - mu.ln()
     }
 
-    /// What a fit asks: the mean estimate of `log σ` that reaches (ε, δ), and how it depends on `G`.
-    pub(crate) fn boundary(&self, epsilon: f64, delta: f64, samples: usize) -> Result<Boundary> {
+    /// What a fit asks: the mean estimate of `log σ` that reaches (ε, δ), and how it depends on `G`. `near` is where the last
+    /// answer was.
+    pub(crate) fn boundary(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        samples: usize,
+        near: Option<f64>,
+    ) -> Result<Boundary> {
         let mean = |log_sigma: f64| {
             let sampler = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?;
-            Ok((sampler.joining(samples).mean.max(1e-300) / delta).ln())
+            Ok((sampler.joining(samples, 1).mean.max(1e-300) / delta).ln())
         };
-        let log_sigma = solve(self.guess(epsilon, delta), mean)?
+        let log_sigma = solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), mean)?
             .ok_or_else(|| Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))?;
         let spectrum =
             Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?.spectrum(samples);
@@ -197,7 +217,7 @@ impl Allocation {
 
     /// Samples of a bound: many while they cost little.
     fn samples(&self) -> usize {
-        ((1_usize << 32) / (self.bins * self.bins)).clamp(1 << 14, 1 << 18)
+        ((1_usize << 31) / (self.bins * self.bins)).clamp(1 << 14, 1 << 17)
     }
 
     /// The Cholesky factor of `G/σ²`, its diagonal raised by what rounding may hide.
@@ -235,11 +255,12 @@ fn solve(start: f64, f: impl Fn(f64) -> Result<f64>) -> Result<Option<f64>> {
                 // A secant aims a little to the side of the end that would otherwise stay.
                 let secant = a + (b - a) * at_a / (at_a - at_b);
                 let aim = if value > 0.0 { secant + 0.4 * CLOSE } else { secant - 0.4 * CLOSE };
-                let (low, high) = (a + 0.02 * (b - a), b - 0.02 * (b - a));
+                let (low, high) = (a + 0.01 * (b - a), b - 0.01 * (b - a));
                 if aim.is_finite() { aim.clamp(low, high) } else { 0.5 * (a + b) }
             }
-            [Some((a, at_a)), None] => a + (at_a / 8.0).clamp(0.02, 1.0),
-            [None, Some((b, at_b))] => b - (-at_b / 8.0).clamp(0.02, 1.0),
+            // Steps that go a little too far: δ falls with a power of about 20 of what is searched for.
+            [Some((a, at_a)), None] => a + (at_a / 12.0).clamp(0.001, 1.0),
+            [None, Some((b, at_b))] => b - (-at_b / 12.0).clamp(0.001, 1.0),
             [None, None] => return Ok(None),
         };
         if next > start + 40.0 {

@@ -69,18 +69,18 @@ impl Sampler {
         Ok(Self { bins, epsilon, purpose, gram, exponentials, half, root })
     }
 
-    /// `E_P[(1 − e^{ε−L})_+]`.
-    pub fn joining(&self, samples: usize) -> Estimate {
+    /// `E_P[(1 − e^{ε−L})_+]`, from a share of the samples, with the bound that all of them would be expected to give.
+    pub fn joining(&self, samples: usize, share: usize) -> Estimate {
         let (joined, log_range) = self.joined();
         let value = |sample: Sample, _: &[f64]| {
             let over = -(self.epsilon - sample.loss).exp_m1();
             if over > 0.0 { (sample.log_weight).exp() * over } else { 0.0 }
         };
-        self.bound(log_range, samples, |rng, out| self.join(joined, rng, out, value))
+        self.bound(log_range, samples, share, |rng, out| self.join(joined, rng, out, value))
     }
 
-    /// `E_Q[(1 − e^{ε+L})_+]`.
-    pub fn leaving(&self, samples: usize) -> Estimate {
+    /// `E_Q[(1 − e^{ε+L})_+]`, likewise.
+    pub fn leaving(&self, samples: usize, share: usize) -> Estimate {
         let b = self.bins as f64;
         let toward: Vec<f64> = self.gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect();
         let spread = toward.iter().sum::<f64>() / b;
@@ -92,7 +92,7 @@ impl Sampler {
             return Estimate { mean: 0.0, upper: range, range };
         }
         let log_shift = 0.5 * tilt * tilt * spread;
-        self.bound(log_range, samples, |rng, out| {
+        self.bound(log_range, samples, share, |rng, out| {
             let mut y = self.normal(rng, out.len());
             for (k, out) in out.iter_mut().enumerate() {
                 let y = y.col_as_slice_mut(k);
@@ -235,9 +235,10 @@ impl Sampler {
         &self,
         log_range: f64,
         samples: usize,
+        share: usize,
         fill: impl Fn(&mut ChaCha8Rng, &mut [f64]) + Sync,
     ) -> Estimate {
-        let chunks = samples.div_ceil(CHUNK).max(1);
+        let chunks = samples.div_ceil(CHUNK * share).max(1);
         let part = |chunk: usize| {
             let mut values = vec![0.0; CHUNK];
             fill(&mut self.rng(chunk), &mut values);
@@ -251,7 +252,7 @@ impl Sampler {
         let within: f64 = parts.iter().map(|(_, within)| within).sum();
         let between: f64 = parts.iter().map(|(part, _)| CHUNK as f64 * (part - mean).powi(2)).sum();
         let variance = (within + between) / (count - 1.0);
-        let range = log_range.exp();
+        let (range, count) = (log_range.exp(), count * share as f64);
         // Two directions, and all the bounds that may be looked at.
         let log = (2.0 * 2.0 * TRIES as f64 / FAILURE).ln();
         let upper = mean + (2.0 * variance * log / count).sqrt() + 7.0 * range * log / (3.0 * (count - 1.0));

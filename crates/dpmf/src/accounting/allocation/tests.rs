@@ -79,9 +79,9 @@ fn no_value_exceeds_its_range() {
     for (bins, overlap, sigma, epsilon) in [(5, 0.3, 0.5, 4.0), (30, 0.8, 1.2, 0.5), (3, 0.0, 0.3, 10.0)] {
         let sampler = Sampler::new(&ring(bins, overlap), sigma, epsilon, Purpose::Search).unwrap();
         // The smallest possible range is that of the largest value seen, and the mean is below it.
-        let joining = sampler.joining(1 << 14);
+        let joining = sampler.joining(1 << 14, 1);
         assert!(joining.mean <= joining.range && joining.range < 1.0, "{joining:?}");
-        let leaving = sampler.leaving(1 << 14);
+        let leaving = sampler.leaving(1 << 14, 1);
         assert!(leaving.mean <= leaving.range, "{leaving:?}");
     }
 }

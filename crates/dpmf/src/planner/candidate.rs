@@ -1,0 +1,181 @@
+//! One mechanism with its sampler, weighed.
+
+use super::Request;
+use crate::accounting::{Sampled, curve};
+use crate::error::Result;
+use crate::form::Representation;
+use crate::mechanism::Mechanism;
+use crate::participation::Sampling;
+use serde::Serialize;
+
+/// A mechanism and a sampler, with the noise that the budget asks of them.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    mechanism: Mechanism,
+    noise_multiplier: f64,
+    rmse: f64,
+    bound: Option<f64>,
+    excluded: Option<String>,
+}
+
+/// A candidate as a row of a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The family.
+    pub mechanism: String,
+    /// The family with what was chosen of it.
+    pub selector: String,
+    /// The sampler.
+    pub sampling: String,
+    /// Diagonals of the encoder, where it is banded.
+    pub bands: Option<usize>,
+    /// Model-sized arrays kept from one step to the next.
+    pub buffers: Option<usize>,
+    /// Earlier rows of noise that a step draws again.
+    pub recalls: Option<usize>,
+    /// σ.
+    pub noise_multiplier: f64,
+    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1.
+    pub rmse: f64,
+    /// Against the least error of any mechanism under the same participation; nothing where no bound exists.
+    pub ratio_to_bound: Option<f64>,
+    /// Whether σ is an estimate: what loses is not proved.
+    pub estimated: bool,
+    /// Why it may not be chosen.
+    pub excluded: Option<String>,
+    /// What it is, in a sentence.
+    pub words: String,
+}
+
+impl Candidate {
+    /// With the noise that is proved to give the budget.
+    pub(super) fn exact(mechanism: Mechanism, request: &Request, bound: Option<f64>) -> Result<Self> {
+        let mechanism =
+            mechanism.calibrated(request.epsilon, request.delta, request.clip, request.conditions)?;
+        let noise_multiplier =
+            mechanism.privacy().map_or(f64::NAN, |privacy| privacy.calibration().noise_multiplier());
+        Ok(Self::new(mechanism, noise_multiplier, request, bound))
+    }
+
+    /// With an estimate of the noise, where a proof takes longer.
+    pub(super) fn estimated(mechanism: Mechanism, request: &Request) -> Result<Self> {
+        let noise_multiplier = match mechanism.hiding() {
+            Sampled::BallsInBins(allocation) => {
+                allocation.estimated_noise_multiplier(request.epsilon, request.delta)?
+            }
+            _ => {
+                let terms = mechanism.terms(request.clip, request.conditions);
+                curve::calibrate(request.epsilon, request.delta, |sigma| terms.curve(sigma))?
+            }
+        };
+        Ok(Self::new(mechanism, noise_multiplier, request, None))
+    }
+
+    /// The same with a proof.
+    pub(super) fn proved(self, request: &Request) -> Result<Self> {
+        Self::exact(self.mechanism, request, self.bound)
+    }
+
+    fn new(mechanism: Mechanism, noise_multiplier: f64, request: &Request, bound: Option<f64>) -> Self {
+        let rmse = noise_multiplier * mechanism.loss().sqrt_total() / (request.workload.steps() as f64).sqrt();
+        let buffers = mechanism.form().cost().buffers;
+        let excluded = match buffers {
+            _ if !request.trusted && mechanism.sampling() != Sampling::None => {
+                Some("the sampler is not to be counted on".into())
+            }
+            None => Some("dense rows draw all earlier noise again at every step".into()),
+            Some(buffers) if buffers > request.buffers => {
+                Some(format!("it needs {buffers} buffers, {} are allowed", request.buffers))
+            }
+            Some(_) => None,
+        };
+        Self { mechanism, noise_multiplier, rmse, bound, excluded }
+    }
+
+    /// The mechanism with its sampling; calibrated if it is proved.
+    pub fn mechanism(&self) -> &Mechanism {
+        &self.mechanism
+    }
+
+    /// σ.
+    pub fn noise_multiplier(&self) -> f64 {
+        self.noise_multiplier
+    }
+
+    /// Root mean squared error of an iterate at clip 1.
+    pub fn rmse(&self) -> f64 {
+        self.rmse
+    }
+
+    /// Whether σ was seen to give the budget.
+    pub fn is_proved(&self) -> bool {
+        self.mechanism.privacy().is_some()
+    }
+
+    /// Why it may not be chosen.
+    pub fn excluded(&self) -> Option<&str> {
+        self.excluded.as_deref()
+    }
+
+    /// Independent noise and Poisson sampling from all the data.
+    pub fn is_dp_sgd(&self) -> bool {
+        matches!(self.mechanism.sampling(), Sampling::CyclicPoisson { bands: 1, .. })
+    }
+
+    /// Noise of every step's iterate, as a standard deviation at clip 1.
+    pub fn per_step(&self) -> Vec<f64> {
+        self.mechanism.loss().per_step().iter().map(|loss| self.noise_multiplier * loss.sqrt()).collect()
+    }
+
+    /// What it is, in words.
+    pub fn words(&self) -> String {
+        let cost = self.mechanism.form().cost();
+        let memory = match (cost.buffers, cost.recalls) {
+            (Some(0), Some(0)) => "noise that is fresh at every step".to_owned(),
+            (Some(0), Some(recalls)) => format!("noise of {recalls} earlier steps drawn again"),
+            (Some(buffers), Some(0) | None) => format!("noise kept in {}", count(buffers, "buffer")),
+            (Some(buffers), Some(recalls)) => {
+                format!("noise kept in {} and {} drawn again", count(buffers, "buffer"), count(recalls, "earlier step"))
+            }
+            (None, _) => "dense rows of noise".to_owned(),
+        };
+        let sampler = match self.mechanism.sampling() {
+            Sampling::None => "any order of the data".to_owned(),
+            Sampling::CyclicPoisson { bands: 1, rate } => {
+                format!("every example drawn for every step with probability {rate:.3e}")
+            }
+            Sampling::CyclicPoisson { bands, rate } => {
+                format!("{bands} parts of the data that take turns, examples drawn with probability {rate:.3e}")
+            }
+            Sampling::BallsInBins { bins } => {
+                format!("every example dealt once into one of {bins} batches, each on its own")
+            }
+        };
+        format!("{memory}, and {sampler}")
+    }
+
+    /// The candidate as a row.
+    pub fn row(&self) -> Row {
+        let (form, cost) = (self.mechanism.form(), self.mechanism.form().cost());
+        let family = self.mechanism.family();
+        let bands = form.encoder_bands();
+        Row {
+            mechanism: family.map_or_else(String::new, |family| family.name().to_owned()),
+            selector: family.map_or_else(String::new, |family| family.to_string()),
+            sampling: self.mechanism.sampling().to_string(),
+            bands: (bands < form.steps() || form.steps() == 1).then_some(bands),
+            buffers: cost.buffers,
+            recalls: cost.recalls,
+            noise_multiplier: self.noise_multiplier,
+            rmse: self.rmse,
+            ratio_to_bound: self.bound.map(|bound| (self.mechanism.loss().total() / bound).sqrt()),
+            estimated: !self.is_proved(),
+            excluded: self.excluded.clone(),
+            words: self.words(),
+        }
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,419 @@
+//! The planner: from what a person knows to the mechanism and the sampler of least error.
+//!
+//! A person knows how much data there is, the batch, the epochs, the optimizer, the budget, how much memory may go into noise, and
+//! whether the sampler can be trusted to keep its coins secret. The planner weighs
+//!
+//! - parts that take turns with Poisson sampling, over banded encoders with any number of bands; one band is DP-SGD;
+//! - balls in bins, over encoders of a few exponentials that are made for the budget;
+//! - no sampling, over the streams of the optimum, whose certified lower bound tells beforehand whether they can win.
+//!
+//! Fits are kept in a [`Shelf`] between calls.
+//!
+//! ```
+//! use dpmf::planner::{Planner, Request};
+//! use dpmf::Workload;
+//!
+//! let request = Request::new(Workload::prefix_sum(40)?, 4000, 400, 4, 2.0, 1e-5)?;
+//! let plan = Planner::default().plan(&request, &mut dpmf::planner::silent)?;
+//! assert!(plan.chosen().rmse() < plan.dp_sgd().rmse());
+//! # Ok::<(), dpmf::Error>(())
+//! ```
+
+mod candidate;
+mod shelf;
+
+pub use candidate::{Candidate, Row};
+pub use shelf::Shelf;
+
+use crate::accounting::{check_delta, check_epsilon, check_positive};
+use crate::error::{Error, Result};
+use crate::factorize::Progress;
+use crate::family::{Budget, Selector};
+use crate::mechanism::{Conditions, Mechanism};
+use crate::participation::{Participation, Sampling};
+use crate::problem::{Goal, Problem};
+use crate::workload::Workload;
+use std::ops::ControlFlow;
+
+/// What a plan is made for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The iterates, `epochs` times the steps of an epoch.
+    pub workload: Workload,
+    /// Units of privacy: examples, or users.
+    pub examples: u64,
+    /// Units in a batch, on average.
+    pub batch: u64,
+    /// Passes over the data.
+    pub epochs: usize,
+    /// ε of the budget.
+    pub epsilon: f64,
+    /// δ of the budget.
+    pub delta: f64,
+    /// Clipping norm.
+    pub clip: f64,
+    /// Model-sized buffers that noise may take.
+    pub buffers: usize,
+    /// Whether the sampler may be counted on.
+    pub trusted: bool,
+    /// What the guarantee is about.
+    pub conditions: Conditions,
+}
+
+/// Buffers that noise may take where nothing is said.
+pub const BUFFERS: usize = 8;
+
+/// Most steps of a plan: the fits take time and memory that grows with them.
+pub const STEPS: usize = 20_000;
+
+impl Request {
+    /// A request with a clip of 1, up to eight buffers, and a sampler that is trusted.
+    ///
+    /// Errors: those of [`Request::check`].
+    pub fn new(
+        workload: Workload,
+        examples: u64,
+        batch: u64,
+        epochs: usize,
+        epsilon: f64,
+        delta: f64,
+    ) -> Result<Self> {
+        let (clip, buffers, trusted, conditions) = (1.0, BUFFERS, true, Conditions::default());
+        let request = Self {
+            workload,
+            examples,
+            batch,
+            epochs,
+            epsilon,
+            delta,
+            clip,
+            buffers,
+            trusted,
+            conditions,
+        };
+        request.check()?;
+        Ok(request)
+    }
+
+    /// Steps that pass over the data once: examples over the batch, rounded, and at least one.
+    ///
+    /// Errors: no examples, a batch that is empty or larger than the data.
+    pub fn steps_per_epoch(examples: u64, batch: u64) -> Result<usize> {
+        if examples == 0 {
+            return Err(Error::argument("examples", 0, "at least one is needed"));
+        }
+        if batch == 0 || batch > examples {
+            let rule = "it must be at least 1 and not above the number of examples";
+            return Err(Error::argument("batch", batch, rule));
+        }
+        // To the nearest, halves up, without overflow.
+        let steps = examples / batch + u64::from(examples % batch >= batch - examples % batch);
+        usize::try_from(steps).map_err(|_| Error::argument("examples", examples, "they make too many steps"))
+    }
+
+    /// Steps of all epochs.
+    ///
+    /// Errors: those of [`Request::steps_per_epoch`]; no epochs; more than [`STEPS`] steps.
+    pub fn steps(examples: u64, batch: u64, epochs: usize) -> Result<usize> {
+        let per_epoch = Self::steps_per_epoch(examples, batch)?;
+        if epochs == 0 {
+            return Err(Error::argument("epochs", 0, "at least one is needed"));
+        }
+        match per_epoch.checked_mul(epochs) {
+            Some(steps) if steps <= STEPS => Ok(steps),
+            _ => Err(Error::Unsupported {
+                what: format!("a plan of {epochs} epochs of {per_epoch} steps"),
+                hint: "the planner weighs up to 20000 steps: take larger batches, or choose a mechanism with `dpmf compare`",
+            }),
+        }
+    }
+
+    /// Refuses what makes no sense.
+    ///
+    /// Errors: those of [`Request::steps`]; a workload of another number of steps, or one that is a matrix; ε or clip not
+    /// positive and finite, δ outside (0, 1).
+    pub fn check(&self) -> Result<()> {
+        let expected = Self::steps(self.examples, self.batch, self.epochs)?;
+        let actual = self.workload.steps();
+        if actual != expected {
+            return Err(Error::WrongLength { name: "workload", actual, expected });
+        }
+        if self.workload.recurrence().is_none() {
+            return Err(Error::Unsupported {
+                what: "a plan for a matrix".into(),
+                hint: "plans are for optimizers; use `dpmf factorize` with `--matrix`",
+            });
+        }
+        check_epsilon(self.epsilon)?;
+        check_delta(self.delta)?;
+        check_positive("clip", self.clip)
+    }
+
+    /// Steps of one epoch.
+    fn bins(&self) -> usize {
+        self.workload.steps() / self.epochs
+    }
+
+    /// The participation without sampling.
+    fn participation(&self) -> Participation {
+        match self.epochs {
+            1 => Participation::Single,
+            times => Participation::Epochs { times },
+        }
+    }
+}
+
+/// Told in a line what is being weighed; [`ControlFlow::Break`] ends the planning.
+pub type Listener<'a> = &'a mut dyn FnMut(&str) -> ControlFlow<()>;
+
+/// A listener that hears nothing.
+pub fn silent(_: &str) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// The best mechanism and sampler for a request, and all that was weighed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    request: Request,
+    candidates: Vec<Candidate>,
+    chosen: usize,
+    dp_sgd: usize,
+    lower_bound: Option<f64>,
+}
+
+impl Plan {
+    /// What it was made for.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// The one of least error that keeps to memory and trust.
+    pub fn chosen(&self) -> &Candidate {
+        &self.candidates[self.chosen]
+    }
+
+    /// Everything that was weighed, by error.
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
+    }
+
+    /// DP-SGD: independent noise and Poisson sampling.
+    pub fn dp_sgd(&self) -> &Candidate {
+        &self.candidates[self.dp_sgd]
+    }
+
+    /// No mechanism that does not count on sampling has an error below it.
+    pub fn lower_bound_rmse(&self) -> Option<f64> {
+        self.lower_bound
+    }
+}
+
+/// Makes plans, and remembers fits.
+#[derive(Default)]
+pub struct Planner {
+    shelf: Shelf,
+}
+
+impl Planner {
+    /// A planner that keeps fits on a shelf.
+    pub fn new(shelf: Shelf) -> Self {
+        Self { shelf }
+    }
+
+    /// Weighs all mechanisms and samplers.
+    ///
+    /// Errors: those of [`Request::check`]; [`Error::Interrupted`]; mechanisms that cannot be made are left out, unless none is
+    /// left.
+    pub fn plan(&mut self, request: &Request, listen: Listener<'_>) -> Result<Plan> {
+        request.check()?;
+        let mut weighing = Weighing { planner: self, request, listen: &mut *listen, candidates: Vec::new() };
+        weighing.poisson()?;
+        weighing.bins()?;
+        let lower_bound = weighing.unsampled()?;
+        let mut candidates = weighing.candidates;
+        candidates.sort_by(|a, b| a.rmse().total_cmp(&b.rmse()));
+        let none = || Error::Unsupported {
+            what: "a plan within these limits".into(),
+            hint: "no mechanism keeps to the memory and the budget",
+        };
+        // What can be run is proved; estimates are only for those that lose.
+        let chosen = loop {
+            let best = candidates.iter().position(|c| c.excluded().is_none()).ok_or_else(none)?;
+            if candidates[best].is_proved() {
+                break best;
+            }
+            said(listen, &format!("proving {}", candidates[best].words()))?;
+            let proved = candidates.remove(best).proved(request)?;
+            let place = candidates.partition_point(|c| c.rmse() < proved.rmse());
+            candidates.insert(place, proved);
+        };
+        let dp_sgd = candidates.iter().position(Candidate::is_dp_sgd).ok_or_else(none)?;
+        Ok(Plan { request: request.clone(), candidates, chosen, dp_sgd, lower_bound })
+    }
+}
+
+fn said(listen: Listener<'_>, line: &str) -> Result<()> {
+    match listen(line).is_break() {
+        true => Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY }),
+        false => Ok(()),
+    }
+}
+
+/// A plan in the making.
+struct Weighing<'a, 'b> {
+    planner: &'a mut Planner,
+    request: &'a Request,
+    listen: Listener<'b>,
+    candidates: Vec<Candidate>,
+}
+
+impl Weighing<'_, '_> {
+    /// Parts that take turns: powers of two as numbers of bands, then numbers around the best.
+    fn poisson(&mut self) -> Result<()> {
+        /// Numbers of bands that are tried around the best.
+        const AROUND: usize = 5;
+        let (most, limit) = (self.request.bins(), self.request.buffers.saturating_add(1));
+        let mut counts: Vec<usize> =
+            std::iter::successors(Some(1), |g| Some(2 * g)).take_while(|g| *g < most).collect();
+        counts.extend([most, limit.min(most)]);
+        counts.sort_unstable();
+        counts.dedup();
+        let mut errors = Vec::new();
+        for bands in counts {
+            errors.push((bands, self.banded("banded-toeplitz", bands)?));
+        }
+        let best = |errors: &[(usize, f64)]| {
+            let fits = errors.iter().enumerate().filter(|(_, (bands, _))| *bands <= limit);
+            fits.min_by(|a, b| a.1.1.total_cmp(&b.1.1)).map_or(0, |(place, _)| place)
+        };
+        // The error falls, then rises, with the number of bands: halve the wider gap beside the best.
+        for _ in 0..AROUND {
+            let place = best(&errors);
+            let bands = errors[place].0;
+            let below = place.checked_sub(1).map_or(bands, |place| errors[place].0);
+            let above = errors.get(place + 1).map_or(bands, |(above, _)| (*above).min(limit));
+            let next = match (bands - below, above.max(bands) - bands) {
+                (down, up) if up > 1 && up >= down => bands + up / 2,
+                (down, _) if down > 1 => bands - down / 2,
+                (_, up) if up > 1 => bands + up / 2,
+                _ => break,
+            };
+            let error = self.banded("banded-toeplitz", next)?;
+            errors.push((next, error));
+            errors.sort_by_key(|(bands, _)| *bands);
+        }
+        let (bands, _) = errors[best(&errors)];
+        // Each entry for itself, where that is affordable.
+        if bands > 1 && bands * self.request.workload.steps() <= 1 << 14 {
+            self.banded("banded", bands)?;
+        }
+        Ok(())
+    }
+
+    /// A banded encoder under cyclic Poisson sampling; returns the error.
+    fn banded(&mut self, family: &str, bands: usize) -> Result<f64> {
+        let request = self.request;
+        let rate = (bands as f64 * request.batch as f64 / request.examples as f64).min(1.0);
+        let sampling = Sampling::CyclicPoisson { bands, rate };
+        let selector: Selector = match bands {
+            1 => "independent".parse()?,
+            _ => family.parse::<Selector>()?.with(Budget { bands: Some(bands), ..Budget::default() })?,
+        };
+        said(self.listen, &format!("{bands} parts that take turns"))?;
+        // Columns of one unit do not meet, so that each counts for itself.
+        let problem = || Problem::new(request.workload.clone(), Participation::Single);
+        let form = self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
+        let participation = sampling.participation(request.workload.steps())?.unwrap_or_default();
+        let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
+        let candidate = Candidate::exact(mechanism.with_family(selector), request, None)?;
+        let rmse = candidate.rmse();
+        self.candidates.push(candidate);
+        Ok(rmse)
+    }
+
+    /// Balls in bins: no buffer, one, and two.
+    fn bins(&mut self) -> Result<()> {
+        let request = self.request;
+        let bins = request.bins();
+        if bins < 2 {
+            return Ok(());
+        }
+        let sampling = Sampling::BallsInBins { bins };
+        let goal = Goal { sampling, epsilon: request.epsilon, delta: request.delta };
+        for name in ["banded-inverse:bands=2", "blt:buffers=1", "blt:buffers=2"] {
+            let selector: Selector = name.parse()?;
+            said(self.listen, &format!("{bins} bins with {name}"))?;
+            let problem = || Problem::sampled(request.workload.clone(), goal);
+            let shelf = &mut self.planner.shelf;
+            let form = match shelf.fit(&request.workload, selector, Some(goal), problem, &mut observer(self.listen)) {
+                // Too large for this fit, or a budget that bins do not reach.
+                Err(Error::Unsupported { .. } | Error::InvalidArgument { .. } | Error::Numerical { .. }) => continue,
+                form => form?,
+            };
+            let participation = request.participation();
+            let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
+            match Candidate::estimated(mechanism.with_family(selector), request) {
+                Ok(candidate) => self.candidates.push(candidate),
+                Err(Error::InvalidArgument { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// No sampling: the certified bound, and the streams of the optimum where they may win.
+    fn unsampled(&mut self) -> Result<Option<f64>> {
+        let request = self.request;
+        let (n, participation) = (request.workload.steps(), request.participation());
+        said(self.listen, "the certified bound without sampling")?;
+        let problem = Problem::new(request.workload.clone(), participation)?;
+        let bound = self.planner.shelf.bound(&problem, &mut observer(self.listen))?;
+        let independent: Selector = "independent".parse()?;
+        let form = independent.family().fit(&problem, &independent.budget(), &mut observer(self.listen))?;
+        let plain = Mechanism::new(request.workload.clone(), &form, participation)?.with_family(independent);
+        let plain = Candidate::exact(plain, request, Some(bound))?;
+        let sigma = plain.noise_multiplier();
+        let least = sigma * (bound / n as f64).sqrt();
+        self.candidates.push(plain);
+        let best = self.candidates.iter().filter(|c| c.excluded().is_none()).map(Candidate::rmse);
+        let best = best.fold(f64::INFINITY, f64::min);
+        let buffers = request.buffers;
+        let streams: Vec<String> = match participation {
+            Participation::Single => vec![format!("state-space:buffers={}", buffers.min(4)), "banded-inverse:bands=2".into()],
+            _ => {
+                let recalls = (request.epochs - 1).min(3);
+                vec![format!("recall:buffers={}:recalls={recalls}", buffers.min(2)), "banded-inverse:bands=2".into()]
+            }
+        };
+        if least < best {
+            for name in streams {
+                let selector: Selector = name.parse()?;
+                said(self.listen, &format!("no sampling with {name}"))?;
+                let problem = || Problem::new(request.workload.clone(), participation);
+                let shelf = &mut self.planner.shelf;
+                let form = match shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen)) {
+                    Err(Error::Unsupported { .. }) => continue,
+                    form => form?,
+                };
+                let mechanism = Mechanism::new(request.workload.clone(), &form, participation)?;
+                self.candidates.push(Candidate::exact(mechanism.with_family(selector), request, Some(bound))?);
+            }
+        }
+        Ok(Some(least))
+    }
+}
+
+/// A solver's watcher that only listens whether to go on.
+fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
+    let mut told = std::time::Instant::now();
+    move |progress: &Progress| {
+        if told.elapsed().as_millis() < 300 {
+            return ControlFlow::Continue(());
+        }
+        told = std::time::Instant::now();
+        listen(&format!("fitting, step {}", progress.iteration))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+use super::*;
+
+fn request(epsilon: f64) -> Request {
+    Request::new(Workload::prefix_sum(80).unwrap(), 8000, 400, 4, epsilon, 1e-5).unwrap()
+}
+
+#[test]
+fn the_choice_is_the_least_error_of_all_that_may_be_chosen() {
+    let mut planner = Planner::default();
+    for epsilon in [0.5, 4.0, 64.0] {
+        let plan = planner.plan(&request(epsilon), &mut silent).unwrap();
+        let open = plan.candidates().iter().filter(|c| c.excluded().is_none());
+        let least = open.map(Candidate::rmse).fold(f64::INFINITY, f64::min);
+        assert_eq!(plan.chosen().rmse(), least);
+        assert!(plan.chosen().is_proved() && plan.chosen().rmse() < plan.dp_sgd().rmse());
+        assert!(plan.candidates().is_sorted_by(|a, b| a.rmse() <= b.rmse()));
+        let statement = plan.chosen().mechanism().privacy().unwrap();
+        assert!((statement.calibration().epsilon(), statement.calibration().delta()) == (epsilon, 1e-5));
+        let bytes = crate::format::to_bytes(plan.chosen().mechanism()).unwrap();
+        let read = crate::format::unpack(&bytes).unwrap().mechanism.unwrap();
+        assert_eq!(read.identity(), plan.chosen().mechanism().identity());
+    }
+}
+
+#[test]
+fn memory_and_trust_are_kept_to() {
+    let mut planner = Planner::default();
+    let plan = planner.plan(&Request { buffers: 0, ..request(4.0) }, &mut silent).unwrap();
+    assert_eq!(plan.chosen().row().buffers, Some(0));
+    assert!(plan.candidates().iter().any(|c| c.excluded().is_some_and(|why| why.contains("0 are allowed"))));
+    let plan = planner.plan(&Request { trusted: false, ..request(4.0) }, &mut silent).unwrap();
+    assert_eq!(plan.chosen().row().sampling, "none");
+    assert!(plan.chosen().row().ratio_to_bound.unwrap() < 1.1);
+    assert!(plan.chosen().rmse() > plan.lower_bound_rmse().unwrap());
+}
+
+#[test]
+fn what_was_fitted_is_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |folder: &std::path::Path| {
+        let mut lines = 0;
+        let mut planner = Planner::new(Shelf::in_folder(folder.join("plans")));
+        let plan = planner
+            .plan(&request(2.0), &mut |line: &str| {
+                lines += usize::from(line.contains("fitting"));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        plan.candidates().iter().map(Candidate::row).collect::<Vec<_>>()
+    };
+    let first = made(folder.path());
+    assert!(std::fs::read_dir(folder.path().join("plans")).unwrap().count() > 5);
+    assert_eq!(made(folder.path()), first);
+    // A damaged file is made anew.
+    for file in std::fs::read_dir(folder.path().join("plans")).unwrap() {
+        std::fs::write(file.unwrap().path(), b"no mechanism").unwrap();
+    }
+    assert_eq!(made(folder.path()), first);
+}
+
+#[test]
+fn bad_requests_are_named() {
+    let refused = |examples: u64, batch: u64, epochs: usize| {
+        Request::steps(examples, batch, epochs).unwrap_err().to_string()
+    };
+    assert!(refused(0, 1, 1).starts_with("examples is 0"));
+    assert!(refused(10, 0, 1).starts_with("batch is 0"));
+    assert!(refused(10, 11, 1).starts_with("batch is 11"));
+    assert!(refused(10, 1, 0).starts_with("epochs is 0"));
+    assert!(refused(u64::MAX, 1, usize::MAX).contains("20000 steps"));
+    assert_eq!(Request::steps(60_000, 1000, 10).unwrap(), 600);
+    assert_eq!(Request::steps_per_epoch(15, 10).unwrap(), 2);
+    assert_eq!(Request::steps_per_epoch(14, 10).unwrap(), 1);
+    assert_eq!(Request::steps_per_epoch(u64::MAX, u64::MAX).unwrap(), 1);
+    let other = Workload::prefix_sum(79).unwrap();
+    assert!(Request::new(other, 8000, 400, 4, 1.0, 1e-5).unwrap_err().to_string().contains("workload"));
+    assert!(Request::new(Workload::prefix_sum(80).unwrap(), 8000, 400, 4, -1.0, 1e-5).is_err());
+}
+
+#[test]
+fn planning_ends_when_nobody_listens() {
+    let stopped = Planner::default().plan(&request(1.0), &mut |_: &str| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(Error::Interrupted { .. })));
+}
