@@ -4,54 +4,252 @@ use crate::progress::Spinner;
 use crate::report::{Report, table};
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
-use dpmf::accounting::{Account, Accountant, Adjacency, PrivacyUnit, compose};
+use dpmf::accounting::pld::DEFAULT_WIDTH;
+use dpmf::accounting::{
+    Account, Accountant, Adjacency, Phase, PrivacyCurve, PrivacyUnit, calibrate, compose,
+    poisson_noise_multiplier, zcdp,
+};
 use dpmf::mechanism::Conditions;
-use dpmf::{Mechanism, Selector, format};
+use dpmf::{Mechanism, Sampling, Selector, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a noise multiplier is worth: ε at δ, by every accountant, each rounded up.
+/// What a noise multiplier is worth: ε at δ, or δ at ε, by every accountant, each rounded up.
 ///
 /// exact is the Gaussian mechanism's own curve; zcdp and rdp convert concentrated and Rényi privacy, the latter at
 /// integer orders 2 to 512; paper is the closed form of the matrix mechanism's theorem. Several multipliers compose:
 /// the result is that of all mechanisms together.
+///
+/// With --sampling or --phase the steps draw their records by chance, in secret, as DP-SGD does, and pld is the answer:
+/// a bracket by privacy loss distributions, whose upper end is the guarantee and whose lower end says how near it is.
+/// Given both --epsilon and --delta and no multiplier, the least multiplier is found.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Example:\n  dpmf account --noise-multiplier 0.341 --delta 1e-6"
+    after_help = "Examples:\n  dpmf account --noise-multiplier 0.341 --delta 1e-6\n  \
+    dpmf account --noise-multiplier 1 --sampling cyclic-poisson:1:0.01 --steps 1000 --delta 1e-5\n  \
+    dpmf account --epsilon 2 --delta 1e-5 --sampling cyclic-poisson:1:0.01 --steps 1000\n  \
+    dpmf account --phase 1:0.01:500 --phase 2:0.02:100 --delta 1e-5"
 )]
 pub struct Args {
     /// Standard deviation of the noise over sensitivity times clip; several are composed
-    #[arg(long, value_name = "σ,…", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "σ,…", value_delimiter = ',')]
     noise_multiplier: Vec<f64>,
 
     /// δ of the guarantee
-    #[arg(long, value_name = "δ")]
-    delta: f64,
+    #[arg(long, value_name = "δ", required_unless_present = "epsilon")]
+    delta: Option<f64>,
 
-    /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
+    /// ε of the guarantee: asks for δ, or with --delta for the noise multiplier
+    #[arg(long, value_name = "ε")]
+    epsilon: Option<f64>,
+
+    /// How records come into steps: none, or cyclic-poisson:G:Q, with probability Q in the turn of their group, one of G
+    /// (DP-SGD: G = 1)
+    #[arg(long, value_name = "SAMPLING", default_value = "none")]
+    sampling: Sampling,
+
+    /// Steps of the whole run, for --sampling
+    #[arg(long, value_name = "n")]
+    steps: Option<u64>,
+
+    /// Steps of one kind, as noise multiplier, probability to take part, and number; several are composed
+    #[arg(long, value_name = "σ:Q:n", value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"])]
+    phase: Vec<Phase>,
+
+    /// How far apart the ends of a bracket of ε may be
+    #[arg(long, value_name = "WIDTH", default_value_t = DEFAULT_WIDTH)]
+    width: f64,
+
+    /// Which data sets are neighbours: replace-with-zero, add-or-remove or, without sampling, replace-one
     #[arg(long, default_value = "replace-with-zero")]
     adjacency: Adjacency,
 }
 
+/// Reads `σ:Q:n`.
+fn phase(text: &str) -> Result<Phase, String> {
+    let read = || {
+        let mut parts = text.split(':');
+        let (noise_multiplier, rate) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let rounds = parts.next()?.parse().ok()?;
+        parts.next().is_none().then_some(Phase { noise_multiplier, rate, rounds })
+    };
+    read().ok_or_else(|| {
+        "it must be a noise multiplier, a probability and a number of steps, as 1.1:0.01:1000".into()
+    })
+}
+
+/// What is asked of a noise multiplier.
+#[derive(Clone, Copy)]
+enum Question {
+    Epsilon { delta: f64 },
+    Delta { epsilon: f64 },
+}
+
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    if let Sampling::BallsInBins { .. } = args.sampling {
+        bail!(
+            "balls-in-bins needs the mechanism, since a record's steps add up through it: use dpmf calibrate or dpmf plan"
+        );
+    }
+    let question = match (args.epsilon, args.delta, args.noise_multiplier.is_empty() && args.phase.is_empty())
+    {
+        (Some(epsilon), Some(delta), true) => return solve(args, epsilon, delta),
+        (Some(_), Some(_), false) => {
+            bail!("with the noise given, either --epsilon or --delta follows from the other: leave out one")
+        }
+        (_, _, true) => {
+            bail!("--noise-multiplier is needed, or --phase, or both --epsilon and --delta to find it")
+        }
+        (Some(epsilon), None, _) => Question::Delta { epsilon },
+        (None, Some(delta), _) => Question::Epsilon { delta },
+        (None, None, _) => bail!("either --epsilon or --delta is needed"),
+    };
+    if !args.phase.is_empty() {
+        let what = format!("{} phases", args.phase.len());
+        return sampled(&args.phase, args, question, json!({ "phases": phases(&args.phase) }), &what);
+    }
+    if args.sampling != Sampling::None {
+        let [sigma] = args.noise_multiplier[..] else {
+            bail!("with --sampling there is one noise multiplier: give several kinds of steps by --phase");
+        };
+        let phase = Phase { noise_multiplier: sigma, ..drawn(args)? };
+        let given = json!({ "noise_multiplier": sigma, "sampling": args.sampling, "steps": args.steps, "rounds": phase.rounds });
+        return sampled(
+            &[phase],
+            args,
+            question,
+            given,
+            &format!("noise multiplier {sigma}, sampling {}", args.sampling),
+        );
+    }
+    if args.steps.is_some() {
+        bail!(
+            "--steps counts with --sampling only: without it, the noise multiplier is that of the whole run"
+        );
+    }
     let sigma = compose(&args.noise_multiplier)?;
     // A single multiplier is itself; composition would round it.
     let sigma = if let [one] = args.noise_multiplier[..] { one } else { sigma };
-    let account = Account::new(sigma, args.delta, args.adjacency)?;
-    let rows: Vec<Vec<String>> = Accountant::ALL
-        .iter()
-        .map(|&accountant| vec![accountant.name().to_owned(), format!("{:.4}", account.epsilon(accountant))])
-        .collect();
-    let text = format!(
-        "noise multiplier {sigma}, δ = {:e}, {}: μ = {:.6}, ρ = {:.6}\n\n{}",
-        args.delta,
-        args.adjacency,
-        account.mu,
-        account.rho,
-        table(&["accountant", "ε"], &rows)
-    );
-    Ok(Report::new(serde_json::to_value(account)?, text))
+    gaussian(sigma, args.adjacency, question)
+}
+
+/// The rounds of a sampled run: each record's group has its turn in one step of G.
+fn drawn(args: &Args) -> anyhow::Result<Phase> {
+    let Sampling::CyclicPoisson { bands, rate } = args.sampling else { bail!("--sampling is needed") };
+    let Some(steps) = args.steps else { bail!("--steps is needed with --sampling") };
+    Ok(Phase { noise_multiplier: 1.0, rate, rounds: steps.div_ceil(bands.max(1) as u64) })
+}
+
+fn phases(phases: &[Phase]) -> Value {
+    let object =
+        |p: &Phase| json!({ "noise_multiplier": p.noise_multiplier, "rate": p.rate, "rounds": p.rounds });
+    phases.iter().map(object).collect()
+}
+
+/// The account of a Gaussian mechanism.
+fn gaussian(sigma: f64, adjacency: Adjacency, question: Question) -> anyhow::Result<Report> {
+    let row = |accountant: Accountant, value: String| vec![accountant.name().to_owned(), value];
+    match question {
+        Question::Epsilon { delta } => {
+            let account = Account::new(sigma, delta, adjacency)?;
+            let rows: Vec<_> =
+                Accountant::ALL.iter().map(|&a| row(a, format!("{:.4}", account.epsilon(a)))).collect();
+            let text = format!(
+                "noise multiplier {sigma}, δ = {delta:e}, {adjacency}: μ = {:.6}, ρ = {:.6}\n\n{}",
+                account.mu,
+                account.rho,
+                table(&["accountant", "ε"], &rows)
+            );
+            Ok(Report::new(serde_json::to_value(account)?, text))
+        }
+        Question::Delta { epsilon } => {
+            let mu = calibrate::mu(sigma, adjacency)?;
+            let rho = zcdp::rho(mu)?;
+            let mut object = json!({
+                "noise_multiplier": sigma, "adjacency": adjacency, "epsilon": epsilon, "mu": mu, "rho": rho,
+            });
+            let mut rows = Vec::new();
+            for accountant in Accountant::ALL {
+                let delta = accountant.delta(mu, epsilon)?;
+                object[format!("delta_{accountant}")] = json!(delta);
+                rows.push(row(accountant, format!("{delta:.4e}")));
+            }
+            let text = format!(
+                "noise multiplier {sigma}, ε = {epsilon}, {adjacency}: μ = {mu:.6}, ρ = {rho:.6}\n\n{}",
+                table(&["accountant", "δ"], &rows)
+            );
+            Ok(Report::new(object, text))
+        }
+    }
+}
+
+/// The account of sampled steps.
+fn sampled(
+    phases: &[Phase],
+    args: &Args,
+    question: Question,
+    given: Value,
+    what: &str,
+) -> anyhow::Result<Report> {
+    let curve = PrivacyCurve::poisson(phases, args.adjacency)?;
+    let mut object = given;
+    object["adjacency"] = json!(args.adjacency);
+    let rounds: u64 = phases.iter().map(|p| p.rounds).sum();
+    let (letter, bracket, at, text) = match question {
+        Question::Epsilon { delta } => {
+            object["delta"] = json!(delta);
+            let found = curve.epsilon_bracket(delta, args.width)?;
+            let text = format!("ε ≤ {:.4}\n(and not below {:.4})", up(found.upper), found.lower);
+            ("epsilon", found, format!("δ = {delta:e}"), text)
+        }
+        Question::Delta { epsilon } => {
+            object["epsilon"] = json!(epsilon);
+            let found = curve.delta_bracket(epsilon, args.width)?;
+            let text = format!("δ ≤ {:.4e}\n(and not below {:.4e})", found.upper * 1.00005, found.lower);
+            ("delta", found, format!("ε = {epsilon}"), text)
+        }
+    };
+    if !bracket.upper.is_finite() {
+        bail!("no finite {letter} can be shown at this noise");
+    }
+    object[format!("{letter}_pld")] = json!(bracket.upper);
+    object[format!("{letter}_pld_lower")] = json!(bracket.lower);
+    for accountant in Accountant::ALL {
+        object[format!("{letter}_{accountant}")] = Value::Null;
+    }
+    object["mu"] = Value::Null;
+    object["rho"] = Value::Null;
+    let text =
+        format!("{what}, {rounds} rounds a record can be drawn in, {at}, {}:\n\n{text}\n", args.adjacency);
+    Ok(Report::new(object, text))
+}
+
+/// Four decimals, rounded up.
+fn up(x: f64) -> f64 {
+    (x * 1e4).ceil() / 1e4
+}
+
+/// The least noise multiplier for (ε, δ).
+fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
+    if args.sampling == Sampling::None {
+        let sigma = calibrate::noise_multiplier(epsilon, delta, args.adjacency, Accountant::Exact)?;
+        return gaussian(sigma, args.adjacency, Question::Epsilon { delta });
+    }
+    let phase = drawn(args)?;
+    PrivacyCurve::poisson(&[phase], args.adjacency)?;
+    let sigma = poisson_noise_multiplier(epsilon, delta, phase.rate, phase.rounds)?;
+    let phase = Phase { noise_multiplier: sigma, ..phase };
+    let given = json!({
+        "noise_multiplier": sigma, "sampling": args.sampling, "steps": args.steps, "rounds": phase.rounds, "epsilon": epsilon,
+    });
+    sampled(
+        &[phase],
+        args,
+        Question::Epsilon { delta },
+        given,
+        &format!("noise multiplier {sigma}, sampling {}", args.sampling),
+    )
 }
 
 /// Solve for the noise that gives (ε, δ), and write the calibrated mechanism with its privacy statement.

@@ -25,7 +25,10 @@ mod core {
     #[pymodule_export]
     use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
     #[pymodule_export]
-    use crate::privacy::{PrivacyStatement, account, audit, calibrate_noise, compose};
+    use crate::privacy::{
+        PrivacyStatement, account, audit, calibrate_noise, compose, phases_delta, phases_epsilon,
+        poisson_delta, poisson_epsilon, poisson_noise_multiplier,
+    };
     #[pymodule_export]
     use crate::sampler::Sampler;
     #[pymodule_export]

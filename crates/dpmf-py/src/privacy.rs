@@ -4,7 +4,8 @@ use crate::data::objects;
 use crate::error::{IntoPython, raise, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::run;
-use dpmf::accounting::{self, Account, Accountant, Adjacency, PrivacyUnit, Terms};
+use dpmf::accounting::pld::DEFAULT_WIDTH;
+use dpmf::accounting::{self, Account, Accountant, Adjacency, Phase, PrivacyCurve, PrivacyUnit, Terms};
 use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
 use dpmf::{Representation, Sampling};
 use pyo3::prelude::*;
@@ -173,6 +174,98 @@ pub(crate) fn calibrate_noise(epsilon: f64, delta: f64, adjacency: &str, account
 #[pyfunction]
 pub(crate) fn compose(noise_multipliers: Vec<f64>) -> PyResult<f64> {
     accounting::compose(&noise_multipliers).or_raise()
+}
+
+/// Phases from triples of noise multiplier, rate and rounds.
+fn phases(given: Vec<(f64, f64, u64)>) -> Vec<Phase> {
+    given
+        .into_iter()
+        .map(|(noise_multiplier, rate, rounds)| Phase { noise_multiplier, rate, rounds })
+        .collect()
+}
+
+/// ε at δ of steps that draw each record with probability rate, in secret: DP-SGD. A pair (lower, upper) no further
+/// apart than width where the arithmetic allows it; the upper end is the guarantee.
+///
+/// It holds for records added, removed, or replaced with zero. A rate of 1 is the Gaussian mechanism.
+///
+/// >>> import dpmf
+/// >>> lower, upper = dpmf.poisson_epsilon(1.0, 0.01, 1000, 1e-5)
+/// >>> round(upper, 2)
+/// 1.83
+#[pyfunction]
+#[pyo3(signature = (noise_multiplier, rate, steps, delta, *, width=DEFAULT_WIDTH))]
+pub(crate) fn poisson_epsilon(
+    py: Python<'_>,
+    noise_multiplier: f64,
+    rate: f64,
+    steps: u64,
+    delta: f64,
+    width: f64,
+) -> PyResult<(f64, f64)> {
+    phases_epsilon(py, vec![(noise_multiplier, rate, steps)], delta, width)
+}
+
+/// δ at ε of steps that draw each record with probability rate: a pair (lower, upper) as narrow as width in ε makes it.
+#[pyfunction]
+#[pyo3(signature = (noise_multiplier, rate, steps, epsilon, *, width=DEFAULT_WIDTH))]
+pub(crate) fn poisson_delta(
+    py: Python<'_>,
+    noise_multiplier: f64,
+    rate: f64,
+    steps: u64,
+    epsilon: f64,
+    width: f64,
+) -> PyResult<(f64, f64)> {
+    phases_delta(py, vec![(noise_multiplier, rate, steps)], epsilon, width)
+}
+
+/// The least noise multiplier of steps that draw each record with probability rate which gives (ε, δ), rounded up by
+/// about 1e-5 of it.
+///
+/// >>> import dpmf
+/// >>> round(dpmf.poisson_noise_multiplier(1.0, 1e-5, 1 / 60, 600), 3)
+/// 1.738
+#[pyfunction]
+pub(crate) fn poisson_noise_multiplier(
+    py: Python<'_>,
+    epsilon: f64,
+    delta: f64,
+    rate: f64,
+    steps: u64,
+) -> PyResult<f64> {
+    run(py, || accounting::poisson_noise_multiplier(epsilon, delta, rate, steps))
+}
+
+/// ε at δ of phases of sampled steps together, each a triple of noise multiplier, rate and number of steps: a pair
+/// (lower, upper) as of poisson_epsilon.
+#[pyfunction]
+#[pyo3(signature = (phases, delta, *, width=DEFAULT_WIDTH))]
+pub(crate) fn phases_epsilon(
+    py: Python<'_>,
+    phases: Vec<(f64, f64, u64)>,
+    delta: f64,
+    width: f64,
+) -> PyResult<(f64, f64)> {
+    let phases = self::phases(phases);
+    let found =
+        run(py, || PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.epsilon_bracket(delta, width))?;
+    Ok((found.lower, found.upper))
+}
+
+/// δ at ε of phases of sampled steps together: a pair (lower, upper) as of poisson_delta.
+#[pyfunction]
+#[pyo3(signature = (phases, epsilon, *, width=DEFAULT_WIDTH))]
+pub(crate) fn phases_delta(
+    py: Python<'_>,
+    phases: Vec<(f64, f64, u64)>,
+    epsilon: f64,
+    width: f64,
+) -> PyResult<(f64, f64)> {
+    let phases = self::phases(phases);
+    let found =
+        run(py, || PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.delta_bracket(epsilon, width))?;
+    Ok((found.lower, found.upper))
 }
 
 /// Plays the adaptive privacy game against a calibrated mechanism and bounds its ε from below.

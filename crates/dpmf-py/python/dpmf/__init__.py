@@ -31,6 +31,11 @@ from ._core import (
     factorize,
     make_mechanism,
     new_run,
+    phases_delta,
+    phases_epsilon,
+    poisson_delta,
+    poisson_epsilon,
+    poisson_noise_multiplier,
 )
 from ._errors import (
     BindingError,
@@ -88,5 +93,10 @@ __all__ = [
     "factorize",
     "make_mechanism",
     "new_run",
+    "phases_delta",
+    "phases_epsilon",
     "plan",
+    "poisson_delta",
+    "poisson_epsilon",
+    "poisson_noise_multiplier",
 ]

@@ -33,6 +33,11 @@ __all__ = [
     "factorize",
     "make_mechanism",
     "new_run",
+    "phases_delta",
+    "phases_epsilon",
+    "poisson_delta",
+    "poisson_epsilon",
+    "poisson_noise_multiplier",
 ]
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -425,6 +430,19 @@ def calibrate_noise(
     epsilon: float, delta: float, *, adjacency: str = "replace-with-zero", accountant: str = "exact"
 ) -> float: ...
 def compose(noise_multipliers: Sequence[float]) -> float: ...
+def poisson_epsilon(
+    noise_multiplier: float, rate: float, steps: int, delta: float, *, width: float = 0.001
+) -> tuple[float, float]: ...
+def poisson_delta(
+    noise_multiplier: float, rate: float, steps: int, epsilon: float, *, width: float = 0.001
+) -> tuple[float, float]: ...
+def poisson_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float: ...
+def phases_epsilon(
+    phases: Sequence[tuple[float, float, int]], delta: float, *, width: float = 0.001
+) -> tuple[float, float]: ...
+def phases_delta(
+    phases: Sequence[tuple[float, float, int]], epsilon: float, *, width: float = 0.001
+) -> tuple[float, float]: ...
 def audit(
     mechanism: Mechanism,
     *,

@@ -26,9 +26,9 @@ use std::sync::Arc;
 /// Width of a bracket of ε unless another is asked for.
 pub const DEFAULT_WIDTH: f64 = 1e-3;
 /// How near the upper end alone comes to where finer grids would take it, relative to ε.
-const FINE: f64 = 3e-5;
+const FINE: f64 = 5e-5;
 /// The least of it, since ε near zero needs no more digits than that.
-const FINEST: f64 = 3e-6;
+const FINEST: f64 = 5e-6;
 /// Largest transform: 64 MB.
 const LARGEST: usize = 1 << 21;
 /// Smallest noise multiplier of a sampled round.
@@ -150,7 +150,7 @@ impl PoissonCurve {
         Ok(self.bracket(Question::Delta { epsilon }, width))
     }
 
-    /// ε at δ: the upper end alone, to about 3e-5 of ε.
+    /// ε at δ: the upper end alone, to about 5e-5 of ε.
     ///
     /// Guarantee: rounded up.
     /// Errors: δ outside (0, 1); an ε too large to be a number.
@@ -275,8 +275,7 @@ struct Direction<'a> {
     ln_mass: f64,
     /// Mass that a round may leave out at either end.
     tail: f64,
-    /// About the answer: ε, and the width wanted there.
-    epsilon: f64,
+    /// The width wanted, in ε.
     wanted: f64,
 }
 
@@ -315,18 +314,7 @@ impl<'a> Direction<'a> {
         let ln_mass = libm::log(relative / (1.0 + 2.5 * theta * variance.sqrt()));
         // The last cell below the tail weighs more than the tail, by a factor that this leaves room for.
         let tail = (1e-4 * relative * libm::exp(ln_delta) / rounds).max(1e-200);
-        Self {
-            phases,
-            saddle,
-            remove,
-            question,
-            replaced,
-            theta,
-            ln_mass,
-            tail,
-            epsilon: epsilon.max(0.0),
-            wanted,
-        }
+        Self { phases, saddle, remove, question, replaced, theta, ln_mass, tail, wanted }
     }
 
     /// How far the tilted total reaches above and below its mean, but for a mass, and the exponents that show it.
@@ -415,7 +403,9 @@ impl<'a> Direction<'a> {
             if stalled > 2 {
                 return best;
             }
-            let factor = if after.is_finite() { (1.2 * after.sqrt()).clamp(1.4, 8.0) } else { 4.0 };
+            // A lower end of zero says nothing about how far it is to go.
+            let known = after.is_finite() && best.lower > 0.0;
+            let factor = if known { (1.2 * after.sqrt()).clamp(1.4, 8.0) } else { 4.0 };
             attempt.negligible /= factor * factor;
             // Where there is little tilted mass at ε itself, what wraps around counts for more.
             attempt.ln_mass -= 5.0;
@@ -432,10 +422,12 @@ impl<'a> Direction<'a> {
             let found = self.evaluate(size, attempt, false).upper;
             let moved = self.distance(best, found);
             best = best.min(found);
-            if moved <= 1.0 || size >= LARGEST {
+            // Errors of second order: a step to twice the points leaves a third of what it moved.
+            if moved <= 2.0 || size >= LARGEST {
                 break;
             }
-            size = round_up((2.0 * size as f64).min(LARGEST as f64));
+            let factor = if moved.is_finite() { (0.6 * moved.sqrt()).clamp(2.0, 4.0) } else { 2.0 };
+            size = round_up((factor * size as f64).min(LARGEST as f64));
         }
         best
     }

