@@ -4,7 +4,7 @@ use crate::clock;
 use crate::report::{Report, number, table};
 use anyhow::bail;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyUnit, Release, Sampled};
+use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyUnit, Release};
 use dpmf::noise::RunId;
 use dpmf::{Error, format};
 use serde_json::{Value, json};
@@ -95,19 +95,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 Some(id) => id.clone(),
                 None => RunId::generate()?.to_string(),
             };
-            let release = Release {
-                id,
-                time: clock::now(),
-                what: what.clone().unwrap_or_else(|| path.display().to_string()),
-                noise_multiplier: statement.calibration().noise_multiplier(),
-                sampling: mechanism.sampling(),
-                rounds: match mechanism.hiding() {
-                    Sampled::CyclicPoisson { rounds, .. } => *rounds,
-                    Sampled::None | Sampled::BallsInBins(_) => 0,
-                },
-                guarantee: matches!(mechanism.hiding(), Sampled::BallsInBins(_))
-                    .then(|| [statement.calibration().epsilon(), statement.calibration().delta()]),
-            };
+            let what = what.clone().unwrap_or_else(|| path.display().to_string());
+            let release = Release::new(id, clock::now(), what, statement);
             ledger.record(vec![release])?;
             show(file, ledger.ledger())
         }

@@ -13,7 +13,7 @@ mod inspect;
 mod ledger;
 mod matrix;
 mod noise;
-#[cfg(test)] // until a command uses it
+mod output;
 mod plan;
 mod plot;
 mod progress;
@@ -48,6 +48,8 @@ enum Command {
     Train(Box<train::Args>),
     /// Train over a grid of settings, choose on validation users, report on test users
     Sweep(Box<sweep::Args>),
+    /// Find the mechanism and the sampler of least error for a budget
+    Plan(Box<plan::Args>),
     /// Find the optimal factorization of a workload, with its certificate
     Factorize(factorize::Args),
     /// Put all mechanisms for a workload side by side
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Train(args) => train::run(args),
         Command::Sweep(args) => sweep::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Factorize(args) => factorize::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Calibrate(args) => account::calibrate(args),

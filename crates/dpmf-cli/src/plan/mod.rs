@@ -1,3 +1,264 @@
 //! `dpmf plan`.
 
+mod page;
 mod server;
+
+use crate::progress::Spinner;
+use crate::report::{Report, duration, number, table};
+use crate::workload::{OptimizerArgs, count};
+use dpmf::accounting::{Adjacency, PrivacyUnit};
+use dpmf::mechanism::Conditions;
+use dpmf::planner::{self, Plan, Planner, Request, Shelf};
+use dpmf::{Schedule, Workload, format};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Find the mechanism and the sampler of least error for a budget.
+///
+/// Say what you know: how many examples there are, the batch, the epochs, the optimizer and (ε, δ). The planner weighs
+/// DP-SGD's independent noise, correlated noise with secret sampling, and correlated noise without, and chooses the one whose
+/// noise does the least harm to the iterates. rmse is the root mean squared error of an iterate at clip 1: half of it is half of
+/// the noise.
+///
+/// Sampling counts only if the coins of the sampler stay secret and do not depend on the data; without such a sampler, give
+/// --sampling none. Fits are kept in the user's cache folder, so that asking again is quick.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 \
+    --out plan.safetensors\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 --momentum 0.9 \
+    --schedule cosine:0 --buffers 2\n  dpmf plan --page")]
+pub struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// ε of the guarantee
+    #[arg(long, value_name = "ε", required_unless_present = "page")]
+    epsilon: Option<f64>,
+
+    /// δ of the guarantee
+    #[arg(long, value_name = "δ", required_unless_present = "page")]
+    delta: Option<f64>,
+
+    /// Write the mechanism with its sampler, calibrated, to this file
+    #[arg(long, short, value_name = "FILE", conflicts_with = "page")]
+    out: Option<PathBuf>,
+
+    /// Do not keep fits on disk, nor look for them there
+    #[arg(long)]
+    no_cache: bool,
+
+    /// Plan on a page in the browser, served to this machine only, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["examples", "batch", "epochs", "epsilon", "delta"])]
+    page: bool,
+
+    /// Port of the page; 0 takes any free one
+    #[arg(long, default_value_t = 0, requires = "page")]
+    port: u16,
+
+    /// Do not open the page in a browser
+    #[arg(long, requires = "page")]
+    no_open: bool,
+}
+
+/// The run that is planned, but for its budget.
+#[derive(clap::Args, Clone)]
+struct RunArgs {
+    /// Examples in the data, or users where they are what is protected (60000, 1e6, …)
+    #[arg(long, value_name = "N", value_parser = count, required_unless_present = "page")]
+    examples: Option<usize>,
+
+    /// Examples in a batch, on average
+    #[arg(long, value_name = "B", value_parser = count, required_unless_present = "page")]
+    batch: Option<usize>,
+
+    /// Passes over the data
+    #[arg(long, value_name = "K", value_parser = count, required_unless_present = "page")]
+    epochs: Option<usize>,
+
+    /// Heavy-ball momentum β: m ← βm + g, θ ← θ − ηm
+    #[arg(long, value_name = "β", default_value_t = 0.0)]
+    momentum: f64,
+
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+
+    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r; joined by + they multiply
+    #[arg(long, default_value = "constant")]
+    schedule: String,
+
+    /// Model-sized buffers that noise may take
+    #[arg(long, value_name = "R", value_parser = count, default_value_t = planner::BUFFERS)]
+    buffers: usize,
+
+    /// What sampler may be counted on: auto, the best there is, or none
+    #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
+    sampling: String,
+
+    /// Clipping norm
+    #[arg(long, value_name = "ζ", default_value_t = 1.0)]
+    clip: f64,
+
+    /// Which data sets are neighbours: replace-with-zero or add-or-remove
+    #[arg(long, default_value = "replace-with-zero")]
+    adjacency: Adjacency,
+
+    /// Whose data is protected as one piece: record or user
+    #[arg(long, value_name = "record|user", default_value = "record")]
+    unit: Unit,
+}
+
+/// `--unit`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Unit {
+    Record,
+    User,
+}
+
+impl RunArgs {
+    fn request(&self, epsilon: f64, delta: f64) -> anyhow::Result<Request> {
+        let [examples, batch] = [self.examples, self.batch].map(|x| x.unwrap_or(0) as u64);
+        let epochs = self.epochs.unwrap_or(0);
+        let steps = Request::steps(examples, batch, epochs)?;
+        let rates = self.schedule.parse::<Schedule>()?.values(steps);
+        let workload = Workload::sgd(rates, self.optimizer.with_momentum(self.momentum))?;
+        let unit = match self.unit {
+            Unit::Record => PrivacyUnit::Record,
+            Unit::User => PrivacyUnit::User,
+        };
+        let request = Request {
+            clip: self.clip,
+            buffers: self.buffers,
+            trusted: self.sampling == "auto",
+            conditions: Conditions { unit, adjacency: self.adjacency, ..Conditions::default() },
+            ..Request::new(workload, examples, batch, epochs, epsilon, delta)?
+        };
+        request.check()?;
+        Ok(request)
+    }
+
+    /// A few words for titles.
+    fn describe(&self, steps: usize) -> String {
+        let mut words = vec![format!("{steps} steps")];
+        if self.momentum > 0.0 {
+            let nesterov = if self.optimizer.nesterov { "Nesterov momentum" } else { "momentum" };
+            words.push(format!("{nesterov} {}", self.momentum));
+        }
+        if self.optimizer.weight_decay > 0.0 {
+            words.push(format!("weight decay {}", self.optimizer.weight_decay));
+        }
+        if self.schedule != "constant" {
+            words.push(format!("schedule {}", self.schedule));
+        }
+        words.join(", ")
+    }
+}
+
+pub fn run(args: &Args) -> anyhow::Result<Report> {
+    if args.page {
+        return page::serve(args.port, !args.no_open, shelf(args.no_cache));
+    }
+    let request = args.run.request(args.epsilon.unwrap_or(f64::NAN), args.delta.unwrap_or(f64::NAN))?;
+    if let Some(path) = &args.out {
+        crate::output::check(path)?;
+    }
+    let (spinner, clock) = (Spinner::new("plan"), Instant::now());
+    let mut listen = |line: &str| {
+        spinner.say(line);
+        ControlFlow::Continue(())
+    };
+    let plan = Planner::new(shelf(args.no_cache)).plan(&request, &mut listen)?;
+    let seconds = clock.elapsed().as_secs_f64();
+    if let Some(path) = &args.out {
+        format::save(plan.chosen().mechanism(), path)?;
+    }
+    drop(spinner);
+    let mut json = document(&args.run, &plan, seconds);
+    if let Some(path) = &args.out {
+        json["out"] = json!(path);
+    }
+    Ok(Report::new(json, text(args, &plan, seconds)))
+}
+
+/// Where fits are kept between calls: the user's cache folder, if there is one.
+fn shelf(without: bool) -> Shelf {
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    match cache {
+        Some(cache) if !without => Shelf::in_folder(cache.join("dpmf").join("plans")),
+        _ => Shelf::default(),
+    }
+}
+
+/// The plan for programs.
+fn document(run: &RunArgs, plan: &Plan, seconds: f64) -> Value {
+    let request = plan.request();
+    let rows: Vec<_> = plan.candidates().iter().map(|candidate| candidate.row()).collect();
+    json!({
+        "examples": request.examples,
+        "batch": request.batch,
+        "epochs": request.epochs,
+        "steps": request.workload.steps(),
+        "epsilon": request.epsilon,
+        "delta": request.delta,
+        "workload": run.describe(request.workload.steps()),
+        "chosen": plan.chosen().row(),
+        "dp_sgd": plan.dp_sgd().row(),
+        "rows": rows,
+        "lower_bound_rmse": plan.lower_bound_rmse(),
+        "statement": plan.chosen().mechanism().privacy(),
+        "seconds": seconds,
+    })
+}
+
+fn text(args: &Args, plan: &Plan, seconds: f64) -> String {
+    let (request, chosen) = (plan.request(), plan.chosen());
+    let rows: Vec<Vec<String>> = plan
+        .candidates()
+        .iter()
+        .map(|candidate| {
+            let row = candidate.row();
+            let whole = |x: Option<usize>| x.map_or_else(|| "dense".into(), |x| x.to_string());
+            let name = if candidate.is_dp_sgd() { "independent (DP-SGD)".into() } else { row.selector };
+            vec![
+                name,
+                row.sampling,
+                whole(row.buffers),
+                whole(row.recalls),
+                format!("{}{}", if row.estimated { "~" } else { "" }, number(row.noise_multiplier)),
+                number(row.rmse),
+                row.ratio_to_bound.map_or_else(|| "–".into(), |ratio| format!("{ratio:.4}")),
+                row.excluded.unwrap_or_default(),
+            ]
+        })
+        .collect();
+    let head = ["mechanism", "sampling", "buffers", "recalls", "σ", "rmse", "to bound", ""];
+    let less = 100.0 * (1.0 - chosen.rmse() / plan.dp_sgd().rmse());
+    let against = match chosen.is_dp_sgd() {
+        true => "which is DP-SGD".to_owned(),
+        false => format!("{less:.1} % less noise in the model than DP-SGD"),
+    };
+    let mut text = format!(
+        "{}, ε = {}, δ = {:e}: {}\n  use  {} with sampling {}, {against}\n  that is  {}\n",
+        args.run.describe(request.workload.steps()),
+        request.epsilon,
+        request.delta,
+        duration(seconds),
+        chosen.row().selector,
+        chosen.row().sampling,
+        chosen.words(),
+    );
+    text += &format!("\n{}\n\n", table(&head, &rows));
+    text += "rmse: root mean squared error of an iterate at clip 1; buffers: model-sized arrays; recalls: earlier rows of noise drawn again; \
+             to bound: against the least possible without sampling; ~: an estimate, not proved as it was not chosen.\n";
+    if let Some(bound) = plan.lower_bound_rmse() {
+        text += &format!("Without sampling no mechanism has an rmse below {}.\n", number(bound));
+    }
+    if let Some(statement) = chosen.mechanism().privacy() {
+        text += &format!("\n{statement}");
+    }
+    if let Some(path) = &args.out {
+        text += &format!("\nwritten to {}\n", path.display());
+    }
+    text
+}

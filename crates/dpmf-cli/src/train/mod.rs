@@ -349,13 +349,8 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
     for (name, plan) in plans {
         let Some(statement) = plan.mechanism().and_then(|mechanism| mechanism.privacy()) else { continue };
         ledger.ledger().check(statement)?;
-        releases.push(Release {
-            id: format!("{training}/{name}"),
-            time: clock::now(),
-            what: format!("train {name} on {}", task.name()),
-            noise_multiplier: statement.calibration().noise_multiplier(),
-            sampling: plan.recipe().sampling,
-        });
+        let what = format!("train {name} on {}", task.name());
+        releases.push(Release::new(format!("{training}/{name}"), clock::now(), what, statement));
     }
     ledger.record(releases)?;
     let (spent, budget) = (ledger.ledger().spent()?, ledger.ledger().epsilon());

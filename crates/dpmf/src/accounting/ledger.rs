@@ -78,6 +78,32 @@ struct Document {
 
 const SCHEMA: u32 = 1;
 
+impl Release {
+    /// What a privacy statement is about, run to its end.
+    pub fn new(
+        id: impl Into<String>,
+        time: impl Into<String>,
+        what: impl Into<String>,
+        statement: &PrivacyStatement,
+    ) -> Self {
+        let calibration = statement.calibration();
+        let sampled = &calibration.terms().sampled;
+        Self {
+            id: id.into(),
+            time: time.into(),
+            what: what.into(),
+            noise_multiplier: calibration.noise_multiplier(),
+            sampling: sampled.sampling(),
+            rounds: match sampled {
+                Sampled::CyclicPoisson { rounds, .. } => *rounds,
+                Sampled::None | Sampled::BallsInBins(_) => 0,
+            },
+            guarantee: matches!(sampled, Sampled::BallsInBins(_))
+                .then(|| [calibration.epsilon(), calibration.delta()]),
+        }
+    }
+}
+
 impl Ledger {
     /// An account without releases.
     ///

@@ -212,12 +212,18 @@ impl Plan {
 #[derive(Default)]
 pub struct Planner {
     shelf: Shelf,
+    quick: bool,
 }
 
 impl Planner {
     /// A planner that keeps fits on a shelf.
     pub fn new(shelf: Shelf) -> Self {
-        Self { shelf }
+        Self { shelf, quick: false }
+    }
+
+    /// A planner for those who wait at a screen: of each kind it fits the form that is likely best, and leaves out the others.
+    pub fn quick(self) -> Self {
+        Self { quick: true, ..self }
     }
 
     /// Weighs all mechanisms and samplers.
@@ -225,6 +231,17 @@ impl Planner {
     /// Errors: those of [`Request::check`]; [`Error::Interrupted`]; mechanisms that cannot be made are left out, unless none is
     /// left.
     pub fn plan(&mut self, request: &Request, listen: Listener<'_>) -> Result<Plan> {
+        self.weigh(request, true, listen)
+    }
+
+    /// A plan whose choice may rest on an estimate: for curves over many budgets, not for use.
+    ///
+    /// Errors: those of [`Planner::plan`].
+    pub fn survey(&mut self, request: &Request, listen: Listener<'_>) -> Result<Plan> {
+        self.weigh(request, false, listen)
+    }
+
+    fn weigh(&mut self, request: &Request, proved: bool, listen: Listener<'_>) -> Result<Plan> {
         request.check()?;
         let mut weighing = Weighing { planner: self, request, listen: &mut *listen, candidates: Vec::new() };
         weighing.poisson()?;
@@ -239,7 +256,7 @@ impl Planner {
         // What can be run is proved; estimates are only for those that lose.
         let chosen = loop {
             let best = candidates.iter().position(|c| c.excluded().is_none()).ok_or_else(none)?;
-            if candidates[best].is_proved() {
+            if candidates[best].is_proved() || !proved {
                 break best;
             }
             said(listen, &format!("proving {}", candidates[best].words()))?;
@@ -304,7 +321,7 @@ impl Weighing<'_, '_> {
         }
         let (bands, _) = errors[best(&errors)];
         // Each entry for itself, where that is affordable.
-        if bands > 1 && bands * self.request.workload.steps() <= 1 << 14 {
+        if bands > 1 && !self.planner.quick && bands * self.request.workload.steps() <= 1 << 14 {
             self.banded("banded", bands)?;
         }
         Ok(())
@@ -340,7 +357,13 @@ impl Weighing<'_, '_> {
         }
         let sampling = Sampling::BallsInBins { bins };
         let goal = Goal { sampling, epsilon: request.epsilon, delta: request.delta };
-        for name in ["banded-inverse:bands=2", "blt:buffers=1", "blt:buffers=2"] {
+        let names: &[&str] = match (self.planner.quick, request.buffers) {
+            (true, 0) => &["banded-inverse:bands=2"],
+            (true, 1) => &["blt:buffers=1"],
+            (true, _) => &["blt:buffers=2"],
+            (false, _) => &["banded-inverse:bands=2", "blt:buffers=1", "blt:buffers=2"],
+        };
+        for name in names {
             let selector: Selector = name.parse()?;
             said(self.listen, &format!("{bins} bins with {name}"))?;
             let problem = || Problem::sampled(request.workload.clone(), goal);
