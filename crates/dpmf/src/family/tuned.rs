@@ -193,6 +193,8 @@ impl<'a> Fit<'a> {
         // The first posterior is that of a unit that is found out: all weight on its own bin.
         let near = self.near();
         let known = near.is_some();
+        // What was best for another budget is nearly there.
+        let (samples, steps) = if known { (SAMPLES / 2, STEPS / 2) } else { (SAMPLES, STEPS) };
         let start = near.unwrap_or_else(|| self.start());
         let mut found = Found { x: start, spectrum: vec![1.0; self.bins] };
         let mut best: Option<(f64, Found)> = None;
@@ -201,14 +203,17 @@ impl<'a> Fit<'a> {
             let blt = self.blt(&found)?;
             let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
             let Boundary { log_sigma, spectrum: seen } =
-                allocation.boundary(goal.epsilon, goal.delta, SAMPLES, near)?;
+                allocation.boundary(goal.epsilon, goal.delta, samples, near)?;
             near = Some(log_sigma);
             let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
             let value = log_sigma + 0.5 * energy.ln();
             if best.as_ref().is_none_or(|(least, _)| value < *least) {
                 best = Some((value, Found { x: found.x.clone(), spectrum: found.spectrum.clone() }));
             }
-            let settled = (last - value).abs() < SETTLED && (look > 2 || known);
+            let settled = match known {
+                true => (last - value).abs() < 6.0 * SETTLED && look > 0,
+                false => (last - value).abs() < SETTLED && look > 2,
+            };
             last = value;
             if settled {
                 break;
@@ -220,7 +225,7 @@ impl<'a> Fit<'a> {
             let (at, gradient) = evaluate(&found.x);
             let mut point = Point { x: found.x, value: at, gradient };
             let mut minimiser = Lbfgs::new(MEMORY);
-            for _ in 0..STEPS {
+            for _ in 0..steps {
                 let Some(next) = minimiser.step(&point, &mut evaluate) else { break };
                 let decrease = point.value - next.value;
                 point = next;

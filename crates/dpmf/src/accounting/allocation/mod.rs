@@ -40,7 +40,7 @@ pub const FAILURE: f64 = 1e-9;
 const TRIES: usize = 64;
 
 /// The share of the samples that looking around takes, one over this.
-const PILOT: usize = 8;
+const PILOT: usize = 4;
 
 /// By how much a bound must be kept when it is first found, so that other machines, which round otherwise, find it too.
 const MARGIN: f64 = 1e-6;
@@ -101,7 +101,7 @@ impl Allocation {
     ///
     /// Guarantee: not below the true one but for a probability of [`FAILURE`] over the random numbers, which are always the
     /// same ones.
-    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁷ samples.
+    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁶ samples.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
         let [joining, leaving] = self.estimate(noise_multiplier, epsilon)?;
@@ -217,7 +217,7 @@ impl Allocation {
 
     /// Samples of a bound: many while they cost little.
     fn samples(&self) -> usize {
-        ((1_usize << 31) / (self.bins * self.bins)).clamp(1 << 14, 1 << 17)
+        ((1_usize << 30) / (self.bins * self.bins)).clamp(1 << 14, 1 << 16)
     }
 
     /// The Cholesky factor of `G/σ²`, its diagonal raised by what rounding may hide.
