@@ -77,6 +77,14 @@ fn chernoff(phases: &[(Atoms, u64)], masses: &[Vec<f64>], limit: f64, guess: f64
         }
         exponent
     };
+    let end = |atoms: &Atoms| {
+        let ends = (atoms.index.first().copied().unwrap_or(0), atoms.index.last().copied().unwrap_or(0));
+        if guess > 0.0 { ends.0.max(ends.1) } else { ends.0.min(ends.1) }
+    };
+    let furthest: f64 = phases.iter().map(|(atoms, n)| end(atoms) as f64 * *n as f64).sum();
+    if (limit - furthest) * guess > 0.0 {
+        return 0.0;
+    }
     let best = [0.8, 1.0, 1.25].into_iter().map(|f| bound(f * guess)).filter(|b| !b.is_nan());
     (libm::exp(best.fold(f64::INFINITY, f64::min)) * 1.01).min(1.0)
 }
@@ -232,7 +240,16 @@ impl Composition {
         } else {
             self.within(yes, |epsilon| self.delta_above(yes, epsilon) <= delta) + self.loss_error
         };
-        let (mut yes, mut no) = (0, size);
+        // From there down, ever faster, to an entry whose δ from below is still large enough: far below, where there is no
+        // tilted mass, errors hide it.
+        let mut no = yes;
+        let mut stride = 1;
+        let mut yes = no.saturating_sub(stride);
+        while yes > 0 && self.delta_below(yes, self.loss(yes)) < delta {
+            no = yes;
+            stride *= 2;
+            yes = no.saturating_sub(stride);
+        }
         while no - yes > 1 {
             let middle = usize::midpoint(no, yes);
             if self.delta_below(middle, self.loss(middle)) >= delta {

@@ -143,9 +143,9 @@ impl Round {
         if node.share <= 0.0 {
             return f64::INFINITY;
         }
-        let ln_density = -0.5 * node.z * node.z - 0.919 + tilt.kappa * node.loss
-            - tilt.shift
-            - libm::log(node.share / self.sigma);
+        let (kappa, shift) = tilt.saddle;
+        let ln_density =
+            -0.5 * node.z * node.z - 0.919 + kappa * node.loss - shift - libm::log(node.share / self.sigma);
         let alike = (libm::log(0.4 / tilt.deviation) - ln_density) / 3.0;
         let ignored = (libm::log(tilt.negligible) - ln_density) / 3.0 - libm::log(h);
         libm::exp(alike.clamp(0.0, 1.1).max(ignored.min(40.0)))
