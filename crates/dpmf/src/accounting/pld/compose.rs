@@ -2,7 +2,8 @@
 //!
 //! The tilt puts the mass where δ is decided, so that the transform's error, which is small against the largest entry,
 //! is small against δ, however small δ is. What is left out is bounded and counted:
-//! - the transform and the powers, in the 2-norm: `‖fl(Fx) − Fx‖ ≤ O(u log N) ‖Fx‖`, times the number of rounds;
+//! - the transform and the powers, in the 2-norm: `‖fl(Fx) − Fx‖ ≤ O(u log N) ‖Fx‖`, times the number of rounds, which a
+//!   product of coefficients of modulus at most 1 adds up;
 //! - the tilted mass outside the window, which wraps around: Chernoff's bound on the very atoms;
 //! - rounding of sums, normalisations and exponents, relatively.
 //!
@@ -45,6 +46,17 @@ pub(super) struct Composition {
     relative: f64,
     /// Bound on the error of a loss.
     loss_error: f64,
+}
+
+/// A sum of positive terms to two units in the last place.
+fn compensated(terms: &[f64]) -> f64 {
+    let (mut sum, mut lost) = (0.0_f64, 0.0);
+    for &term in terms {
+        let next = sum + term;
+        lost += if sum >= term { (sum - next) + term } else { (term - next) + sum };
+        sum = next;
+    }
+    sum + lost
 }
 
 /// `x^n` by repeated squaring.
@@ -102,7 +114,6 @@ impl Composition {
     pub fn new(phases: &[(Atoms, u64)], theta: f64, h: f64, window: Window) -> Self {
         let Window { size, below, exponents } = window;
         let rounds: f64 = phases.iter().map(|&(_, n)| n as f64).sum();
-        let most = phases.iter().map(|(a, _)| a.index.len()).max().unwrap_or(0) as f64;
         let (mut uppers, mut lowers) = (Vec::new(), Vec::new());
         // Of the upper and of the lower measure: ln of the mass; of the upper, the mean in steps.
         let (mut scale, mut mean) = ([0.0; 2], 0.0);
@@ -111,7 +122,7 @@ impl Composition {
             for (k, (given, list)) in
                 [(&atoms.upper, &mut uppers), (&atoms.lower, &mut lowers)].into_iter().enumerate()
             {
-                let total: f64 = given.iter().sum();
+                let total = compensated(given);
                 let mass: Vec<f64> = if total > 0.0 {
                     given.iter().map(|m| m / total).collect()
                 } else {
@@ -135,7 +146,8 @@ impl Composition {
         let mut growth = 0.0;
         for ((_, n), norm) in phases.iter().zip(&norms) {
             noise += *n as f64 * transform * norm;
-            growth += *n as f64 * transform * norm * (size as f64).sqrt();
+            // One coefficient is off by no more than so much of the sum of all entries, which is at most 2.
+            growth += *n as f64 * transform * 2.0;
         }
         let norm = values.iter().map(Complex64::norm_sqr).sum::<f64>().sqrt();
         let noise = noise * libm::exp(growth) + (16.0 * rounds * UNIT + 2.0 * transform) * norm + 1e-30;
@@ -172,8 +184,7 @@ impl Composition {
         };
         let (upper, lower) = (tail(0, &uppers), tail(1, &lowers));
         let exponent = upper.scale.abs() + theta * (start.abs() + top.abs());
-        let relative =
-            rounds * (4.0 * most + 16.0) * UNIT + 16.0 * UNIT * (1.0 + exponent) + 8.0 * size as f64 * UNIT;
+        let relative = 64.0 * rounds * UNIT + 16.0 * UNIT * (1.0 + exponent) + 8.0 * size as f64 * UNIT;
         let loss_error = 8.0 * UNIT * (centre_size + start.abs() + top.abs());
         Self { theta, h, start, upper, lower, relative, loss_error }
     }

@@ -203,7 +203,7 @@ impl Round {
         if stiffness > 1.0 || !length.is_finite() {
             return self.masses_in_closed_form((low, high), from, to);
         }
-        let rule: &[(f64, f64)] = if stiffness <= 0.15 { &FOUR } else { &EIGHT };
+        let rule: &[(f64, f64)] = if stiffness <= 0.1 { &FOUR } else { &EIGHT };
         let (middle, half) = (0.5 * (from.z + to.z), 0.5 * length);
         let (mut up, mut low_sum) = (0.0, 0.0);
         for &(x, weight) in rule {
