@@ -199,7 +199,11 @@ fn sampled(
     let (letter, bracket, at, text) = match question {
         Question::Epsilon { delta } => {
             object["delta"] = json!(delta);
-            let found = curve.epsilon_bracket(delta, args.width)?;
+            let mut found = curve.epsilon_bracket(delta, args.width)?;
+            if args.epsilon.is_some() {
+                // The noise was found by this upper end, which is finer than the bracket.
+                found.upper = found.upper.min(curve.epsilon(delta)?);
+            }
             let text = format!("ε ≤ {:.4}\n(and not below {:.4})", up(found.upper), found.lower);
             ("epsilon", found, format!("δ = {delta:e}"), text)
         }

@@ -4,7 +4,6 @@ use crate::data::objects;
 use crate::error::{IntoPython, raise, value_error};
 use crate::mechanism::Mechanism;
 use crate::parallel::run;
-use dpmf::accounting::pld::DEFAULT_WIDTH;
 use dpmf::accounting::{self, Account, Accountant, Adjacency, Phase, PrivacyCurve, PrivacyUnit, Terms};
 use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
 use dpmf::{Representation, Sampling};
@@ -194,7 +193,7 @@ fn phases(given: Vec<(f64, f64, u64)>) -> Vec<Phase> {
 /// >>> round(upper, 2)
 /// 1.83
 #[pyfunction]
-#[pyo3(signature = (noise_multiplier, rate, steps, delta, *, width=DEFAULT_WIDTH))]
+#[pyo3(signature = (noise_multiplier, rate, steps, delta, *, width=1e-3))]
 pub(crate) fn poisson_epsilon(
     py: Python<'_>,
     noise_multiplier: f64,
@@ -208,7 +207,7 @@ pub(crate) fn poisson_epsilon(
 
 /// δ at ε of steps that draw each record with probability rate: a pair (lower, upper) as narrow as width in ε makes it.
 #[pyfunction]
-#[pyo3(signature = (noise_multiplier, rate, steps, epsilon, *, width=DEFAULT_WIDTH))]
+#[pyo3(signature = (noise_multiplier, rate, steps, epsilon, *, width=1e-3))]
 pub(crate) fn poisson_delta(
     py: Python<'_>,
     noise_multiplier: f64,
@@ -240,7 +239,7 @@ pub(crate) fn poisson_noise_multiplier(
 /// ε at δ of phases of sampled steps together, each a triple of noise multiplier, rate and number of steps: a pair
 /// (lower, upper) as of poisson_epsilon.
 #[pyfunction]
-#[pyo3(signature = (phases, delta, *, width=DEFAULT_WIDTH))]
+#[pyo3(signature = (phases, delta, *, width=1e-3))]
 pub(crate) fn phases_epsilon(
     py: Python<'_>,
     phases: Vec<(f64, f64, u64)>,
@@ -255,7 +254,7 @@ pub(crate) fn phases_epsilon(
 
 /// δ at ε of phases of sampled steps together: a pair (lower, upper) as of poisson_delta.
 #[pyfunction]
-#[pyo3(signature = (phases, epsilon, *, width=DEFAULT_WIDTH))]
+#[pyo3(signature = (phases, epsilon, *, width=1e-3))]
 pub(crate) fn phases_delta(
     py: Python<'_>,
     phases: Vec<(f64, f64, u64)>,

@@ -72,14 +72,8 @@ impl PrivacyCurve {
             });
         }
         match curve.mu() {
-            Some(mu) => {
-                let mu = Interval::exact(mu) * adjacency.sensitivity_factor();
-                // The factor is 1 or 2: exact, so that nothing is rounded twice.
-                Self::gaussian(
-                    if adjacency.sensitivity_factor() == 1.0 { mu.hi.next_down() } else { mu.hi },
-                    Accountant::Exact,
-                )
-            }
+            // The factor is 1 or 2: exact.
+            Some(mu) => Self::gaussian(mu * adjacency.sensitivity_factor(), Accountant::Exact),
             None => Ok(Self::Poisson(curve)),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! The tilt puts the mass where δ is decided, so that the transform's error, which is small against the largest entry,
 //! is small against δ, however small δ is. What is left out is bounded and counted:
-//! - the transform and the powers, in the 2-norm: `‖fl(Fx) − Fx‖ ≤ O(u log N) ‖Fx‖`, times the number of rounds;
+//! - the transform and the powers, in the 2-norm: `‖fl(Fx) − Fx‖ ≤ O(u log N) ‖Fx‖`, times the number of rounds, which a
+//!   product of coefficients of modulus at most 1 adds up;
 //! - the tilted mass outside the window, which wraps around: Chernoff's bound on the very atoms;
 //! - rounding of sums, normalisations and exponents, relatively.
 //!
@@ -47,6 +48,17 @@ pub(super) struct Composition {
     loss_error: f64,
 }
 
+/// A sum of positive terms to two units in the last place.
+fn compensated(terms: &[f64]) -> f64 {
+    let (mut sum, mut lost) = (0.0_f64, 0.0);
+    for &term in terms {
+        let next = sum + term;
+        lost += if sum >= term { (sum - next) + term } else { (term - next) + sum };
+        sum = next;
+    }
+    sum + lost
+}
+
 /// `x^n` by repeated squaring.
 fn power(mut x: Complex64, mut n: u64) -> Complex64 {
     let mut product = Complex64::new(1.0, 0.0);
@@ -77,6 +89,14 @@ fn chernoff(phases: &[(Atoms, u64)], masses: &[Vec<f64>], limit: f64, guess: f64
         }
         exponent
     };
+    let end = |atoms: &Atoms| {
+        let ends = (atoms.index.first().copied().unwrap_or(0), atoms.index.last().copied().unwrap_or(0));
+        if guess > 0.0 { ends.0.max(ends.1) } else { ends.0.min(ends.1) }
+    };
+    let furthest: f64 = phases.iter().map(|(atoms, n)| end(atoms) as f64 * *n as f64).sum();
+    if (limit - furthest) * guess > 0.0 {
+        return 0.0;
+    }
     let best = [0.8, 1.0, 1.25].into_iter().map(|f| bound(f * guess)).filter(|b| !b.is_nan());
     (libm::exp(best.fold(f64::INFINITY, f64::min)) * 1.01).min(1.0)
 }
@@ -94,7 +114,6 @@ impl Composition {
     pub fn new(phases: &[(Atoms, u64)], theta: f64, h: f64, window: Window) -> Self {
         let Window { size, below, exponents } = window;
         let rounds: f64 = phases.iter().map(|&(_, n)| n as f64).sum();
-        let most = phases.iter().map(|(a, _)| a.index.len()).max().unwrap_or(0) as f64;
         let (mut uppers, mut lowers) = (Vec::new(), Vec::new());
         // Of the upper and of the lower measure: ln of the mass; of the upper, the mean in steps.
         let (mut scale, mut mean) = ([0.0; 2], 0.0);
@@ -103,7 +122,7 @@ impl Composition {
             for (k, (given, list)) in
                 [(&atoms.upper, &mut uppers), (&atoms.lower, &mut lowers)].into_iter().enumerate()
             {
-                let total: f64 = given.iter().sum();
+                let total = compensated(given);
                 let mass: Vec<f64> = if total > 0.0 {
                     given.iter().map(|m| m / total).collect()
                 } else {
@@ -127,7 +146,8 @@ impl Composition {
         let mut growth = 0.0;
         for ((_, n), norm) in phases.iter().zip(&norms) {
             noise += *n as f64 * transform * norm;
-            growth += *n as f64 * transform * norm * (size as f64).sqrt();
+            // One coefficient is off by no more than so much of the sum of all entries, which is at most 2.
+            growth += *n as f64 * transform * 2.0;
         }
         let norm = values.iter().map(Complex64::norm_sqr).sum::<f64>().sqrt();
         let noise = noise * libm::exp(growth) + (16.0 * rounds * UNIT + 2.0 * transform) * norm + 1e-30;
@@ -164,8 +184,7 @@ impl Composition {
         };
         let (upper, lower) = (tail(0, &uppers), tail(1, &lowers));
         let exponent = upper.scale.abs() + theta * (start.abs() + top.abs());
-        let relative =
-            rounds * (4.0 * most + 16.0) * UNIT + 16.0 * UNIT * (1.0 + exponent) + 8.0 * size as f64 * UNIT;
+        let relative = 64.0 * rounds * UNIT + 16.0 * UNIT * (1.0 + exponent) + 8.0 * size as f64 * UNIT;
         let loss_error = 8.0 * UNIT * (centre_size + start.abs() + top.abs());
         Self { theta, h, start, upper, lower, relative, loss_error }
     }
@@ -232,7 +251,16 @@ impl Composition {
         } else {
             self.within(yes, |epsilon| self.delta_above(yes, epsilon) <= delta) + self.loss_error
         };
-        let (mut yes, mut no) = (0, size);
+        // From there down, ever faster, to an entry whose δ from below is still large enough: far below, where there is no
+        // tilted mass, errors hide it.
+        let mut no = yes;
+        let mut stride = 1;
+        let mut yes = no.saturating_sub(stride);
+        while yes > 0 && self.delta_below(yes, self.loss(yes)) < delta {
+            no = yes;
+            stride *= 2;
+            yes = no.saturating_sub(stride);
+        }
         while no - yes > 1 {
             let middle = usize::midpoint(no, yes);
             if self.delta_below(middle, self.loss(middle)) >= delta {

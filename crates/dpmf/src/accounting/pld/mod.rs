@@ -270,7 +270,9 @@ struct Direction<'a> {
     question: Question,
     /// Whether δ is asked at a smaller ε than the caller does, for an upper bound.
     replaced: bool,
+    /// The saddle point, and the tilt taken.
     theta: f64,
+    tilt: f64,
     /// ln of the tilted mass that may lie outside the window.
     ln_mass: f64,
     /// Mass that a round may leave out at either end.
@@ -286,7 +288,8 @@ impl<'a> Direction<'a> {
             Question::Epsilon { delta } => delta,
             Question::Delta { .. } => libm::exp(LN_LEAST_DELTA),
         };
-        let saddle = Saddle::new(phases, remove, rough * 1e-6 / rounds);
+        // As far out as the dots will reach.
+        let saddle = Saddle::new(phases, remove, rough * 1e-12 / rounds);
         let (mut question, mut replaced) = (question, false);
         let (theta, epsilon, ln_delta) = match question {
             Question::Epsilon { delta } => {
@@ -310,16 +313,29 @@ impl<'a> Direction<'a> {
         // A loss that is bounded has no saddle beyond its bound; this much tilt tells ε apart from ε + width.
         let theta = theta.min(40.0 / wanted);
         let relative = (0.05 * theta * wanted).clamp(1e-8, 1e-2);
-        let [_, _, variance] = saddle.cumulants(theta);
-        let ln_mass = libm::log(relative / (1.0 + 2.5 * theta * variance.sqrt()));
+        // Less tilt than the saddle point's has lighter tails and needs a smaller window, but leaves less mass at ε: it
+        // may take what the transform's rounding can spare.
+        let noise = libm::log(rounds * 3e-13);
+        let (mut tilt, mut ln_mass, mut least) = (theta, libm::log(relative), f64::INFINITY);
+        for share in [1.0, 0.85, 0.7, 0.55, 0.4, 0.3, 0.2] {
+            let candidate = share * theta;
+            let [k, ..] = saddle.cumulants(candidate);
+            // ln of the sum that e^{K − θε} makes δ.
+            let ln_sum = (ln_delta - (k - candidate * epsilon)).min(-0.5);
+            let mass = (libm::log(relative * (1.0 + candidate)) + ln_sum).min(-1.0);
+            let [(above, _), (below, _)] = saddle.window(candidate, mass);
+            if above + below < 0.9 * least && (share == 1.0 || ln_sum + libm::log(relative) > noise) {
+                (tilt, ln_mass, least) = (candidate, mass, above + below);
+            }
+        }
         // The last cell below the tail weighs more than the tail, by a factor that this leaves room for.
         let tail = (1e-4 * relative * libm::exp(ln_delta) / rounds).max(1e-200);
-        Self { phases, saddle, remove, question, replaced, theta, ln_mass, tail, wanted }
+        Self { phases, saddle, remove, question, replaced, theta, tilt, ln_mass, tail, wanted }
     }
 
     /// How far the tilted total reaches above and below its mean, but for a mass, and the exponents that show it.
     fn reach(&self, ln_mass: f64) -> [(f64, f64); 2] {
-        self.saddle.window(self.theta, ln_mass).map(|(reach, t)| (reach.max(4.0 * self.wanted), t))
+        self.saddle.window(self.tilt, ln_mass).map(|(reach, t)| (reach.max(20.0 / self.theta), t))
     }
 
     /// The bracket on a window of `size` points, on the grid of the `attempt`; without the lower end unless asked for.
@@ -328,7 +344,7 @@ impl<'a> Direction<'a> {
         let [(above, up), (below, down)] = self.reach(ln_mass);
         let span = above + below;
         let h = span / (size as f64 - 4.0);
-        let tilts = self.saddle.tilts(self.theta, negligible);
+        let tilts = self.saddle.tilts(self.tilt, self.theta, negligible);
         let atoms: Vec<_> = self
             .phases
             .iter()
@@ -336,7 +352,7 @@ impl<'a> Direction<'a> {
             .map(|(phase, tilt)| (Round::new(phase).atoms(h, tilt, self.tail, lower), phase.rounds))
             .collect();
         let window = Window { size, below: below / span, exponents: (up, down) };
-        let composition = Composition::new(&atoms, self.theta, h, window);
+        let composition = Composition::new(&atoms, self.tilt, h, window);
         match self.question {
             Question::Epsilon { delta } => composition.epsilon(delta),
             Question::Delta { epsilon } => {
@@ -399,7 +415,7 @@ impl<'a> Direction<'a> {
             if after <= 1.0 || best.upper <= enough || size >= LARGEST {
                 return best;
             }
-            stalled = if after > 0.9 * before { stalled + 1 } else { 0 };
+            stalled = if after > 0.9 * before && best.lower > 0.0 { stalled + 1 } else { 0 };
             if stalled > 2 {
                 return best;
             }
@@ -408,7 +424,7 @@ impl<'a> Direction<'a> {
             let factor = if known { (1.2 * after.sqrt()).clamp(1.4, 8.0) } else { 4.0 };
             attempt.negligible /= factor * factor;
             // Where there is little tilted mass at ε itself, what wraps around counts for more.
-            attempt.ln_mass -= 5.0;
+            attempt.ln_mass -= if known { 5.0 } else { 12.0 };
             size = round_up((size as f64 * factor).min(LARGEST as f64));
         }
     }

@@ -143,9 +143,9 @@ impl Round {
         if node.share <= 0.0 {
             return f64::INFINITY;
         }
-        let ln_density = -0.5 * node.z * node.z - 0.919 + tilt.kappa * node.loss
-            - tilt.shift
-            - libm::log(node.share / self.sigma);
+        let (kappa, shift) = tilt.saddle;
+        let ln_density =
+            -0.5 * node.z * node.z - 0.919 + kappa * node.loss - shift - libm::log(node.share / self.sigma);
         let alike = (libm::log(0.4 / tilt.deviation) - ln_density) / 3.0;
         let ignored = (libm::log(tilt.negligible) - ln_density) / 3.0 - libm::log(h);
         libm::exp(alike.clamp(0.0, 1.1).max(ignored.min(40.0)))
@@ -203,7 +203,7 @@ impl Round {
         if stiffness > 1.0 || !length.is_finite() {
             return self.masses_in_closed_form((low, high), from, to);
         }
-        let rule: &[(f64, f64)] = if stiffness <= 0.15 { &FOUR } else { &EIGHT };
+        let rule: &[(f64, f64)] = if stiffness <= 0.1 { &FOUR } else { &EIGHT };
         let (middle, half) = (0.5 * (from.z + to.z), 0.5 * length);
         let (mut up, mut low_sum) = (0.0, 0.0);
         for &(x, weight) in rule {

@@ -10,7 +10,9 @@ use super::round::Round;
 pub(super) struct Tilt {
     pub kappa: f64,
     pub shift: f64,
-    /// Standard deviation of one loss under the tilted measure.
+    /// κ and shift at the saddle point, where a loss counts for what it contributes to δ.
+    pub saddle: (f64, f64),
+    /// Standard deviation of one loss there.
     pub deviation: f64,
     /// The mass of a cell times its width squared that is not worth a finer cell.
     pub negligible: f64,
@@ -133,15 +135,21 @@ impl Saddle {
         })
     }
 
-    /// The tilt of every phase, where one cell may widen the bracket by `width`, and by some hundred times that if it is
-    /// the one that decides.
-    pub fn tilts(&self, theta: f64, width: f64) -> Vec<Tilt> {
-        let kappa = self.kappa(theta);
+    /// The tilt of every phase by θ, where the saddle point is `saddle` and one cell may widen the bracket by `width`, or
+    /// by some hundred times that if it is the one that decides.
+    pub fn tilts(&self, theta: f64, saddle: f64, width: f64) -> Vec<Tilt> {
         let tilt = |points: &Points| {
-            let [shift, _, variance] = points.cumulants(kappa);
-            let negligible = 8.0 * width / (points.rounds * theta);
-            let widest = (250.0 * width / theta).sqrt();
-            Tilt { kappa, shift, deviation: variance.sqrt(), negligible, widest, remove: self.remove }
+            let [shift, ..] = points.cumulants(self.kappa(theta));
+            let [saddle_shift, _, variance] = points.cumulants(self.kappa(saddle));
+            Tilt {
+                kappa: self.kappa(theta),
+                shift,
+                saddle: (self.kappa(saddle), saddle_shift),
+                deviation: variance.sqrt(),
+                negligible: 8.0 * width / (points.rounds * saddle),
+                widest: (250.0 * width / saddle).sqrt(),
+                remove: self.remove,
+            }
         };
         self.points.iter().map(tilt).collect()
     }
