@@ -4,7 +4,7 @@ use crate::clock;
 use crate::report::{Report, number, table};
 use anyhow::bail;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyUnit, Release};
+use dpmf::accounting::{Adjacency, Calibration, Ledger, LedgerFile, PrivacyUnit, Release, Sampled};
 use dpmf::noise::RunId;
 use dpmf::{Error, format};
 use serde_json::{Value, json};
@@ -95,16 +95,28 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 Some(id) => id.clone(),
                 None => RunId::generate()?.to_string(),
             };
+            let (rounds, guarantee) = counted(statement.calibration());
             let release = Release {
                 id,
                 time: clock::now(),
                 what: what.clone().unwrap_or_else(|| path.display().to_string()),
                 noise_multiplier: statement.calibration().noise_multiplier(),
                 sampling: mechanism.sampling(),
+                rounds,
+                guarantee,
             };
             ledger.record(vec![release])?;
             show(file, ledger.ledger())
         }
+    }
+}
+
+/// What a ledger keeps of a sampling beside its name: how often a unit may be drawn, or the one point that is known.
+pub(crate) fn counted(calibration: &Calibration) -> (u64, Option<[f64; 2]>) {
+    match calibration.terms().sampled {
+        Sampled::None => (0, None),
+        Sampled::CyclicPoisson { rounds, .. } => (rounds, None),
+        Sampled::BallsInBins(_) => (0, Some([calibration.epsilon(), calibration.delta()])),
     }
 }
 

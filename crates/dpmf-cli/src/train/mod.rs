@@ -4,6 +4,7 @@ mod html;
 pub mod task;
 
 use crate::clock;
+use crate::ledger::counted;
 use crate::matrix::read_vector;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, table};
@@ -349,12 +350,15 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
     for (name, plan) in plans {
         let Some(statement) = plan.mechanism().and_then(|mechanism| mechanism.privacy()) else { continue };
         ledger.ledger().check(statement)?;
+        let (rounds, guarantee) = counted(statement.calibration());
         releases.push(Release {
             id: format!("{training}/{name}"),
             time: clock::now(),
             what: format!("train {name} on {}", task.name()),
             noise_multiplier: statement.calibration().noise_multiplier(),
             sampling: plan.recipe().sampling,
+            rounds,
+            guarantee,
         });
     }
     ledger.record(releases)?;
