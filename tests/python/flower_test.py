@@ -571,3 +571,10 @@ def test_the_app_learns(tmp_path):
     with np.load(tmp_path / "state.npz") as state:
         learned = task.error(state["model"])
     assert learned < 0.5 * task.error(np.zeros(task.FEATURES))
+
+
+def test_client_sampling_by_a_plan_is_not_there_yet(tmp_path):
+    made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(6), "banded-toeplitz:bands=2")
+    mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5, unit="user")
+    with pytest.raises(dpmf.UnsupportedError, match='is not there yet: plan with sampling="none"'):
+        dpmf.flower.PrivateFedAvg(mechanism, tmp_path / "run", cohort=3)

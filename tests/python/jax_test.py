@@ -577,3 +577,27 @@ def test_two_processes_are_one_run(tmp_path):
     assert both.tobytes() == stream.next_row().tobytes()
     assert sorted(path.name for path in (tmp_path / "journal").iterdir() if path.suffix != ".lock") == [
         "process-0.journal", "process-1.journal", "run-1.json", "run.json"]
+
+
+def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
+    made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(STEPS), "banded-toeplitz:bands=2")
+    mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5)
+    with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.1.*give sampler="):
+        dpmf.jax.sgd(mechanism, KEY)
+
+    def sampler(sampling="cyclic-poisson:2:0.1", steps=STEPS):
+        return dpmf.Sampler(sampling, KEY, units=100, steps=steps, run="test")
+
+    for wrong in ("cyclic-poisson:2:0.2", "cyclic-poisson:1:0.1", "balls-in-bins:2"):
+        with pytest.raises(dpmf.MismatchError, match=f"the sampler is {wrong}, but"):
+            dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(wrong))
+    with pytest.raises(dpmf.MismatchError, match="7 steps are wanted"):
+        dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(steps=STEPS + 1))
+    # Means are over the expected batch, of a sum of nobody too.
+    noisy = dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(), experiment="test")
+    nobody = {"w": jnp.zeros(4, jnp.float32)}
+    updates, _ = noisy.update(nobody, noisy.init(nobody))
+    row = np.zeros(4, np.float32)
+    dpmf.NoiseStream(mechanism, KEY, run="test", dimension=4).add_to(row)
+    np.testing.assert_allclose(updates["w"], row / sampler().expected_batch, rtol=1e-6)
+    assert sampler().expected_batch == 5.0

@@ -437,3 +437,47 @@ def test_the_example_runs_with_either_engine(tmp_path, monkeypatch, capsys):
         result = json.loads(capsys.readouterr().out)
         assert result["engine"] == engine and result["spent"] == pytest.approx(3, rel=0.01)
         assert 0.0 <= result["accuracy"] <= 1.0
+
+
+def test_a_plan_with_its_sampler():
+    """Few examples a batch, and none in some: what is released is that of dpmf.torch."""
+    made = dpmf.make_mechanism(dpmf.Workload.sgd(STEPS, momentum=0.9), "banded-toeplitz:bands=2")
+    mechanism = made.with_sampling("cyclic-poisson:2:0.05").calibrate(2.0, 1e-5, 0.4)
+    key = dpmf.NoiseKey.from_seed(4)
+    examples = data()
+
+    def loader(sampling=mechanism.sampling):
+        sampler = dpmf.Sampler(sampling, key, units=COUNT, steps=STEPS, run="test")
+        batches = dpmf.torch.SampledBatches(sampler)
+        return DataLoader(examples, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(examples))
+
+    def made_private(loader, **arguments):
+        model = model_of()
+        engine = dpmf.opacus.PrivacyEngine(key=key, experiment="test")
+        made = engine.make_private(module=model, optimizer=sgd(model), data_loader=loader, mechanism=mechanism, **arguments)
+        return engine, *made
+
+    for wrong in (loader("cyclic-poisson:2:0.1"), loader("balls-in-bins:2")):
+        with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.05"):
+            made_private(wrong)
+    with pytest.raises(dpmf.MismatchError, match="not sampled, but .*counts on sampling"):
+        made_private(DataLoader(examples, batch_size=BATCH))
+    with pytest.raises(dpmf.MismatchError, match="counts on sampling"):
+        made_private(loader(), poisson_sampling=True)
+    with pytest.raises(dpmf.MismatchError, match="not sampled"):
+        dpmf.opacus.CorrelatedOptimizer(sgd(model_of()), mechanism, expected_batch_size=8)
+
+    reference = model_of()
+    plain = dpmf.torch.PrivateOptimizer(sgd(reference), mechanism, key=key, experiment="test")
+    sizes = []
+    for inputs, targets in plain.batches(loader()):
+        sizes.append(len(inputs))
+        plain.accumulate(reference, cross_entropy, inputs, targets)
+        plain.step()
+    assert 0 in sizes and any(sizes)
+
+    engine, model, optimizer, batches = made_private(loader())
+    assert optimizer.expected_batch_size == plain.denominator == pytest.approx(1.1)
+    train(model, optimizer, batches)
+    assert torch.allclose(flat(model.parameters()), flat(reference.parameters()), atol=1e-5)
+    assert engine.get_epsilon(1e-5) == 2.0 and engine.get_epsilon(1e-6) > 2.0

@@ -222,8 +222,15 @@ def test_sampled_batches():
         loader(rank=2, world_size=2)
 
 
-def test_sampled_batches_are_not_for_a_mechanism_that_counts_on_none(mechanism):
+def test_sampled_batches_for_a_mechanism_that_counts_on_none(mechanism):
     data = TensorDataset(torch.zeros(48))
-    sampler = dpmf.Sampler("balls-in-bins:6", dpmf.NoiseKey.generate(), units=48, steps=STEPS)
-    with pytest.raises(dpmf.MismatchError, match="SampledBatches"):
-        dpmf.torch.check_loader(mechanism, DataLoader(data, batch_sampler=dpmf.torch.SampledBatches(sampler)))
+
+    def loader(sampling):
+        sampler = dpmf.Sampler(sampling, dpmf.NoiseKey.generate(), units=48, steps=STEPS)
+        return DataLoader(data, batch_sampler=dpmf.torch.SampledBatches(sampler))
+
+    for sampling in ("balls-in-bins:3", "cyclic-poisson:2:0.1"):
+        with pytest.raises(dpmf.MismatchError, match=f"the sampler is {sampling}, but .* at most one step"):
+            dpmf.torch.check_loader(mechanism, loader(sampling))
+    # As many bins as steps: everybody once.
+    dpmf.torch.check_loader(mechanism, loader("balls-in-bins:6"))

@@ -10,6 +10,7 @@ mod mechanism;
 mod noise;
 mod parallel;
 mod picture;
+mod plan;
 mod privacy;
 mod sampler;
 mod solve;
@@ -24,6 +25,8 @@ mod core {
     use crate::mechanism::{Mechanism, load_mechanism};
     #[pymodule_export]
     use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
+    #[pymodule_export]
+    use crate::plan::{Plan, make_plan, planned_steps};
     #[pymodule_export]
     use crate::privacy::{
         PrivacyStatement, account, audit, calibrate_noise, compose, phases_delta, phases_epsilon,

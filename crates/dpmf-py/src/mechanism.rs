@@ -10,7 +10,7 @@ use crate::workload::Workload;
 use dpmf::accounting::{Accountant, Adjacency, PrivacyUnit};
 use dpmf::inspection::{Inspection, describe};
 use dpmf::mechanism::Conditions;
-use dpmf::{Average, Identity, Optimizer, Representation, format};
+use dpmf::{Average, Identity, Optimizer, Representation, Sampling, format};
 use numpy::{PyArray1, PyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -40,6 +40,22 @@ impl From<dpmf::Mechanism> for Mechanism {
 }
 
 impl Mechanism {
+    /// Whether the participation covers units that are drawn so, by whatever chance.
+    fn covers(&self, drawn: Sampling) -> dpmf::Result<bool> {
+        let parts = match drawn {
+            Sampling::None => return Ok(true),
+            Sampling::CyclicPoisson { bands, .. } => bands,
+            Sampling::BallsInBins { bins } => bins,
+        };
+        self.inner.participation().allows(parts, self.inner.workload().steps())
+    }
+
+    /// Batches of an epoch, where units take part in several.
+    fn bins(&self) -> Option<usize> {
+        let steps = self.inner.workload().steps();
+        self.inner.participation().spacing(steps).ok().filter(|spacing| *spacing < steps)
+    }
+
     /// What its noise is bound to.
     pub(crate) fn bound_to(&self) -> Identity {
         *self.identity.get_or_init(|| self.inner.identity())
@@ -110,6 +126,12 @@ impl Mechanism {
         self.inner.participation().to_string()
     }
 
+    /// The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none.
+    #[getter]
+    fn sampling(&self) -> String {
+        self.inner.sampling().to_string()
+    }
+
     /// Total squared loss over all steps, at unit clip and unit noise multiplier.
     #[getter]
     fn loss(&self) -> f64 {
@@ -145,6 +167,12 @@ impl Mechanism {
     #[getter]
     fn buffers(&self) -> Option<usize> {
         self.inner.form().cost().buffers
+    }
+
+    /// Earlier rows of noise that a step draws again; None for dense rows.
+    #[getter]
+    fn recalls(&self) -> Option<usize> {
+        self.inner.form().cost().recalls
     }
 
     /// Mean number of model-sized multiply-adds a step.
@@ -194,8 +222,10 @@ impl Mechanism {
     /// unit is "user" or "record"; adjacency is "replace-with-zero", "add-or-remove" or "replace-one"; accountant is
     /// "exact", "zcdp", "rdp" or "paper".
     #[pyo3(signature = (epsilon, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero", accountant="exact"))]
+    #[allow(clippy::too_many_arguments)] // keywords in Python
     fn calibrate(
         &self,
+        py: Python<'_>,
         epsilon: f64,
         delta: f64,
         clip: f64,
@@ -205,14 +235,16 @@ impl Mechanism {
     ) -> PyResult<Self> {
         let conditions = conditions(unit, adjacency, accountant)?;
         let mechanism = dpmf::Mechanism::clone(&self.inner);
-        Ok(mechanism.calibrated(epsilon, delta, clip, conditions).or_raise()?.into())
+        Ok(run(py, || mechanism.calibrated(epsilon, delta, clip, conditions))?.into())
     }
 
     /// The mechanism with a given noise multiplier, and the ε that it gives at δ.
     #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero",
                         accountant="exact"))]
+    #[allow(clippy::too_many_arguments)] // keywords in Python
     fn with_noise(
         &self,
+        py: Python<'_>,
         noise_multiplier: f64,
         delta: f64,
         clip: f64,
@@ -222,7 +254,27 @@ impl Mechanism {
     ) -> PyResult<Self> {
         let conditions = conditions(unit, adjacency, accountant)?;
         let mechanism = dpmf::Mechanism::clone(&self.inner);
-        Ok(mechanism.with_noise(noise_multiplier, delta, clip, conditions).or_raise()?.into())
+        Ok(run(py, || mechanism.with_noise(noise_multiplier, delta, clip, conditions))?.into())
+    }
+
+    /// The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
+    ///
+    /// Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
+    /// as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
+    /// A calibration and a lower bound made before are dropped: calibrate the result.
+    fn with_sampling(&self, py: Python<'_>, sampling: &str) -> PyResult<Self> {
+        let sampling: Sampling = sampling.parse().or_raise()?;
+        let made = run(py, || {
+            let known = &*self.inner;
+            let workload = known.workload().clone();
+            let participation = sampling.participation(workload.steps())?.unwrap_or(known.participation());
+            let made = dpmf::Mechanism::sampled(workload, known.form(), participation, sampling)?;
+            Ok(match known.family() {
+                Some(family) => made.with_family(family),
+                None => made,
+            })
+        })?;
+        Ok(made.into())
     }
 
     /// Evaluates the lower bound anew from its dual variable and returns the certificate with it.
@@ -322,14 +374,26 @@ impl Mechanism {
         Err(raise(py, "mismatch", message))
     }
 
-    /// Refuses a sampler under which one user or record could take part more often than the mechanism covers.
+    /// Refuses a sampler other than the one that the guarantee counts on or, where it counts on none, one under which a user or
+    /// record could take part more often than the mechanism covers.
     ///
     /// sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
-    /// epochs), "poisson" or "with-replacement".
+    /// epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q" or "balls-in-bins:B".
     #[pyo3(signature = (sampler, *, epochs=1))]
     fn check_sampling(&self, py: Python<'_>, sampler: &str, epochs: usize) -> PyResult<()> {
+        let (counted, drawn) = (self.inner.sampling(), sampler.parse::<Sampling>().unwrap_or_default());
+        if drawn != Sampling::None && drawn == counted {
+            return Ok(());
+        }
         let offence = match (sampler, epochs) {
-            ("single-epoch" | "epochs", 1) => return Ok(()),
+            _ if drawn != Sampling::None => {
+                if counted == Sampling::None && self.covers(drawn).or_raise()? {
+                    return Ok(());
+                }
+                format!("the sampler is {drawn}")
+            }
+            ("single-epoch" | "epochs", 1) if counted == Sampling::None => return Ok(()),
+            ("single-epoch" | "epochs", 1) => "data that is gone through in order is not sampled".into(),
             ("single-epoch" | "epochs", 0) => {
                 return Err(crate::error::value_error("epochs is 0, but it must be at least 1"));
             }
@@ -340,16 +404,30 @@ impl Mechanism {
             }
             _ => {
                 return Err(crate::error::value_error(format!(
-                    "sampler is {sampler:?}, but it must be single-epoch, epochs, poisson or with-replacement"
+                    "sampler is {sampler:?}, but it must be single-epoch, epochs, poisson, with-replacement, or that of a \
+                     dpmf.Sampler"
                 )));
             }
         };
-        let message = format!(
-            "{offence}, but the guarantee of this mechanism is for data that takes part {}: shuffle once, cut the data \
-             into disjoint batches and go through them once (with PyTorch: DataLoader(…, shuffle=True) for one epoch; \
-             with Opacus: poisson_sampling=False)",
-            self.inner.participation().words(self.steps())
-        );
+        let message = match (counted, self.bins()) {
+            (Sampling::None, None) => format!(
+                "{offence}, but the guarantee of this mechanism is for data that takes part {}: shuffle once, cut the data \
+                 into disjoint batches and go through them once (with PyTorch: DataLoader(…, shuffle=True) for one epoch; \
+                 with Opacus: poisson_sampling=False)",
+                self.inner.participation().words(self.steps())
+            ),
+            (Sampling::None, Some(bins)) => format!(
+                "{offence}, but the guarantee of this mechanism is for data that takes part {}: go through it in batches that \
+                 keep their members, as those of dpmf.Sampler(\"balls-in-bins:{bins}\", …) do (with PyTorch: \
+                 batch_sampler=dpmf.torch.SampledBatches(sampler))",
+                self.inner.participation().words(self.steps())
+            ),
+            _ => format!(
+                "{offence}, but the guarantee of this mechanism counts on sampling {counted} and holds under no other: draw \
+                 with plan.sampler(key) or dpmf.Sampler(mechanism.sampling, key, …) (with PyTorch: \
+                 batch_sampler=dpmf.torch.SampledBatches(sampler)), or plan with sampling=\"none\""
+            ),
+        };
         Err(raise(py, "mismatch", message))
     }
 
@@ -399,7 +477,7 @@ pub(crate) fn load_mechanism(py: Python<'_>, data: &[u8]) -> PyResult<Mechanism>
     Mechanism::from_bytes(py, data)
 }
 
-fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyResult<Conditions> {
+pub(crate) fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyResult<Conditions> {
     let unit: PrivacyUnit = unit.parse().or_raise()?;
     let adjacency: Adjacency = adjacency.parse().or_raise()?;
     let accountant: Accountant = accountant.parse().or_raise()?;
@@ -428,13 +506,19 @@ pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> PyResult<Vec<(&'static str
             calibration.terms().clip
         )
     });
-    Ok(vec![
+    let sampling = match mechanism.sampling() {
+        Sampling::None => None,
+        sampling => Some(("sampling", sampling.words())),
+    };
+    let mut lines = vec![
         ("workload", format!("{}, {} steps", describe(mechanism.workload()), known.steps)),
         ("noise", format!("{form}, {kept}, {:.1} multiply-adds a coordinate and step", known.work)),
         ("√loss", format!("{:.6}, {ratio}", known.sqrt_loss)),
         ("sensitivity", format!("{:.7}", known.sensitivity)),
-        ("privacy", privacy),
-    ])
+    ];
+    lines.extend(sampling);
+    lines.push(("privacy", privacy));
+    Ok(lines)
 }
 
 fn differs(planned: f64, actual: f64) -> bool {

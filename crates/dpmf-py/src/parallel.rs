@@ -60,15 +60,29 @@ pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> dpmf::Result<T
 
 /// Runs a solver without the interpreter's lock, on all threads, and stops it when the callback says so or on
 /// Ctrl-C.
-///
-/// The callback runs on the calling thread, as Python's signal handlers must.
 pub(crate) fn run_observed<T: Send>(
     py: Python<'_>,
     callback: Option<&Py<PyAny>>,
     work: impl FnOnce(Observer<'_>) -> dpmf::Result<T> + Send,
 ) -> PyResult<T> {
+    run_told(py, callback, |tell| {
+        work(&mut |progress: &Progress| tell(crate::solve::Progress::from(*progress)))
+    })
+}
+
+/// Runs work that reports, as [`run_observed`] does.
+///
+/// The callback runs on the calling thread, as Python's signal handlers must.
+pub(crate) fn run_told<M, T: Send>(
+    py: Python<'_>,
+    callback: Option<&Py<PyAny>>,
+    work: impl FnOnce(&mut dyn FnMut(M) -> ControlFlow<()>) -> dpmf::Result<T> + Send,
+) -> PyResult<T>
+where
+    M: Send + for<'py> IntoPyObject<'py>,
+{
     let pool = pool()?;
-    let (report, reports) = mpsc::channel::<Progress>();
+    let (report, reports) = mpsc::channel::<M>();
     let (answer, answers) = mpsc::channel::<ControlFlow<()>>();
     let stopped = AtomicBool::new(false);
     let (result, failure) = py.detach(move || {
@@ -77,28 +91,29 @@ pub(crate) fn run_observed<T: Send>(
         pool.in_place_scope(|scope| {
             let (stopped, result) = (&stopped, &mut result);
             scope.spawn(move |_| {
-                let mut observe = |progress: &Progress| {
+                let mut tell = |message: M| {
                     if stopped.load(Ordering::Relaxed) {
                         return ControlFlow::Break(());
                     }
                     if callback.is_none() {
                         return ControlFlow::Continue(());
                     }
-                    match report.send(*progress) {
+                    match report.send(message) {
                         Ok(()) => wait(&answers),
                         Err(_) => ControlFlow::Break(()),
                     }
                 };
-                *result = Some(work(&mut observe));
+                *result = Some(work(&mut tell));
                 // Its end is the end of the loop below.
                 drop(report);
             });
             loop {
-                let report = reports.recv_timeout(HEARTBEAT);
-                let told = match (&report, callback) {
-                    (Ok(progress), Some(callback)) => tell(callback, *progress),
+                let (reported, told) = match (reports.recv_timeout(HEARTBEAT), callback) {
+                    (Ok(message), Some(callback)) => (true, call(callback, message)),
                     (Err(RecvTimeoutError::Disconnected), _) => break,
-                    _ => Python::attach(|py| py.check_signals()).map(|()| true),
+                    (received, _) => {
+                        (received.is_ok(), Python::attach(|py| py.check_signals()).map(|()| true))
+                    }
                 };
                 let go_on = told.unwrap_or_else(|error| {
                     failure = Some(error);
@@ -107,7 +122,7 @@ pub(crate) fn run_observed<T: Send>(
                 if !go_on {
                     stopped.store(true, Ordering::Relaxed);
                 }
-                if report.is_ok() {
+                if reported {
                     let verdict = if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
                     // A solver that is gone needs no answer.
                     let _ = answer.send(verdict);
@@ -138,10 +153,10 @@ fn wait(answers: &mpsc::Receiver<ControlFlow<()>>) -> ControlFlow<()> {
 }
 
 /// Calls the callback and looks for Ctrl-C; whether to go on.
-fn tell(callback: &Py<PyAny>, progress: Progress) -> PyResult<bool> {
+fn call<M: for<'py> IntoPyObject<'py>>(callback: &Py<PyAny>, message: M) -> PyResult<bool> {
     Python::attach(|py| {
         py.check_signals()?;
-        let answer = callback.bind(py).call1((crate::solve::Progress::from(progress),))?;
+        let answer = callback.bind(py).call1((message,))?;
         // Only the word False stops: a callback without a return value goes on.
         Ok(!answer.extract::<bool>().is_ok_and(|go_on| !go_on))
     })

@@ -1,7 +1,9 @@
-//! What a notebook shows of a mechanism.
+//! What a notebook shows of a mechanism, and of a plan.
 
 use crate::mechanism::summary;
+use crate::plan::summary as plan_summary;
 use dpmf::Mechanism;
+use dpmf::planner::Plan;
 use pyo3::PyResult;
 use std::fmt::Write;
 
@@ -24,6 +26,34 @@ pub(crate) fn html(mechanism: &Mechanism) -> PyResult<String> {
         );
     }
     Ok(format!("<div class=\"dpmf-mechanism\"><table>{table}</table>{}</div>", curve(mechanism)))
+}
+
+/// A table of what is known of a plan, the candidates that may be chosen, and the curve of the chosen one.
+pub(crate) fn plan_html(plan: &Plan) -> String {
+    let mut table = String::new();
+    for (name, value) in plan_summary(plan) {
+        let _ = write!(
+            table,
+            "<tr><th style=\"text-align:left\">{}</th><td style=\"text-align:left\">{}</td></tr>",
+            escape(name),
+            escape(&value)
+        );
+    }
+    let mut rows = String::new();
+    for candidate in plan.candidates().iter().filter(|candidate| candidate.excluded().is_none()) {
+        let row = candidate.row();
+        let _ = write!(
+            rows,
+            "<tr><td style=\"text-align:left\">{}</td><td style=\"text-align:left\">{}</td><td>{:.4}</td><td>{:.4}</td></tr>",
+            escape(&row.selector),
+            escape(&row.sampling),
+            row.noise_multiplier,
+            row.rmse
+        );
+    }
+    let head = "<tr><th>mechanism</th><th>sampling</th><th>noise multiplier</th><th>error</th></tr>";
+    let drawn = curve(plan.chosen().mechanism());
+    format!("<div class=\"dpmf-plan\"><table>{table}</table><table>{head}{rows}</table>{drawn}</div>")
 }
 
 fn curve(mechanism: &Mechanism) -> String {

@@ -44,13 +44,7 @@ impl Sampler {
         run: Option<&str>,
         start: usize,
     ) -> PyResult<Self> {
-        let (sampling, key): (Sampling, _) = (sampling.parse().or_raise()?, &key.get().0);
-        let run = run_id(run, key)?;
-        let inner = py.detach(|| dpmf::Sampler::new(key, run, sampling, units, steps)).or_raise()?;
-        if start > steps {
-            return Err(value_error(format!("start is {start}, but there are {steps} steps")));
-        }
-        Ok(Self { inner, next_step: start })
+        Self::of(py, sampling.parse().or_raise()?, key, units, steps, run, start)
     }
 
     /// Who takes part in a step, zero-based: indices of units in order, perhaps none.
@@ -176,6 +170,25 @@ impl Sampler {
 }
 
 impl Sampler {
+    /// The sampler of one run, which hands out from `start` on.
+    pub(crate) fn of(
+        py: Python<'_>,
+        sampling: Sampling,
+        key: &Bound<'_, NoiseKey>,
+        units: usize,
+        steps: usize,
+        run: Option<&str>,
+        start: usize,
+    ) -> PyResult<Self> {
+        let key = &key.get().0;
+        let run = run_id(run, key)?;
+        let inner = py.detach(|| dpmf::Sampler::new(key, run, sampling, units, steps)).or_raise()?;
+        if start > steps {
+            return Err(value_error(format!("start is {start}, but there are {steps} steps")));
+        }
+        Ok(Self { inner, next_step: start })
+    }
+
     /// Whose draws these are.
     fn names(&self) -> [(&'static str, String); 3] {
         [("sampling", self.sampling()), ("run", self.run()), ("key", self.inner.fingerprint().to_string())]

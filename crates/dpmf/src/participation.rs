@@ -92,7 +92,7 @@ impl Participation {
     /// Whether units that take part every `separation` steps, from any on, are allowed to.
     ///
     /// Errors: those of [`Participation::pattern`].
-    pub(crate) fn allows(self, separation: usize, steps: usize) -> Result<bool> {
+    pub fn allows(self, separation: usize, steps: usize) -> Result<bool> {
         let least = self.spacing(steps)?;
         Ok(separation >= steps
             || match self {

@@ -1,9 +1,9 @@
-"""Batches in which every example comes once."""
+"""Batches in which every example comes once, or as a sampler draws it."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Generator, Tensor, arange, randperm
@@ -93,13 +93,15 @@ class SampledBatches(BatchSampler):
     """The batches that a dpmf.Sampler draws, of other sizes from step to step, some perhaps empty.
 
     A batch_sampler for torch.utils.data.DataLoader, which needs collate_fn=dpmf.torch.EmptyCollate(dataset) for empty ones.
-    A mean divides by sampler.expected_batch, never by the size of a batch. To resume a run, give a sampler of the same key
-    and run, and start, the number of steps that were done. A second pass is refused: it would give steps anew.
+    A mean divides by sampler.expected_batch, never by the size of a batch. One pass holds the steps of all epochs. To resume a
+    run, give a sampler of the same key and run, and start, the number of steps that were done; by default it is the sampler's
+    next_step. A second pass is refused: it would give steps anew.
 
     With several ranks, each gets its part of every batch; all need one key and run.
     """
 
-    def __init__(self, sampler: Sampler, *, start: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, sampler: Sampler, *, start: int | None = None, rank: int = 0, world_size: int = 1) -> None:
+        start = sampler.next_step if start is None else start
         if not 0 <= start <= sampler.steps:
             raise ValueError(f"start is {start}, but there are {sampler.steps} steps")
         if not 0 <= rank < world_size:
@@ -108,6 +110,14 @@ class SampledBatches(BatchSampler):
         self.start = start
         self.rank, self.world_size = rank, world_size
         self._started = False
+        #: The step after the last whose batch was handed out.
+        self.drawn = start
+
+    @property
+    def order(self) -> dict[str, int | str]:
+        """What decides which example is in which batch; nothing in it is secret."""
+        state = self.drawing.state_dict()
+        return {name: state[name] for name in ("sampling", "run", "key", "units")}
 
     def __len__(self) -> int:
         """Number of batches from start to the end."""
@@ -121,7 +131,10 @@ class SampledBatches(BatchSampler):
             )
         self._started = True
         for step in range(self.start, self.drawing.steps):
-            yield self.drawing.members(step)[self.rank :: self.world_size].tolist()
+            self.drawn = step + 1
+            # The sampler's own place moves on with the batches, so that its state is that of the run.
+            members = next(self.drawing) if self.drawing.next_step == step else self.drawing.members(step)
+            yield members[self.rank :: self.world_size].tolist()
 
 
 class EmptyCollate:
@@ -156,12 +169,14 @@ def _emptied(batch: Any) -> Any:
 def check_loader(
     mechanism: Mechanism, loader: DataLoader[Any], *, epochs: int = 1, batches_per_step: int = 1
 ) -> None:
-    """Refuses a DataLoader under which an example could take part more often than the mechanism covers, or that has more
-    batches than the mechanism has steps.
+    """Refuses a DataLoader under which an example could take part more often than the mechanism covers, whose sampler is not
+    the one that the guarantee counts on, or that has more batches than the mechanism has steps.
 
     Raises MismatchError, which says what to use instead.
     """
-    mechanism.check_sampling("epochs", epochs=epochs)
+    sampled = isinstance(loader.batch_sampler, SampledBatches)
+    if not sampled:
+        mechanism.check_sampling("epochs", epochs=epochs)
     if isinstance(loader.dataset, IterableDataset):
         raise MismatchError(
             "the data set is an IterableDataset, so nothing shows that each example comes once: give a data set with a "
@@ -169,7 +184,9 @@ def check_loader(
         )
     _check_distinct(loader.dataset)
     batches = loader.batch_sampler
-    if not isinstance(batches, Cohorts):
+    if isinstance(batches, SampledBatches):
+        _check_sampled(mechanism, batches, loader, epochs, batches_per_step)
+    elif not isinstance(batches, Cohorts):
         # Subclasses may do anything.
         sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
         name = type(sampler).__name__
@@ -191,6 +208,29 @@ def check_loader(
                 "dpmf.torch.Cohorts as batch_sampler"
             )
     mechanism.check_steps(-(-len(loader) // batches_per_step))
+
+
+def _check_sampled(
+    mechanism: Mechanism, batches: SampledBatches, loader: DataLoader[Any], epochs: int, batches_per_step: int
+) -> None:
+    """Refuses batches that are drawn in another way, or from other data, than the guarantee is for."""
+    sampler, length = batches.drawing, len(loader.dataset)  # type: ignore[arg-type]
+    if type(batches) is not SampledBatches:
+        raise MismatchError(
+            f"the batch sampler is a {type(batches).__name__}, of which it is not known that it hands out what was drawn: give "
+            "dpmf.torch.SampledBatches itself"
+        )
+    mechanism.check_sampling(sampler.sampling)
+    if sampler.units != length:
+        raise MismatchError(
+            f"the sampler draws from {sampler.units} examples, but the data set has {length}: give units={length}"
+        )
+    if epochs != 1 or batches_per_step != 1:
+        raise MismatchError(
+            f"epochs is {epochs} and batches_per_step {batches_per_step}, but one pass of SampledBatches holds all epochs, and "
+            "every batch of it is one step: leave both out, and split large batches by calling accumulate() several times"
+        )
+    mechanism.check_steps(sampler.steps)
 
 
 def _repeats(indices: Any) -> bool:
@@ -215,8 +255,10 @@ class Passes:
 
     def __init__(self) -> None:
         #: What decided that; None while nobody said.
-        self.order: dict[str, int] | str | None = None
+        self.order: Mapping[str, int | str] | str | None = None
         self.known = False
+        #: Whether the batches are those of a sampler, each for the step that it was drawn for.
+        self.sampled = False
         #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
         self.drawn: int | None = None
         self.batches_per_step = 1
@@ -235,12 +277,27 @@ class Passes:
                 f"step {step} has no batch of its own, and that of the step before would take part twice: take one step "
                 "for each batch of optimizer.batches(loader)"
             )
+        if self.sampled and self.drawn is not None and self.drawn != step + 1:
+            raise MismatchError(
+                f"the batch was drawn for step {self.drawn - 1}, but this is step {step}, and the guarantee is for every batch "
+                "in its own: take one step for each batch, as it comes; to go on elsewhere, give "
+                f"dpmf.torch.SampledBatches(sampler, start={step})"
+            )
+
+    def check_drawn(self, mechanism: Mechanism) -> None:
+        """Refuses a release whose data nobody saw to be sampled, where the guarantee counts on it."""
+        if mechanism.sampling != "none" and not self.sampled:
+            raise MismatchError(
+                f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, and nothing here shows that the "
+                "examples were drawn so: take batches from optimizer.batches(loader) with "
+                "batch_sampler=dpmf.torch.SampledBatches(plan.sampler(key)), or plan with sampling=\"none\""
+            )
 
     def begin(self, mechanism: Mechanism, loader: DataLoader[Any], step: int, batches_per_step: int) -> None:
         """Refuses a loader whose examples may have taken part before step."""
         check_loader(mechanism, loader, batches_per_step=batches_per_step)
         cohorts = loader.batch_sampler
-        if not isinstance(cohorts, Cohorts):
+        if not isinstance(cohorts, (Cohorts, SampledBatches)):
             if self.order is not None or step > 0:
                 raise MismatchError(
                     f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
@@ -251,16 +308,17 @@ class Passes:
             return
         if self.order is not None and self.order != cohorts.order:
             raise MismatchError(
-                f"the cohorts are {cohorts.order}, but the run began with {self.order}: examples that took part before "
+                f"the batches are those of {cohorts.order}, but the run began with {self.order}: examples that took part before "
                 "would come again"
             )
         if cohorts.start != step * batches_per_step:
             raise MismatchError(
-                f"the cohorts start with number {cohorts.start}, but the run is at step {step}: each example takes part "
-                f"in one step, so give dpmf.torch.Cohorts(…, start={step * batches_per_step})"
+                f"the batches start with number {cohorts.start}, but the run is at step {step}: each has one step of its own, "
+                f"so give dpmf.torch.{type(cohorts).__name__}(…, start={step * batches_per_step})"
             )
         self._go_on(cohorts.order, step, batches_per_step)
+        self.sampled = isinstance(cohorts, SampledBatches)
 
-    def _go_on(self, order: dict[str, int] | str, step: int, batches_per_step: int) -> None:
+    def _go_on(self, order: Mapping[str, int | str] | str, step: int, batches_per_step: int) -> None:
         self.order, self.known = order, True
         self.drawn, self.batches_per_step = step * batches_per_step, batches_per_step

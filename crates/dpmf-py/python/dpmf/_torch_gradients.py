@@ -185,4 +185,4 @@ def clipped_sum(rows: Sequence[torch.Tensor], clip: float, dimension: int) -> tu
 
 
 def _flat(row: torch.Tensor) -> torch.Tensor:
-    return row.detach().double().reshape(len(row), -1)
+    return row.detach().double().reshape(len(row), row.shape[1:].numel())

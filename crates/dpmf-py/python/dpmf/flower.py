@@ -88,6 +88,11 @@ class PrivateFedAvg(Strategy):
         _sums.check_clip(statement.clip)
         if not 1 <= cohort <= _sums.MOST:
             raise ValueError(f"cohort is {cohort}, but it must be at least 1 and at most {_sums.MOST}")
+        if mechanism.sampling != "none":
+            raise UnsupportedError(
+                f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, but clients are put into cohorts here, "
+                'and sampling them as a plan does is not there yet: plan with sampling="none"'
+            )
         mechanism.check_sampling("single-epoch")
         self.mechanism, self.directory, self.cohort = mechanism, Path(directory), cohort
         self.optimizer = _Optimizer(mechanism, learning_rate)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 from ._checks import check_experiment, statement_of
-from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, new_run
+from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, Sampler, new_run
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, MismatchError, StepReusedError, UnsupportedError
 from ._jax_layout import MARKS, Layout, Uploads
@@ -56,7 +56,8 @@ def add_correlated_noise(
     mechanism: Mechanism,
     key: NoiseKey,
     *,
-    denominator: float = 1.0,
+    denominator: float | None = None,
+    sampler: Sampler | None = None,
     experiment: str | None = None,
     journal: str | os.PathLike[str] | None = None,
     lost_input: str = "refuse",
@@ -69,6 +70,10 @@ def add_correlated_noise(
     float32; their leaves, flattened in the order of jax.tree.leaves, are the coordinates of the noise. They come from
     clipped_sum or the like, which is for the caller to see to, as is that the data takes part in one step; gradients that
     are not finite are refused.
+
+    denominator is the planned size of a cohort; without it, sampler.expected_batch, or 1 where there is no sampler. A mechanism
+    that counts on sampling needs the sampler that draws its batches, plan.sampler(key): that update number i is given the sum of
+    sampler.members(i) is for the caller to see to; sums of nobody are zero.
 
     Every state is good for one update: an update from an old state fails and releases nothing. A failure inside jit
     surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. optax.MultiSteps updates at every part, so
@@ -95,6 +100,16 @@ def add_correlated_noise(
     arithmetic, noise travels to the device only. A shard of whole leading rows is one stream; others are one stream for every
     run of consecutive coordinates.
     """
+    if sampler is not None:
+        mechanism.check_sampling(sampler.sampling)
+        mechanism.check_steps(sampler.steps)
+    elif mechanism.sampling != "none":
+        raise MismatchError(
+            f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, and nothing here shows that the examples "
+            'are drawn so: give sampler=plan.sampler(key) and train on its members, or plan with sampling="none"'
+        )
+    if denominator is None:
+        denominator = 1.0 if sampler is None else sampler.expected_batch
     if not denominator > 0:
         raise ValueError(f"denominator is {denominator}, but it must be above zero: it is the planned cohort")
     if lost_input not in ("refuse", "burn"):

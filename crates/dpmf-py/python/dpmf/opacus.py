@@ -10,7 +10,8 @@
       )
 
 The engine plans the mechanism from the optimizer that it is given. The data loader that it returns goes once through the
-data, in cohorts that are fixed before training; there is no Poisson sampling, and nothing is gained from sampling.
+data, in cohorts that are fixed before training; there is no Poisson sampling, and nothing is gained from sampling. A dpmf.Plan
+gains from it: give make_private its mechanism, and a loader with dpmf.torch.SampledBatches(plan.sampler(key)).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.utils.data import DataLoader
 
 from . import torch as _torch
 from ._checks import check_unit, statement_of
-from ._core import Mechanism, NoiseKey, account
+from ._core import Mechanism, NoiseKey
 from ._errors import BindingError, MismatchError
 from ._plan import plan
 from ._torch_gradients import clipped_sum
@@ -59,8 +60,18 @@ class MechanismAccountant(IAccountant):
         if self.of is None:
             raise ValueError("the engine has no mechanism yet: call make_private first")
         statement = statement_of(self.of)
-        all_accountants = account(statement.noise_multiplier, delta, adjacency=statement.adjacency)
-        return float(all_accountants[f"epsilon_{statement.accountant}"])
+        if delta == statement.delta:
+            return statement.epsilon
+        # The curve of the mechanism, with whatever sampling it counts on.
+        there = self.of.with_noise(
+            statement.noise_multiplier,
+            delta,
+            statement.clip,
+            unit=statement.unit,
+            adjacency=statement.adjacency,
+            accountant=statement.accountant,
+        )
+        return statement_of(there).epsilon
 
     def __len__(self) -> int:
         return self.steps
@@ -94,7 +105,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     sample moves the sum by at most the mechanism's clip, as real numbers, also under autocast; every .grad is replaced.
     Everything else about key, experiment, journal, arithmetic, check, frozen parameters and state_dict is as in
     dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator. cohorts are those of the data loader: a step for
-    which they have handed out no cohort is refused.
+    which they have handed out no cohort is refused. A mechanism that counts on sampling needs SampledBatches of it.
     """
 
     def __init__(
@@ -102,17 +113,21 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         optimizer: torch.optim.Optimizer,
         mechanism: Mechanism,
         *,
-        expected_batch_size: int | None,
+        expected_batch_size: float | None,
         loss_reduction: str = "mean",
         key: NoiseKey | None = None,
         experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         check: bool = True,
-        cohorts: _torch.Cohorts | None = None,
+        cohorts: _torch.Cohorts | _torch.SampledBatches | None = None,
     ) -> None:
         check_unit(mechanism, "record")
         statement = statement_of(mechanism)
+        if isinstance(cohorts, _torch.SampledBatches):
+            mechanism.check_sampling(cohorts.drawing.sampling)
+        elif mechanism.sampling != "none":
+            mechanism.check_sampling("epochs")
         if isinstance(optimizer, DPOptimizer):
             optimizer = optimizer.original_optimizer
         super().__init__(
@@ -181,6 +196,11 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             raise MismatchError(
                 f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing "
                 "shows that its examples take part once: train on that loader"
+            )
+        if isinstance(self._cohorts, _torch.SampledBatches) and self._cohorts.drawn != noise.next_step + 1:
+            raise MismatchError(
+                f"the batch was drawn for step {self._cohorts.drawn - 1}, but this is step {noise.next_step}, and the guarantee "
+                "is for every batch in its own: take one step for each batch, as it comes"
             )
         noise.release()
         if self.loss_reduction == "mean":
@@ -378,17 +398,24 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
         ModuleValidator.validate(module, strict=True)
         loader = self._single_pass(data_loader)
+        batches: Any = loader.batch_sampler
+        sampled = isinstance(batches, _torch.SampledBatches)
+        if sampled and loader.num_workers > 0:
+            raise MismatchError(
+                f"num_workers is {loader.num_workers}, and workers draw batches ahead, so that nothing shows which one a step has: "
+                "give num_workers=0"
+            )
         private = CorrelatedOptimizer(
             optimizer,
             mechanism,
-            expected_batch_size=loader.batch_sampler.batch_size,  # type: ignore[union-attr]
+            expected_batch_size=batches.drawing.expected_batch if sampled else batches.batch_size,
             loss_reduction=loss_reduction,
             key=self._key,
             experiment=self._experiment,
             journal=self._journal,
             arithmetic=self._arithmetic,
             check=check,
-            cohorts=loader.batch_sampler,
+            cohorts=batches,
         )
         # After all checks: Opacus leaves hooks in the module.
         if not isinstance(module, AbstractGradSampleModule):
@@ -403,7 +430,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return module, private, loader
 
     def _single_pass(self, data_loader: DataLoader[Any]) -> DataLoader[Any]:
-        if isinstance(data_loader.batch_sampler, _torch.Cohorts):
+        if isinstance(data_loader.batch_sampler, (_torch.Cohorts, _torch.SampledBatches)):
             return data_loader
         if data_loader.batch_size is None:
             raise MismatchError(

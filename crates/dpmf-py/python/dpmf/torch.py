@@ -11,7 +11,16 @@
         optimizer.step()
 
 The guarantee is for every record, and for data that takes part in one step: one pass over disjoint batches, which batches()
-checks. dpmf.opacus does the same with the per-sample gradients of Opacus.
+checks. Several epochs, and batches that are sampled, come from a plan:
+
+    plan = dpmf.plan(examples=len(dataset), batch=256, epochs=10, momentum=0.9, epsilon=3, delta=1e-5)
+    batches = dpmf.torch.SampledBatches(plan.sampler(key))
+    loader = DataLoader(dataset, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(dataset))
+    optimizer = dpmf.torch.PrivateOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), plan.mechanism, key=key
+    )
+
+dpmf.opacus does the same with the per-sample gradients of Opacus.
 """
 
 from __future__ import annotations
@@ -133,7 +142,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     join the optimizer later are refused.
 
     denominator is the planned size of a cohort, by which the noisy sum is divided; it is fixed before training and stays
-    when a cohort is smaller. 1 leaves the sum.
+    when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches, whose expected size it then is.
+
+    Where the guarantee counts on sampling, only batches() of a loader with SampledBatches of the mechanism's own sampling are
+    released, each in the step that it was drawn for.
 
     key is the secret behind the noise, by default a new one that ends with the process. A run that is to be resumed needs
     a key file and a journal:
@@ -168,7 +180,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         mechanism: Mechanism,
         *,
-        denominator: float,
+        denominator: float | None = None,
         key: NoiseKey | None = None,
         experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
@@ -177,7 +189,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         check: bool = True,
     ) -> None:
         # No super().__init__(): what an optimizer holds is held by the one inside.
-        if not denominator > 0:
+        if denominator is not None and not denominator > 0:
             raise ValueError(f"denominator is {denominator}, but it must be positive: the planned size of a cohort")
         self.optimizer = optimizer
         self.mechanism = mechanism
@@ -222,7 +234,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return self._noise.coordinates
 
     def batches(self, loader: DataLoader[Any], *, batches_per_step: int = 1) -> Iterator[Any]:
-        """The batches of a DataLoader, once, after checking that each example takes part in one step.
+        """The batches of a DataLoader, once, after checking that each example takes part in one step, or as the mechanism's
+        sampling draws it.
 
         batches_per_step batches make a cohort: each goes to accumulate(), and step() comes after the last of them. A step
         without a batch of its own is refused.
@@ -237,6 +250,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if batches_per_step < 1:
             raise ValueError(f"batches_per_step is {batches_per_step}, but it must be at least 1")
         self._passes.begin(self.mechanism, loader, self.next_step, batches_per_step)
+        if self.denominator is None and isinstance(loader.batch_sampler, SampledBatches):
+            self.denominator = loader.batch_sampler.drawing.expected_batch
         return self._passes.hand_out(loader)
 
     def accumulate(
@@ -273,6 +288,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError("no parameter of the module is both in the optimizer and requires a gradient")
         batch = Batch(inputs, targets)
         gradients = PerExample(module, loss, trained, grouped=grouped)
+        self._passes.check_drawn(self.mechanism)
         if not self._passes.known:
             self._passes.known = True  # said once
             warnings.warn(
@@ -353,8 +369,14 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 "mean and not clipped, and no noise makes them private; they are not used. A sum of contributions that "
                 f"are clipped to norm {self.clip} goes in by add_sum(…), and add_sum({{}}, 0) releases noise alone"
             )
+        if self.denominator is None:
+            raise ValueError(
+                "denominator is None, but nothing says how large batches are on average: give the planned size of a cohort, or "
+                "take batches from optimizer.batches(loader) with SampledBatches"
+            )
         if self._checks is not None:
             self._checks.step(noise.next_step, self.param_groups)
+        self._passes.check_drawn(self.mechanism)
         if noise.count > 0:
             self._passes.check_step(noise.next_step)
         noise.release()
@@ -397,7 +419,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         ours = state.pop("dpmf", None)
         if ours is None:
             raise BindingError("the state has no entry dpmf: it is not that of a PrivateOptimizer")
-        if ours["denominator"] != self.denominator:
+        if self.denominator is not None and ours["denominator"] != self.denominator:
             raise MismatchError(
                 f"the state has denominator {ours['denominator']}, but this optimizer has {self.denominator}: it is "
                 "fixed for a run"
@@ -405,6 +427,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self._noise.load_state_dict(ours)
         self.optimizer.load_state_dict(state)
         self._passes.order = ours["data"]
+        self.denominator = ours["denominator"]
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
 
