@@ -298,7 +298,8 @@ fn secants(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>
 
     // Proved: the noise at which too much was seen, and at which enough was, with ln of ε over its target.
     let excess = |sigma: f64| Ok::<_, Error>(libm::log(curve(sigma)?.epsilon(delta)?.max(1e-300) / epsilon));
-    let (mut too_little, mut enough): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+    let mut too_little: Option<(f64, f64)> = None;
+    let mut enough: Option<(f64, f64)> = None;
     let mut sigma = at.max(pld::LEAST_NOISE);
     for _ in 0..60 {
         let over = excess(sigma)?;

@@ -220,7 +220,7 @@ impl Round {
             + UNIT * (4.0 + 2.0 * size * size)
             + 4.0 * (low.y_error + high.y_error + from.y_error + to.y_error) / (to.y - from.y)
             + size * self.sigma * (from.y_error + to.y_error);
-        if !(error < 1.0) {
+        if error.is_nan() || error >= 1.0 {
             // Ends that rounding cannot tell apart.
             return self.masses_in_closed_form((low, high), from, to);
         }

@@ -88,8 +88,14 @@ fn one_round_in_closed_form() {
 
 #[test]
 fn golden_values() {
-    // dp-accounting 0.6.0, PLDAccountant with value_discretization_interval 1e-5: pessimistic.
-    for (sigma, rate, rounds, delta, epsilon) in [(1.0, 0.01, 1000, 1e-5, 1.8282)] {
+    // dp-accounting 0.6.0, from_gaussian_mechanism with value_discretization_interval 1e-4, pessimistic.
+    let rows = [
+        (1.0, 0.01, 1000, 1e-5, 1.828_244),
+        (0.8, 1.0 / 60.0, 600, 1e-5, 4.211_342),
+        (0.5, 1e-3, 10_000, 1e-6, 6.346_137),
+        (0.3, 0.1, 1, 1e-3, 10.255_488),
+    ];
+    for (sigma, rate, rounds, delta, epsilon) in rows {
         let found = curve(sigma, rate, rounds).epsilon_bracket(delta, 1e-3).unwrap();
         assert!((found.upper - epsilon).abs() < 1e-3 && found.width() <= 1e-3, "{found:?}");
     }
