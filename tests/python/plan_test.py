@@ -158,6 +158,8 @@ def test_bad_requests_are_named():
     ]:
         with pytest.raises(ValueError, match=message):
             dpmf.plan(**{**good, **bad})
+    with pytest.raises(dpmf.UnsupportedError, match="replacing a record with another one under sampling"):
+        dpmf.plan(**good, adjacency="replace-one")
     for extra in (dict(batch=10), dict(sampling="none"), dict(cache=False)):
         with pytest.raises(ValueError, match="is given without examples"):
             dpmf.plan(steps=32, epsilon=2, delta=1e-5, **extra)
