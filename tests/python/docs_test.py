@@ -130,6 +130,7 @@ def execute(page, directory):
         (directory / ".bin" / "dpmf").symlink_to(pathlib.Path(os.environ["DPMF"]).resolve())
         programs.insert(0, str(directory / ".bin"))
     os.environ["PATH"] = os.pathsep.join([*programs, os.environ["PATH"]])
+    os.environ["XDG_CACHE_HOME"] = str(directory / ".cache")
     for block in blocks(page.read_text()):
         printed, fault = "", None
         if block.reason is None and block.title is not None:

@@ -1,5 +1,6 @@
 """dpmf.plan over data, batch and epochs: the mechanism and the sampler of least error."""
 
+import json
 import os
 import signal
 import subprocess
@@ -125,6 +126,20 @@ def test_a_mechanism_with_sampling():
         dpmf.make_mechanism(dpmf.Workload.prefix_sum(40), "tree").with_sampling("balls-in-bins:10")
 
 
+def test_audits_do_not_refute_what_is_calibrated(plan, tmp_path):
+    # The same games refute noise of seven tenths, and twice the rate, in the tests of the library.
+    made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(32), "banded-toeplitz:bands=3")
+    for mechanism in (plan.mechanism, made.with_sampling("cyclic-poisson:3:0.2").calibrate(2, 1e-5)):
+        report = dpmf.audit(mechanism, trials=100_000)
+        assert report["refuted"] is False and report["steps"] == 32
+        # And it looks closely: at some point two thirds of the promised δ are seen.
+        assert max(row["delta_lower"] / row["delta"] for row in report["rows"]) > 0.66
+        mechanism.save(tmp_path / "m.safetensors")
+        command = [os.environ["DPMF"], "audit", tmp_path / "m.safetensors", "--trials", "1e5", "--json"]
+        told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        assert told["refuted"] is False and told["rows"] == report["rows"]
+
+
 def test_bad_requests_are_named():
     good = dict(**REQUEST, epsilon=2.0, cache=False)
     for bad, message in [
@@ -143,6 +158,8 @@ def test_bad_requests_are_named():
     ]:
         with pytest.raises(ValueError, match=message):
             dpmf.plan(**{**good, **bad})
+    with pytest.raises(dpmf.UnsupportedError, match="replacing a record with another one under sampling"):
+        dpmf.plan(**good, adjacency="replace-one")
     for extra in (dict(batch=10), dict(sampling="none"), dict(cache=False)):
         with pytest.raises(ValueError, match="is given without examples"):
             dpmf.plan(steps=32, epsilon=2, delta=1e-5, **extra)

@@ -393,7 +393,7 @@ impl Mechanism {
                 format!("the sampler is {drawn}")
             }
             ("single-epoch" | "epochs", 1) if counted == Sampling::None => return Ok(()),
-            ("single-epoch" | "epochs", 1) => "data that is gone through in order is not sampled".into(),
+            ("single-epoch" | "epochs", 1) => "a pass over fixed batches is not sampled".into(),
             ("single-epoch" | "epochs", 0) => {
                 return Err(crate::error::value_error("epochs is 0, but it must be at least 1"));
             }

@@ -162,7 +162,14 @@ pub(crate) fn summary(plan: &planner::Plan) -> Vec<(&'static str, String)> {
         .map_or(String::new(), |bound| format!("; without sampling none is below {bound:.6}"));
     vec![
         ("budget", format!("ε = {epsilon}, δ = {delta:e}")),
-        ("data", format!("{examples} examples in batches of {batch}, {epochs} epochs")),
+        (
+            "data",
+            format!(
+                "{} in batches of {batch}, {}",
+                count(*examples, "example"),
+                count(*epochs as u64, "epoch")
+            ),
+        ),
         ("workload", format!("{}, {} steps", describe(&request.workload), request.workload.steps())),
         ("mechanism", chosen.row().selector),
         ("sampling", chosen.mechanism().sampling().to_string()),
@@ -176,6 +183,10 @@ pub(crate) fn summary(plan: &planner::Plan) -> Vec<(&'static str, String)> {
             ),
         ),
     ]
+}
+
+fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Steps of all epochs.

@@ -6,8 +6,8 @@
 (8, 1e-6)-differential privacy for every record, over 512 steps.
 ...
 
-`plan` finds the best mechanism for an optimizer, with a certificate that no mechanism is much better. `NoiseStream`
-makes its noise; `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.jax and dpmf.flower put it into
+`plan` finds the best mechanism for an optimizer, with a certificate that no mechanism is much better; told how much data there is,
+it weighs samplers too, and has a `Sampler` to draw the batches. `NoiseStream` makes the noise; `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.jax and dpmf.flower put it into
 training loops.
 """
 

@@ -226,9 +226,10 @@ impl PrivacyCurve {
 pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>) -> Result<f64> {
     check_epsilon(epsilon)?;
     check_delta(delta)?;
-    match curve(1.0) {
-        Ok(PrivacyCurve::Poisson(_)) => return secants(epsilon, delta, curve),
-        Ok(PrivacyCurve::Allocation { allocation, .. }) => return allocation.noise_multiplier(epsilon, delta),
+    // What has no curve at all has none at any noise.
+    match curve(1.0)? {
+        PrivacyCurve::Poisson(_) => return secants(epsilon, delta, curve),
+        PrivacyCurve::Allocation { allocation, .. } => return allocation.noise_multiplier(epsilon, delta),
         _ => {}
     }
     // Asking for δ at ε is one evaluation; asking for ε at δ is a search of its own.
