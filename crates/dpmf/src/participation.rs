@@ -284,7 +284,8 @@ impl Sampling {
             Sampling::BallsInBins { bins } => {
                 let times = steps.div_ceil(bins.max(1));
                 if bins == 0 || bins > steps || steps.div_ceil(times) != bins {
-                    let rule = "it must be the steps of an epoch: all steps over the number of epochs, rounded up";
+                    let rule =
+                        "it must be the steps of an epoch: all steps over the number of epochs, rounded up";
                     return Err(Error::argument("bins", bins, rule));
                 }
                 Ok(Some(match times {

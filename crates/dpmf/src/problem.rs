@@ -68,7 +68,17 @@ impl Problem {
     ) -> Result<Self> {
         participation.pattern(workload.steps())?;
         let (optimum, prefix_sum, decoder) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Self { workload, participation, goal: None, near: None, solver, options, optimum, prefix_sum, decoder })
+        Ok(Self {
+            workload,
+            participation,
+            goal: None,
+            near: None,
+            solver,
+            options,
+            optimum,
+            prefix_sum,
+            decoder,
+        })
     }
 
     /// A problem for units that are sampled, under the participation that the sampling means, where the best mechanism is

@@ -25,9 +25,11 @@ use std::time::Instant;
 /// Sampling counts only if the coins of the sampler stay secret and do not depend on the data; without such a sampler, give
 /// --sampling none. Fits are kept in the user's cache folder, so that asking again is quick.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 \
+#[command(
+    after_help = "Examples:\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 \
     --out plan.safetensors\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 --momentum 0.9 \
-    --schedule cosine:0 --buffers 2\n  dpmf plan --page")]
+    --schedule cosine:0 --buffers 2\n  dpmf plan --page"
+)]
 pub struct Args {
     #[command(flatten)]
     run: RunArgs,

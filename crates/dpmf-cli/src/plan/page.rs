@@ -205,7 +205,11 @@ fn lines(fields: &Fields, plan: &Plan) -> serde_json::Value {
         ),
         false => String::new(),
     };
-    let batches = if sampled { "SampledBatches(sampler)" } else { "a loader that passes over the data in the same order" };
+    let batches = if sampled {
+        "SampledBatches(sampler)"
+    } else {
+        "a loader that passes over the data in the same order"
+    };
     json!({
         "cli": format!(
             "dpmf plan {flags} --out plan.safetensors\ndpmf verify plan.safetensors\ndpmf key new run.key\n\

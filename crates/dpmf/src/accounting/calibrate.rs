@@ -420,7 +420,10 @@ mod tests {
             assert!(message(good.calibrate_noise(bad, 1e-6)).starts_with("epsilon is"));
             assert!(message(good.account_epsilon(bad, 1e-6)).starts_with("noise multiplier is"));
             assert!(message(good.account_delta(1.0, bad)).starts_with("epsilon is"));
-            assert!(message(Terms { clip: bad, ..good.clone() }.calibrate_noise(1.0, 1e-6)).starts_with("clip is"));
+            assert!(
+                message(Terms { clip: bad, ..good.clone() }.calibrate_noise(1.0, 1e-6))
+                    .starts_with("clip is")
+            );
             assert!(
                 message(Terms { sensitivity: bad, ..good.clone() }.calibrate_noise(1.0, 1e-6))
                     .starts_with("sensitivity")

@@ -2,7 +2,9 @@
 
 use super::interval::Interval;
 use super::pld::{self, Bracket, Phase, PoissonCurve};
-use super::{Accountant, Adjacency, Allocation, check_delta, check_epsilon, check_positive, gaussian, search, shown};
+use super::{
+    Accountant, Adjacency, Allocation, check_delta, check_epsilon, check_positive, gaussian, search, shown,
+};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -131,9 +133,7 @@ impl PrivacyCurve {
         match self {
             Self::Gaussian { mu, accountant } => accountant.epsilon(*mu, delta),
             Self::Poisson(curve) => curve.epsilon(delta),
-            Self::Allocation { allocation, noise_multiplier } => {
-                allocation.epsilon(*noise_multiplier, delta)
-            }
+            Self::Allocation { allocation, noise_multiplier } => allocation.epsilon(*noise_multiplier, delta),
         }
     }
 

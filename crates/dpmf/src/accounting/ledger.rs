@@ -341,7 +341,15 @@ mod tests {
 
     fn release(id: &str, noise_multiplier: f64) -> Release {
         let (time, what) = ("2026-01-01T00:00:00Z".into(), "a model".into());
-        Release { id: id.into(), time, what, noise_multiplier, sampling: Sampling::None, rounds: 0, guarantee: None }
+        Release {
+            id: id.into(),
+            time,
+            what,
+            noise_multiplier,
+            sampling: Sampling::None,
+            rounds: 0,
+            guarantee: None,
+        }
     }
 
     fn ledger(epsilon: f64) -> Ledger {

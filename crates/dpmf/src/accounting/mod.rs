@@ -52,9 +52,9 @@ pub(crate) mod search;
 pub use allocation::Allocation;
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::{PrivacyCurve, poisson_noise_multiplier};
-pub use sampled::Sampled;
 pub use ledger::{Ledger, LedgerFile, Release};
 pub use pld::{Bracket, Phase, PoissonCurve};
+pub use sampled::Sampled;
 pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 

@@ -51,12 +51,7 @@ pub(super) fn exponentials(
 /// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
 ///
 /// Errors: those of [`exponentials`].
-pub(super) fn recalled(
-    problem: &Problem,
-    bins: usize,
-    goal: Goal,
-    observe: Observer<'_>,
-) -> Result<Recall> {
+pub(super) fn recalled(problem: &Problem, bins: usize, goal: Goal, observe: Observer<'_>) -> Result<Recall> {
     let fit = Fit::new(problem, 1, true, bins)?;
     let found = fit.minimise(goal, observe)?;
     let Shape { decays, direct, scale, .. } = fit.shape(&found)?;
@@ -340,7 +335,9 @@ impl Folded {
             for (w, v) in weights.iter().zip(now.chunks_exact(width)) {
                 row.iter_mut().zip(v).for_each(|(f, v)| *f += w * v);
             }
-            for ((decay, v), new) in decays.iter().zip(now.chunks_exact(width)).zip(next.chunks_exact_mut(width)) {
+            for ((decay, v), new) in
+                decays.iter().zip(now.chunks_exact(width)).zip(next.chunks_exact_mut(width))
+            {
                 new.iter_mut().zip(v).for_each(|(new, v)| *new = decay * v);
             }
             for j in 0..=b / 2 {
@@ -542,7 +539,9 @@ mod tests {
         let (c, b) = (plain.encoder(), problem.workload().to_dense() * plain.coloring());
         let folded = Mat::from_fn(12, 4, |i, p| (p..12).step_by(4).map(|j| c[(i, j)]).sum::<f64>());
         let h = Mat::from_fn(4, 4, |p, q| {
-            (0..4).map(|j| spectrum[j] * (std::f64::consts::FRAC_PI_2 * (j * p.abs_diff(q)) as f64).cos()).sum::<f64>()
+            (0..4)
+                .map(|j| spectrum[j] * (std::f64::consts::FRAC_PI_2 * (j * p.abs_diff(q)) as f64).cos())
+                .sum::<f64>()
         });
         let total: f64 = (0..12)
             .map(|t| {

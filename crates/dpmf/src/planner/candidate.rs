@@ -78,7 +78,8 @@ impl Candidate {
     }
 
     fn new(mechanism: Mechanism, noise_multiplier: f64, request: &Request, bound: Option<f64>) -> Self {
-        let rmse = noise_multiplier * mechanism.loss().sqrt_total() / (request.workload.steps() as f64).sqrt();
+        let rmse =
+            noise_multiplier * mechanism.loss().sqrt_total() / (request.workload.steps() as f64).sqrt();
         let buffers = mechanism.form().cost().buffers;
         let excluded = match buffers {
             _ if !request.trusted && mechanism.sampling() != Sampling::None => {
@@ -136,7 +137,11 @@ impl Candidate {
             (Some(0), Some(recalls)) => format!("noise of {recalls} earlier steps drawn again"),
             (Some(buffers), Some(0) | None) => format!("noise kept in {}", count(buffers, "buffer")),
             (Some(buffers), Some(recalls)) => {
-                format!("noise kept in {} and {} drawn again", count(buffers, "buffer"), count(recalls, "earlier step"))
+                format!(
+                    "noise kept in {} and {} drawn again",
+                    count(buffers, "buffer"),
+                    count(recalls, "earlier step")
+                )
             }
             (None, _) => "dense rows of noise".to_owned(),
         };
@@ -146,7 +151,9 @@ impl Candidate {
                 format!("every example drawn for every step with probability {rate:.3e}")
             }
             Sampling::CyclicPoisson { bands, rate } => {
-                format!("{bands} parts of the data that take turns, examples drawn with probability {rate:.3e}")
+                format!(
+                    "{bands} parts of the data that take turns, examples drawn with probability {rate:.3e}"
+                )
             }
             Sampling::BallsInBins { bins } => {
                 format!("every example dealt once into one of {bins} batches, each on its own")

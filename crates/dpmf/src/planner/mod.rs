@@ -79,18 +79,8 @@ impl Request {
         delta: f64,
     ) -> Result<Self> {
         let (clip, buffers, trusted, conditions) = (1.0, BUFFERS, true, Conditions::default());
-        let request = Self {
-            workload,
-            examples,
-            batch,
-            epochs,
-            epsilon,
-            delta,
-            clip,
-            buffers,
-            trusted,
-            conditions,
-        };
+        let request =
+            Self { workload, examples, batch, epochs, epsilon, delta, clip, buffers, trusted, conditions };
         request.check()?;
         Ok(request)
     }
@@ -339,7 +329,8 @@ impl Weighing<'_, '_> {
         said(self.listen, &format!("{bands} parts that take turns"))?;
         // Columns of one unit do not meet, so that each counts for itself.
         let problem = || Problem::new(request.workload.clone(), Participation::Single);
-        let form = self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
+        let form =
+            self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
         let participation = sampling.participation(request.workload.steps())?.unwrap_or_default();
         let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
         let candidate = Candidate::exact(mechanism.with_family(selector), request, None)?;
@@ -368,11 +359,15 @@ impl Weighing<'_, '_> {
             said(self.listen, &format!("{bins} bins with {name}"))?;
             let problem = || Problem::sampled(request.workload.clone(), goal);
             let shelf = &mut self.planner.shelf;
-            let form = match shelf.fit(&request.workload, selector, Some(goal), problem, &mut observer(self.listen)) {
-                // Too large for this fit, or a budget that bins do not reach.
-                Err(Error::Unsupported { .. } | Error::InvalidArgument { .. } | Error::Numerical { .. }) => continue,
-                form => form?,
-            };
+            let form =
+                match shelf.fit(&request.workload, selector, Some(goal), problem, &mut observer(self.listen))
+                {
+                    // Too large for this fit, or a budget that bins do not reach.
+                    Err(
+                        Error::Unsupported { .. } | Error::InvalidArgument { .. } | Error::Numerical { .. },
+                    ) => continue,
+                    form => form?,
+                };
             let participation = request.participation();
             let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
             match Candidate::estimated(mechanism.with_family(selector), request) {
@@ -402,10 +397,15 @@ impl Weighing<'_, '_> {
         let best = best.fold(f64::INFINITY, f64::min);
         let buffers = request.buffers;
         let streams: Vec<String> = match participation {
-            Participation::Single => vec![format!("state-space:buffers={}", buffers.min(4)), "banded-inverse:bands=2".into()],
+            Participation::Single => {
+                vec![format!("state-space:buffers={}", buffers.min(4)), "banded-inverse:bands=2".into()]
+            }
             _ => {
                 let recalls = (request.epochs - 1).min(3);
-                vec![format!("recall:buffers={}:recalls={recalls}", buffers.min(2)), "banded-inverse:bands=2".into()]
+                vec![
+                    format!("recall:buffers={}:recalls={recalls}", buffers.min(2)),
+                    "banded-inverse:bands=2".into(),
+                ]
             }
         };
         if least < best {
@@ -414,12 +414,17 @@ impl Weighing<'_, '_> {
                 said(self.listen, &format!("no sampling with {name}"))?;
                 let problem = || Problem::new(request.workload.clone(), participation);
                 let shelf = &mut self.planner.shelf;
-                let form = match shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen)) {
-                    Err(Error::Unsupported { .. }) => continue,
-                    form => form?,
-                };
+                let form =
+                    match shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen)) {
+                        Err(Error::Unsupported { .. }) => continue,
+                        form => form?,
+                    };
                 let mechanism = Mechanism::new(request.workload.clone(), &form, participation)?;
-                self.candidates.push(Candidate::exact(mechanism.with_family(selector), request, Some(bound))?);
+                self.candidates.push(Candidate::exact(
+                    mechanism.with_family(selector),
+                    request,
+                    Some(bound),
+                )?);
             }
         }
         Ok(Some(least))

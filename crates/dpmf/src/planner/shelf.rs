@@ -116,12 +116,7 @@ impl Shelf {
 }
 
 /// A file name for a problem: the workload, the participation, what is fitted, and the budget it is for.
-fn name(
-    workload: &Workload,
-    participation: Participation,
-    what: &str,
-    goal: Option<Goal>,
-) -> Result<String> {
+fn name(workload: &Workload, participation: Participation, what: &str, goal: Option<Goal>) -> Result<String> {
     let plain = Form::StateSpace(StateSpace::independent(workload.steps())?);
     let sampling = goal.map_or(Sampling::None, |goal| goal.sampling);
     let identity = Identity::new(workload, &plain, participation, sampling, None);

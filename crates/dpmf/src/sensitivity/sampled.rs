@@ -64,7 +64,9 @@ pub(crate) fn hidden(sampling: Sampling, form: &dyn Representation, sensitivity:
         Sampling::CyclicPoisson { bands, rate } => {
             Sampled::CyclicPoisson { bands, rate, rounds: form.steps().div_ceil(bands) as u64 }
         }
-        Sampling::BallsInBins { bins } => Sampled::BallsInBins(Arc::new(allocation(form, bins, sensitivity)?)),
+        Sampling::BallsInBins { bins } => {
+            Sampled::BallsInBins(Arc::new(allocation(form, bins, sensitivity)?))
+        }
     })
 }
 

@@ -210,8 +210,7 @@ impl Allocation {
         };
         let log_sigma = solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), mean)?
             .ok_or_else(|| Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))?;
-        let spectrum =
-            Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?.spectrum(samples);
+        let spectrum = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?.spectrum(samples);
         Ok(Boundary { log_sigma, spectrum })
     }
 

@@ -82,7 +82,8 @@ impl Sampler {
     /// `E_Q[(1 − e^{ε+L})_+]`, likewise.
     pub fn leaving(&self, samples: usize, share: usize) -> Estimate {
         let b = self.bins as f64;
-        let toward: Vec<f64> = self.gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect();
+        let toward: Vec<f64> =
+            self.gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect();
         let spread = toward.iter().sum::<f64>() / b;
         let distance = self.epsilon - self.half.iter().sum::<f64>() / b;
         let tilt = (distance / spread).max(0.0);

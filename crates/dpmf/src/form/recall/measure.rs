@@ -130,7 +130,11 @@ impl Representation for Recall {
 
     /// Cost: that of the column norms here, and O(n(r + 1)(J + 1)) for each column.
     fn encoder_bands(&self) -> usize {
-        if self.order() == 0 && self.parts().recalled.iter().all(|x| *x == 0.0) { 1 } else { Representation::steps(self) }
+        if self.order() == 0 && self.parts().recalled.iter().all(|x| *x == 0.0) {
+            1
+        } else {
+            Representation::steps(self)
+        }
     }
 
     /// The inverse of a matrix with no positive number off its diagonal.
