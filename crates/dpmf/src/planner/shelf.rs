@@ -82,7 +82,12 @@ impl Shelf {
             mechanism.participation() == problem.participation()
                 && mechanism.workload().steps() == problem.steps()
         });
-        let bound = match kept.and_then(|mechanism| mechanism.recompute_bound().ok().flatten()) {
+        // What is stated holds if what is proved anew is not less.
+        let proved = kept.and_then(|mechanism| {
+            let stated = mechanism.bound()?.lower_bound;
+            (mechanism.recompute_bound().ok().flatten()? >= stated).then_some(stated)
+        });
+        let bound = match proved {
             Some(bound) => bound,
             None => {
                 let independent = Form::StateSpace(StateSpace::independent(problem.steps())?);
