@@ -290,7 +290,8 @@ def test_everything_is_reached_by_the_tab_key_and_has_a_name(page):
         page.type(["tab"])
         reached.add(page.run("return document.activeElement.id || document.activeElement.textContent"))
     wanted = page.run("return [...document.querySelectorAll('form input, form select')].map(f => f.id)")
-    assert reached >= {*wanted, "save", "all", "tab-cli"}, set(wanted) - reached
+    more = [] if page.run("return document.querySelector('#all').hidden") else ["all"]
+    assert reached >= {*wanted, *more, "save", "tab-cli"}, set(wanted) - reached
     tree = page.devtools("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "slider", "textbox", "checkbox", "switch", "combobox", "tab")
     controls = [node for node in tree if not node["ignored"] and node["role"]["value"] in roles]

@@ -8,8 +8,8 @@ use dpmf::planner::{Plan, Planner, Request, Shelf};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Points of ε at which curves are drawn: powers of two.
 const EPSILONS: std::ops::RangeInclusive<i32> = -2..=4;
@@ -31,19 +31,13 @@ pub fn serve(port: u16, open: bool, shelf: Shelf) -> anyhow::Result<Report> {
             .stderr(std::process::Stdio::null())
             .spawn();
     }
-    let desk = Desk {
-        plans: Mutex::new(Memory { planner: Planner::new(shelf).quick(), last: None }),
-        curves: Mutex::new(Planner::default().quick()),
-    };
+    let desk = Desk(Mutex::new(Memory { planner: Planner::new(shelf).quick(), last: None }));
     server.serve(&desk, include_str!("page.html"));
     Ok(Report::new(json!({}), String::new()))
 }
 
-/// Plans and curves are made side by side.
-struct Desk {
-    plans: Mutex<Memory>,
-    curves: Mutex<Planner>,
-}
+/// One planner for plans and curves, so that both know what was fitted.
+struct Desk(Mutex<Memory>);
 
 struct Memory {
     planner: Planner,
@@ -96,6 +90,10 @@ fn told(progress: &dyn Fn(String)) -> impl FnMut(&str) -> ControlFlow<()> + '_ {
 }
 
 impl Desk {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn planned<T>(
         &self,
         query: &[(String, String)],
@@ -104,7 +102,7 @@ impl Desk {
     ) -> Result<T, String> {
         let (clock, fields) = (Instant::now(), read(query)?);
         let request = fields.request(fields.epsilon)?;
-        let mut memory = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = self.memory();
         let Memory { planner, last } = &mut *memory;
         if last.as_ref().is_none_or(|(known, _)| known != query) {
             let plan = planner.plan(&request, &mut told(progress)).map_err(|error| error.to_string())?;
@@ -138,13 +136,15 @@ impl server::Planner for Desk {
 
     fn curve(&self, query: &[(String, String)], progress: &dyn Fn(String)) -> Result<String, String> {
         let fields = read(query)?;
-        let mut planner = self.curves.lock().unwrap_or_else(PoisonError::into_inner);
         let epsilons: Vec<f64> = EPSILONS.map(|power| 2_f64.powi(power)).collect();
         let (mut planned, mut names, mut dp_sgd, mut bound) = (vec![], vec![], vec![], vec![]);
         for &epsilon in &epsilons {
             let request = fields.request(epsilon)?;
             let said = |line: String| progress(format!("curve at ε = {epsilon}: {line}"));
-            let plan = planner.survey(&request, &mut told(&said)).map_err(|error| error.to_string())?;
+            let plan = self.memory().planner.survey(&request, &mut told(&said));
+            let plan = plan.map_err(|error| error.to_string())?;
+            // Whoever waits for a plan comes first.
+            std::thread::sleep(Duration::from_millis(20));
             planned.push(plan.chosen().rmse());
             names.push(plan.chosen().row().selector);
             dp_sgd.push(plan.dp_sgd().rmse());

@@ -20,8 +20,10 @@ use crate::problem::{Goal, Problem};
 use crate::sensitivity;
 use std::time::Instant;
 
-/// Random samples behind one look at the posterior.
-const SAMPLES: usize = 1 << 13;
+/// Random samples behind one look at the posterior, fewer where each takes longer.
+fn samples(bins: usize) -> usize {
+    ((1_usize << 28) / (bins * bins)).clamp(1 << 11, 1 << 13)
+}
 
 /// Looks at the posterior at most, steps of the minimisation between two of them, and points whose curvature it remembers.
 const LOOKS: usize = 9;
@@ -44,8 +46,14 @@ pub(super) fn exponentials(
     goal: Goal,
     observe: Observer<'_>,
 ) -> Result<Blt> {
-    let fit = Fit::new(problem, order, false, bins)?;
-    fit.blt(&fit.minimise(goal, observe)?)
+    // More exponentials have more local minima: from fewer, with one more that is light and fast.
+    let mut best = Fit::new(problem, order.min(1), false, bins)?.minimise(goal, None, observe)?;
+    for count in 2..=order {
+        let fit = Fit::new(problem, count, false, bins)?;
+        let start = fit.near().unwrap_or_else(|| fit.with_one_more(&best.x));
+        best = fit.minimise(goal, Some(start), observe)?;
+    }
+    Fit::new(problem, order, false, bins)?.blt(&best)
 }
 
 /// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
@@ -53,7 +61,7 @@ pub(super) fn exponentials(
 /// Errors: those of [`exponentials`].
 pub(super) fn recalled(problem: &Problem, bins: usize, goal: Goal, observe: Observer<'_>) -> Result<Recall> {
     let fit = Fit::new(problem, 1, true, bins)?;
-    let found = fit.minimise(goal, observe)?;
+    let found = fit.minimise(goal, None, observe)?;
     let Shape { decays, direct, scale, .. } = fit.shape(&found)?;
     let n = direct.len();
     let own: Vec<f64> = (0..n).map(|t| direct[t] * scale[t]).collect();
@@ -156,6 +164,14 @@ impl<'a> Fit<'a> {
         }
     }
 
+    /// The exponentials of a fit with one less, and a light one.
+    fn with_one_more(&self, x: &[f64]) -> Vec<f64> {
+        let (fewer, light, fast) = (self.order - 1, 0.05_f64.ln(), 0.0);
+        let (weights, rest) = x.split_at(fewer);
+        let (decays, scales) = rest.split_at(fewer);
+        [weights, &[light], decays, &[fast], scales].concat()
+    }
+
     /// Rates spread from a fraction of an epoch to a step, columns of the same norm.
     fn start(&self) -> Vec<f64> {
         let (n, r) = (self.steps(), self.order);
@@ -182,14 +198,16 @@ impl<'a> Fit<'a> {
         x
     }
 
-    fn minimise(&self, goal: Goal, observe: Observer<'_>) -> Result<Found> {
+    /// The best from a start, which is nearly there, or from the usual one.
+    fn minimise(&self, goal: Goal, start: Option<Vec<f64>>, observe: Observer<'_>) -> Result<Found> {
         let clock = Instant::now();
         let mut iterations = 0;
         // The first posterior is that of a unit that is found out: all weight on its own bin.
-        let near = self.near();
+        let near = start.or_else(|| self.near());
         let known = near.is_some();
         // What was best for another budget is nearly there.
-        let (samples, steps) = if known { (SAMPLES / 2, STEPS / 2) } else { (SAMPLES, STEPS) };
+        let all = samples(self.bins);
+        let (samples, steps) = if known { (all / 2, STEPS / 2) } else { (all, STEPS) };
         let start = near.unwrap_or_else(|| self.start());
         let mut found = Found { x: start, spectrum: vec![1.0; self.bins] };
         let mut best: Option<(f64, Found)> = None;
@@ -278,7 +296,11 @@ impl<'a> Fit<'a> {
             }
         };
         gradient.extend(by_beta.iter().zip(&beta).map(|(by, beta)| by * beta));
-        (total.ln(), gradient)
+        match gradient.iter().all(|slope| slope.is_finite()) {
+            true => (total.ln(), gradient),
+            // A step too far.
+            false => (f64::INFINITY, vec![0.0; x.len()]),
+        }
     }
 
     /// The point as coefficients, with the best scales of rows and a sensitivity of about one.
