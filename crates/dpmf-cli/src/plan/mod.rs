@@ -140,8 +140,8 @@ impl RunArgs {
     }
 
     /// A few words for titles.
-    fn describe(&self, steps: usize) -> String {
-        let mut words = vec![format!("{steps} steps")];
+    fn describe(&self) -> String {
+        let mut words = Vec::new();
         if self.momentum > 0.0 {
             let nesterov = if self.optimizer.nesterov { "Nesterov momentum" } else { "momentum" };
             words.push(format!("{nesterov} {}", self.momentum));
@@ -152,7 +152,7 @@ impl RunArgs {
         if self.schedule != "constant" {
             words.push(format!("schedule {}", self.schedule));
         }
-        words.join(", ")
+        if words.is_empty() { "plain SGD".into() } else { words.join(", ") }
     }
 }
 
@@ -203,7 +203,7 @@ fn document(run: &RunArgs, plan: &Plan, seconds: f64) -> Value {
         "steps": request.workload.steps(),
         "epsilon": request.epsilon,
         "delta": request.delta,
-        "workload": run.describe(request.workload.steps()),
+        "workload": run.describe(),
         "chosen": plan.chosen().row(),
         "dp_sgd": plan.dp_sgd().row(),
         "rows": rows,
@@ -241,8 +241,9 @@ fn text(args: &Args, plan: &Plan, seconds: f64) -> String {
         false => format!("{less:.1} % less noise in the model than DP-SGD"),
     };
     let mut text = format!(
-        "{}, ε = {}, δ = {:e}: {}\n  use  {} with sampling {}, {against}\n  that is  {}\n",
-        args.run.describe(request.workload.steps()),
+        "{} steps, {}, ε = {}, δ = {:e}: {}\n  use  {} with sampling {}, {against}\n  that is  {}\n",
+        request.workload.steps(),
+        args.run.describe(),
         request.epsilon,
         request.delta,
         duration(seconds),

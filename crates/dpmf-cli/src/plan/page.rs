@@ -196,36 +196,47 @@ fn lines(fields: &Fields, plan: &Plan) -> serde_json::Value {
         flags += &format!(" --sampling {sampling}");
     }
     let sampled = plan.chosen().mechanism().sampling() != dpmf::Sampling::None;
-    let head = "import dpmf\n\nmechanism = dpmf.load(\"plan.safetensors\")\nkey = dpmf.NoiseKey.generate()\n";
+    let steps = request.workload.steps();
     let sampler = match sampled {
         true => format!(
-            "sampler = dpmf.Sampler(mechanism.sampling, key, units={}, steps={})\n",
-            request.examples,
-            request.workload.steps()
+            "sampler = dpmf.Sampler(mechanism.sampling, key, units={}, steps={steps})\n",
+            request.examples
         ),
         false => String::new(),
     };
-    let batches = if sampled {
-        "SampledBatches(sampler)"
-    } else {
-        "a loader that passes over the data in the same order"
+    let with = |module: &str| {
+        format!(
+            "import dpmf{module}\n\nmechanism = dpmf.Mechanism.load(\"plan.safetensors\")\n\
+             key = dpmf.NoiseKey.generate()\n{sampler}"
+        )
     };
+    let batches = match sampled {
+        true => {
+            "batches = dpmf.torch.SampledBatches(sampler)\n\
+             loader = DataLoader(data, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(data))\n"
+        }
+        false => "# a loader that deals every example into the same batch of every epoch\n",
+    };
+    let members = if sampled { "sampler.members(step)" } else { "the batch of the step" };
+    let stream = format!(
+        "stream = dpmf.NoiseStream(mechanism, key, dimension=dimension)\n\
+         # for every one of {steps} steps: clip and add up the gradients of {members}, then\n\
+         stream.add_to(total)\n"
+    );
     json!({
         "cli": format!(
             "dpmf plan {flags} --out plan.safetensors\ndpmf verify plan.safetensors\ndpmf key new run.key\n\
              dpmf noise plan.safetensors --dimension 1e6 --key-file run.key --rows 0..1 -o noise.npy"
         ),
         "opacus": format!(
-            "{head}{sampler}# PyTorch: batches by {batches}; add noise to the sum of clipped gradients\n\
-             noise = dpmf.NoiseStream(mechanism, key, dimension=sum(p.numel() for p in model.parameters()))\n"
+            "{}{batches}sgd = torch.optim.SGD(model.parameters(), lr=0.1{})\n\
+             optimizer = dpmf.torch.PrivateOptimizer(sgd, mechanism, key=key)\n\
+             for inputs, targets in optimizer.batches(loader):\n    \
+             optimizer.accumulate(model, cross_entropy, inputs, targets)\n    optimizer.step()\n",
+            with(".torch"),
+            if *momentum > 0.0 { format!(", momentum={momentum}") } else { String::new() },
         ),
-        "jax": format!(
-            "{head}{sampler}# JAX: for every step take the members of its batch, clip, add up, add the noise\n\
-             noise = dpmf.NoiseStream(mechanism, key, dimension=dimension)\n"
-        ),
-        "flower": format!(
-            "{head}{sampler}# Flower: the server asks the members of a step, adds up their clipped updates, adds the noise\n\
-             noise = dpmf.NoiseStream(mechanism, key, dimension=dimension)\n"
-        ),
+        "jax": format!("{}{stream}", with("")),
+        "flower": format!("{}{stream}", with("")),
     })
 }
