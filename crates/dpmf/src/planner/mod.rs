@@ -349,7 +349,9 @@ impl Weighing<'_, '_> {
         }
         let sampling = Sampling::BallsInBins { bins };
         let goal = Goal { sampling, epsilon: request.epsilon, delta: request.delta };
-        let names: &[&str] = match (self.planner.quick, request.buffers) {
+        // Long runs over many bins take tens of seconds a fit: one has to do.
+        let few = self.planner.quick || bins * request.workload.steps() > 1 << 20;
+        let names: &[&str] = match (few, request.buffers) {
             (true, 0) => &["banded-inverse:bands=2"],
             (true, 1) => &["blt:buffers=1"],
             (true, _) => &["blt:buffers=2"],
