@@ -3,7 +3,7 @@
 use crate::accounting::{Allocation, Sampled};
 use crate::error::{Error, Result};
 use crate::form::Representation;
-use crate::participation::{Participation, Sampling};
+use crate::participation::{Participation, Pattern, Sampling};
 use faer::MatRef;
 use std::sync::Arc;
 
@@ -22,10 +22,13 @@ pub(crate) fn under(
     form: &dyn Representation,
 ) -> Result<f64> {
     let n = form.steps();
-    let meant = sampling.participation(n)?;
-    if let Some(meant) = meant
-        && meant.pattern(n)? != participation.pattern(n)?
-        && meant.pattern(n)?.times > 1
+    // One participation is the same by any name.
+    let shape = |participation: Participation| {
+        let Pattern { kind, times, separation } = participation.pattern(n)?;
+        Ok::<_, Error>((times, separation, (times > 1).then_some(kind)))
+    };
+    if let Some(meant) = sampling.participation(n)?
+        && shape(meant)? != shape(participation)?
     {
         return Err(Error::Unsupported {
             what: format!("sampling {sampling} of units that take part {participation}"),
@@ -106,4 +109,37 @@ pub(crate) fn allocation(form: &dyn Representation, bins: usize, sensitivity: f6
         (products[(p, q)].max(0.0) + room) * over
     };
     Allocation::new(bins, (0..bins * bins).map(entry).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::form::{Banded, StateSpace};
+
+    #[test]
+    fn a_sampling_covers_the_participation_that_it_means_and_no_other() {
+        let form = StateSpace::independent(12).unwrap();
+        let fits = |participation: &str, sampling: &str| {
+            under(participation.parse().unwrap(), sampling.parse().unwrap(), &form).is_ok()
+        };
+        assert!(fits("epochs:3", "balls-in-bins:4") && fits("single", "balls-in-bins:12"));
+        assert!(fits("min-separation:4", "cyclic-poisson:4:0.5") && fits("single", "cyclic-poisson:12:0.5"));
+        // Bins as many as steps come once; whoever comes three times is not hidden by them.
+        assert!(!fits("epochs:3", "balls-in-bins:12") && !fits("epochs:3", "cyclic-poisson:12:0.5"));
+        assert!(!fits("single", "balls-in-bins:4") && !fits("epochs:2", "balls-in-bins:4"));
+        assert!(
+            !fits("epochs:3", "cyclic-poisson:4:0.5") && !fits("min-separation:3", "cyclic-poisson:4:0.5")
+        );
+    }
+
+    #[test]
+    fn encoders_that_a_sampling_does_not_fit_are_refused() {
+        let refused = |form: &Banded, participation: &str, sampling: &str| {
+            under(participation.parse().unwrap(), sampling.parse().unwrap(), form).unwrap_err().to_string()
+        };
+        let negative = Banded::toeplitz(&[1.0, -0.5], vec![1.0; 12]).unwrap();
+        assert!(refused(&negative, "epochs:3", "balls-in-bins:4").contains("non-negative"));
+        let wide = Banded::toeplitz(&[1.0, 0.5, 0.25], vec![1.0; 12]).unwrap();
+        assert!(refused(&wide, "min-separation:2", "cyclic-poisson:2:0.5").contains("more than 2 diagonals"));
+    }
 }
