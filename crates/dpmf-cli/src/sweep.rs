@@ -1,5 +1,6 @@
 //! `dpmf sweep`.
 
+use crate::plan::shelf;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{budgeted, interrupted};
@@ -7,10 +8,12 @@ use crate::workload::count;
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
-use dpmf::factorize::quiet;
+use dpmf::planner::{self, Planner, Request, silent};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
-use dpmf_train::{Choice, Estimate, KeySource, Local, Outcome, Pace, Plan, Privacy, Purpose, Recipe, Steps};
+use dpmf_train::{
+    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
+};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -30,12 +33,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// parallel; results are appended to DIR/runs.jsonl as they come, so an interrupted sweep goes on when it is started
 /// again.
 ///
+/// With --epochs every user takes part that often, and a mechanism may be planned or dp-sgd, each with its own sampler.
+///
 /// ε covers single runs, not the tuning.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "Examples:\n  dpmf sweep --mechanism optimal,honaker-online,none --noise-multiplier 1.364,2.728 \
-    --server-lr 0.25,0.5,1 --repeats 3 --out sweep\n  dpmf sweep --config grid.toml --out sweep\n\nA grid.toml:\n  \
+    --server-lr 0.25,0.5,1 --repeats 3 --out sweep\n  dpmf sweep --epochs 5 --clients 500 --mechanism planned,dp-sgd \
+    --epsilon 1,2,4 --server-lr 0.25,0.5,1 --out epochs\n  dpmf sweep --config grid.toml --out sweep\n\nA grid.toml:\n  \
     mechanism = [\"optimal\", \"none\"]\n  noise_multiplier = [1.364]\n  server_lr = [0.25, 0.5]\n  schedule = \
     [\"constant\", \"cooldown:0.25:0.05\"]"
 )]
@@ -84,9 +90,9 @@ pub struct Args {
 #[serde(default, deny_unknown_fields)]
 #[command(next_help_heading = "Grid (lists)")]
 struct Grid {
-    /// Mechanisms, or none
+    /// Mechanisms, or none; with --epochs also planned and dp-sgd
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    mechanism: Vec<Choice>,
+    mechanism: Vec<Asked>,
 
     /// ε of the guarantee
     #[arg(long, value_name = "ε,…", value_delimiter = ',', conflicts_with = "noise_multiplier")]
@@ -125,9 +131,21 @@ struct Grid {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Training")]
 struct FixedArgs {
+    /// Passes over the users: each takes part this often, on average
+    #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"])]
+    epochs: Option<usize>,
+
     /// Rounds of training
     #[arg(long, value_name = "n", value_parser = count)]
     rounds: Option<usize>,
+
+    /// How often a user takes part: single, epochs:K or min-separation:B[:K] [default: single, or the epochs]
+    #[arg(long, value_name = "PATTERN")]
+    participation: Option<Participation>,
+
+    /// Whether plans may count on a sampler: auto or none
+    #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
+    sampling: String,
 
     /// δ of the guarantee
     #[arg(long, value_name = "δ", default_value_t = 1e-6)]
@@ -141,9 +159,18 @@ struct FixedArgs {
     #[arg(long)]
     dense: bool,
 
-    /// Buffers of the optimal streams; by default as many as stay within 1e-4 of the bound
+    /// Model-sized buffers that the noise may take; by default 8 for a plan, and for the optimal streams as many as stay
+    /// within 1e-4 of the bound
     #[arg(long, value_name = "R", value_parser = count)]
     buffers: Option<usize>,
+}
+
+impl FixedArgs {
+    fn means(&self, task: &Task) -> Means {
+        let trusted = self.sampling == "auto";
+        let buffers = self.buffers.unwrap_or(planner::BUFFERS);
+        Means { users: task.users().0, epochs: self.epochs, buffers, trusted }
+    }
 }
 
 impl Grid {
@@ -170,6 +197,8 @@ impl Grid {
 
 /// One row of the result: settings that differ in what is tuned.
 struct Group {
+    asked: Asked,
+    /// Recipes with the mechanism still to be filled in.
     candidates: Vec<Recipe>,
 }
 
@@ -183,7 +212,7 @@ impl Group {
         open.iter()
             .map(|recipe| {
                 let rounds = args.tune_rounds.unwrap_or(recipe.rounds).min(recipe.rounds);
-                Job::new(Recipe { rounds, seed: 0, ..recipe.clone() }, Purpose::Tuning, task)
+                Job::new(self.asked, Recipe { rounds, seed: 0, ..recipe.clone() }, Purpose::Tuning, task)
             })
             .collect()
     }
@@ -223,16 +252,17 @@ impl Group {
 
 /// A run to be done.
 struct Job {
+    asked: Asked,
     recipe: Recipe,
     purpose: Purpose,
     id: String,
 }
 
 impl Job {
-    fn new(recipe: Recipe, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
-        let text = serde_json::to_string(&(&recipe, purpose, task))?;
+    fn new(asked: Asked, recipe: Recipe, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
+        let text = serde_json::to_string(&(asked, &recipe, purpose, task))?;
         let id = Sha256::digest(text).iter().take(12).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { recipe, purpose, id })
+        Ok(Self { asked, recipe, purpose, id })
     }
 }
 
@@ -241,6 +271,8 @@ impl Job {
 struct Line {
     id: String,
     purpose: Purpose,
+    asked: Asked,
+    /// As it was planned, mechanism and sampling included.
     recipe: Recipe,
     /// σ and ε of the plan; nothing without noise.
     noise_multiplier: Option<f64>,
@@ -261,8 +293,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mut groups = groups(args, &grid, &task)?;
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let digest = with_task!(&task, |_model, split| digest(&split.train));
-    let name = format!("{} {digest}", serde_json::to_string(&args.task)?);
-    let sweep = Sweep::open(args, &task, digest)?;
+    let means = args.fixed.means(&task);
+    let name = format!("{} {digest} {}", serde_json::to_string(&args.task)?, serde_json::to_string(&means)?);
+    let sweep = Sweep::open(args, &task, digest, means)?;
 
     let mut tuning = 0;
     for _ in 0..=WIDENINGS {
@@ -286,7 +319,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     for group in &groups {
         let best = &group.candidates[group.best(args, &name, &sweep)?];
         for repeat in 1..=args.repeats as u64 {
-            jobs.push(Job::new(Recipe { seed: repeat, ..best.clone() }, Purpose::Report, &name)?);
+            let recipe = Recipe { seed: repeat, ..best.clone() };
+            jobs.push(Job::new(group.asked, recipe, Purpose::Report, &name)?);
         }
         chosen.push(best);
     }
@@ -297,7 +331,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         .zip(jobs.chunks(args.repeats))
         .map(|((group, best), jobs)| {
             let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
-            Row::new(best, group.candidates.len(), &lines)
+            Row::new(group.asked, best, group.candidates.len(), &lines)
         })
         .collect();
     report(args, &sweep, &rows, tuning)
@@ -319,11 +353,12 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
             grid.noise_multiplier.iter().map(multiplier).collect()
         }
     };
+    let names: &[&str] = match args.fixed.epochs {
+        Some(_) => &["planned", "dp-sgd", "none"],
+        None => &["optimal", "honaker-online", "independent", "none"],
+    };
     let mechanisms = match grid.mechanism.is_empty() {
-        true => ["optimal", "honaker-online", "independent", "none"]
-            .map(str::parse)
-            .into_iter()
-            .collect::<Result<_, _>>()?,
+        true => names.iter().map(|name| name.parse()).collect::<Result<Vec<Asked>, _>>()?,
         false => grid.mechanism.clone(),
     };
     let schedules =
@@ -337,12 +372,22 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
     let mut groups = Vec::new();
     for &clients in &cohorts {
         let users = task.users().0;
-        let rounds = args.fixed.rounds.unwrap_or((users / clients.max(1)).min(defaults.rounds));
+        let rounds = match (args.fixed.rounds, args.fixed.epochs) {
+            (Some(rounds), _) => rounds,
+            (None, Some(epochs)) => Request::steps(users as u64, clients as u64, epochs)?,
+            (None, None) => (users / clients.max(1)).min(defaults.rounds),
+        };
+        let participation = match (args.fixed.participation, args.fixed.epochs) {
+            (Some(participation), _) => participation,
+            (None, None | Some(1)) => Participation::Single,
+            (None, Some(times)) => Participation::Epochs { times },
+        };
         for schedule in &schedules {
-            for &mechanism in &mechanisms {
-                let mechanism = budgeted(mechanism, args.fixed.dense, args.fixed.buffers)?;
+            for &asked in &mechanisms {
+                let asked = budgeted(asked, args.fixed.dense, args.fixed.buffers)?;
                 // Without noise there is nothing to vary in it.
-                let noises = if mechanism == Choice::None { &noises[..1] } else { &noises[..] };
+                let none = asked == Asked::Named(Choice::None);
+                let noises = if none { &noises[..1] } else { &noises[..] };
                 for &privacy in noises {
                     let mut candidates = Vec::new();
                     for &momentum in &or(&grid.momentum, 0.9) {
@@ -352,8 +397,9 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                                     &or(&grid.server_lr, defaults.server_learning_rate)
                                 {
                                     candidates.push(Recipe {
-                                        mechanism,
-                                        participation: Participation::default(),
+                                        mechanism: Choice::None,
+                                        wish: None,
+                                        participation,
                                         sampling: Sampling::default(),
                                         rounds,
                                         clients,
@@ -374,7 +420,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                     for recipe in &candidates {
                         recipe.workload()?;
                     }
-                    groups.push(Group { candidates });
+                    groups.push(Group { asked, candidates });
                 }
             }
         }
@@ -392,13 +438,16 @@ struct Sweep<'a> {
     digest: String,
     jobs: usize,
     key: KeySource,
+    means: Means,
+    /// Plans are made one at a time, and kept.
+    desk: Mutex<Desk>,
     lines: Mutex<(File, HashMap<String, Line>)>,
 }
 
 const RUNS: &str = "runs.jsonl";
 
 impl<'a> Sweep<'a> {
-    fn open(args: &Args, task: &'a Task, digest: String) -> anyhow::Result<Self> {
+    fn open(args: &Args, task: &'a Task, digest: String, means: Means) -> anyhow::Result<Self> {
         let path = args.out.join(RUNS);
         let mut known = HashMap::new();
         let mut whole = 0;
@@ -417,7 +466,9 @@ impl<'a> Sweep<'a> {
         file.set_len(whole).with_context(writable)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = args.jobs.unwrap_or(cores).max(1);
-        Ok(Self { task, digest, jobs, key: KeySource::Seed(args.seed), lines: Mutex::new((file, known)) })
+        let desk = Mutex::new(Desk::new(Planner::new(shelf(false))));
+        let (key, lines) = (KeySource::Seed(args.seed), Mutex::new((file, known)));
+        Ok(Self { task, digest, jobs, key, means, desk, lines })
     }
 
     fn line(&self, id: &str) -> Option<Line> {
@@ -441,7 +492,7 @@ impl<'a> Sweep<'a> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = pool.install(|| self.one(job))?;
-                bar.set_message(format!("{} {:.4}", job.recipe.mechanism, line.outcome.validation.accuracy));
+                bar.set_message(format!("{} {:.4}", job.asked, line.outcome.validation.accuracy));
                 bar.inc(1);
                 self.record(line)?;
             }
@@ -461,7 +512,11 @@ impl<'a> Sweep<'a> {
     fn one(&self, job: &Job) -> anyhow::Result<Line> {
         with_task!(self.task, |model, split| {
             let pace = Pace::default();
-            let plan = Plan::make(job.recipe.clone(), &mut quiet)?;
+            let plan = {
+                let mut desk =
+                    self.desk.lock().map_err(|_| anyhow::anyhow!("a run failed while it was planned"))?;
+                desk.plan(job.asked, job.recipe.clone(), self.means, &mut silent)?
+            };
             let mut run = Run::in_memory(model, split, &self.digest, &plan, pace, &self.key)?;
             while run.advance()? {
                 if interrupted() {
@@ -472,7 +527,8 @@ impl<'a> Sweep<'a> {
             Ok(Line {
                 id: job.id.clone(),
                 purpose: job.purpose,
-                recipe: job.recipe.clone(),
+                asked: job.asked,
+                recipe: plan.recipe().clone(),
                 noise_multiplier: statement.map(|statement| statement.calibration().noise_multiplier()),
                 epsilon: statement.map(|statement| statement.calibration().epsilon()),
                 outcome: run.finish(job.purpose)?,
@@ -480,16 +536,30 @@ impl<'a> Sweep<'a> {
         })
     }
 
-    /// ε of all private runs of the sweep together, tuning included, and how many they are; they saw the same users.
-    fn together(&self, delta: f64) -> anyhow::Result<Option<(usize, f64)>> {
+    /// All private runs of the sweep together, tuning included: they saw the same users. Those without sampling compose as
+    /// Gaussians; ε and δ of the others are added, which is more than they cost.
+    fn together(&self, delta: f64) -> anyhow::Result<Option<Together>> {
         let lines =
             self.lines.lock().map_err(|_| anyhow::anyhow!("a run failed while writing its result"))?;
-        let noise: Vec<f64> = lines.1.values().filter_map(|line| line.noise_multiplier).collect();
-        if noise.is_empty() {
+        let (mut noise, mut sampled) = (Vec::new(), Vec::new());
+        for line in lines.1.values() {
+            match (line.noise_multiplier, line.epsilon) {
+                (Some(sigma), _) if line.recipe.sampling == Sampling::None => noise.push(sigma),
+                (Some(_), Some(epsilon)) => sampled.push(epsilon),
+                _ => {}
+            }
+        }
+        let models = noise.len() + sampled.len();
+        if models == 0 {
             return Ok(None);
         }
-        let mu = calibrate::mu(compose(&noise)?, Adjacency::default())?;
-        Ok(Some((noise.len(), Accountant::Exact.epsilon(mu, delta)?)))
+        let (mut epsilon, mut total) = (sampled.iter().sum::<f64>(), delta * sampled.len() as f64);
+        if !noise.is_empty() {
+            let mu = calibrate::mu(compose(&noise)?, Adjacency::default())?;
+            epsilon += Accountant::Exact.epsilon(mu, delta)?;
+            total += delta;
+        }
+        Ok(Some(Together { models, epsilon, delta: total }))
     }
 
     fn record(&self, line: Line) -> anyhow::Result<()> {
@@ -502,8 +572,18 @@ impl<'a> Sweep<'a> {
     }
 }
 
+/// What all private runs say about a user together.
+#[derive(Serialize)]
+struct Together {
+    models: usize,
+    epsilon: f64,
+    delta: f64,
+}
+
 /// A row of the result.
 struct Row {
+    asked: Asked,
+    /// As planned, where a run has ended.
     best: Recipe,
     tuned_over: usize,
     epsilon: Option<f64>,
@@ -517,7 +597,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
+    fn new(asked: Asked, best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
         let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
             Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
         };
@@ -535,7 +615,8 @@ impl Row {
                 .collect()
         });
         Self {
-            best: best.clone(),
+            asked,
+            best: lines.first().map_or(best, |line| &line.recipe).clone(),
             tuned_over,
             epsilon: lines.iter().find_map(|line| line.epsilon),
             noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
@@ -545,6 +626,14 @@ impl Row {
             diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
             runs: lines.len(),
             curve,
+        }
+    }
+
+    /// The mechanism without its choices, or what was asked for.
+    fn name(&self) -> String {
+        match self.asked {
+            Asked::Named(choice) => choice.name().to_owned(),
+            wish => wish.to_string(),
         }
     }
 
@@ -564,7 +653,9 @@ impl Row {
 
     fn json(&self) -> Value {
         json!({
-            "mechanism": self.best.mechanism.name(),
+            "mechanism": self.name(),
+            "sampling": self.best.sampling.to_string(),
+            "participation": self.best.participation,
             "selector": self.best.mechanism,
             "schedule": self.schedule(),
             "clients": self.best.clients,
@@ -593,7 +684,11 @@ impl Row {
             other => optional(other.map(|e| e.mean), 4),
         };
         vec![
-            self.best.mechanism.to_string(),
+            match self.asked {
+                Asked::Named(choice) => choice.to_string(),
+                wish => format!("{wish} ({})", self.best.mechanism),
+            },
+            self.best.sampling.to_string(),
             optional(self.noise_multiplier, 3),
             optional(self.epsilon, 3),
             self.schedule().to_owned(),
@@ -608,8 +703,9 @@ impl Row {
     }
 }
 
-const HEAD: [&str; 11] = [
+const HEAD: [&str; 12] = [
     "mechanism",
+    "sampling",
     "σ",
     "ε",
     "schedule",
@@ -629,11 +725,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         "data": sweep.task.name(),
         "users": sweep.task.users().0,
         "tuning_runs": tuning,
-        "together": together.map(|(models, epsilon)| json!({
-            "models": models,
-            "epsilon": epsilon,
-            "delta": args.fixed.delta,
-        })),
+        "together": &together,
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
         "runs": args.out.join(RUNS),
         "summary": csv,
@@ -642,8 +734,8 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     fs::write(&results, serde_json::to_vec_pretty(&json)?)
         .with_context(|| format!("cannot write {}", results.display()))?;
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
-    let told = together.map_or(String::new(), |(models, epsilon)| {
-        let (epsilon, delta) = (epsilon_for_people(epsilon), args.fixed.delta);
+    let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
+        let epsilon = epsilon_for_people(epsilon);
         format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
     });
     let text = format!(
@@ -657,14 +749,15 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
 
 fn write_summary(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     let mut text = String::from(
-        "mechanism,noise_multiplier,epsilon,schedule,clients,rounds,momentum,clip,server_lr,client_lr,runs,diverged,\
+        "mechanism,sampling,noise_multiplier,epsilon,schedule,clients,rounds,momentum,clip,server_lr,client_lr,runs,diverged,\
          test_accuracy_mean,test_accuracy_low,test_accuracy_high,test_loss_mean,validation_accuracy_mean\n",
     );
     let cell = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
     for row in rows {
         let interval = row.accuracy.and_then(|e| e.interval());
         let fields = [
-            row.best.mechanism.name().to_owned(),
+            row.name(),
+            row.best.sampling.to_string(),
             cell(row.noise_multiplier),
             cell(row.epsilon),
             row.schedule().to_owned(),

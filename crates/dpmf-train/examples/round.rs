@@ -8,7 +8,7 @@ use dpmf::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::data::names;
 use dpmf_train::model::Lstm;
-use dpmf_train::{Choice, Local, Model, Noise, Plan, Privacy, Recipe, Steps, Training};
+use dpmf_train::{Choice, Local, Model, Noise, Plan, Privacy, Recipe, Steps, Training, Users};
 use std::error::Error;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -21,6 +21,7 @@ fn main() -> Result<(), Failure> {
     let model = Lstm { vocabulary, embedding: 16, hidden: 64, projection: Some(32) }.checked()?;
     let recipe = Recipe {
         mechanism: "optimal:buffers=4".parse::<Choice>()?,
+        wish: None,
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: 2048,
@@ -43,8 +44,9 @@ fn main() -> Result<(), Failure> {
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
     pool.install(|| {
-        let noise = Noise::Stream(stream()?);
-        let mut training = Training::new(&model, &data.split.train, &plan, noise)?;
+        let (users, noise) = (data.split.train.users(), Noise::Stream(stream()?));
+        let mut training =
+            Training::new(&model, &data.split.train, &plan, plan.cohorts(users, None)?, noise)?;
         for _ in 0..4 {
             training.advance()?;
         }

@@ -6,7 +6,8 @@ use crate::recipe::{Choice, Privacy, Recipe};
 use dpmf::disk::{self, Access, Place};
 use dpmf::factorize::Observer;
 use dpmf::mechanism::Conditions;
-use dpmf::{Mechanism, Problem, Workload, format};
+use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
+use dpmf::{Mechanism, Problem, Sampler, Sampling, Workload, format};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 
@@ -43,7 +44,15 @@ impl Plan {
         let mechanism = match recipe.mechanism {
             Choice::None => None,
             Choice::Private(selector) => {
-                let mechanism = problem.mechanism(selector, observe)?.with_sampling(recipe.sampling)?;
+                let mechanism = match recipe.sampling {
+                    Sampling::None => problem.mechanism(selector, observe)?,
+                    sampling => {
+                        let form = selector.family().fit(problem, &selector.budget(), observe)?;
+                        let workload = problem.workload().clone();
+                        Mechanism::sampled(workload, &form, recipe.participation, sampling)?
+                            .with_family(selector)
+                    }
+                };
                 let conditions = Conditions { unit: recipe.unit(), ..Default::default() };
                 Some(match recipe.privacy {
                     Privacy::Epsilon { epsilon, delta } => {
@@ -55,6 +64,43 @@ impl Plan {
                 })
             }
         };
+        Self::packed(recipe, mechanism)
+    }
+
+    /// The plan of a recipe with a calibrated mechanism that somebody else made, such as the planner. Mechanism,
+    /// participation, sampling, clip and privacy of the recipe become those of the mechanism; the step sizes are the
+    /// recipe's.
+    ///
+    /// Errors: a mechanism that is not calibrated, has no family, or is for another unit of privacy or another number of
+    /// rounds.
+    pub fn adopt(recipe: Recipe, mechanism: Mechanism) -> Result<Self> {
+        let Some(statement) = mechanism.privacy() else {
+            return Err(Error::plan("the mechanism is not calibrated: give it ε first".into()));
+        };
+        let Some(selector) = mechanism.family() else {
+            return Err(Error::plan("the mechanism does not say of which family it is".into()));
+        };
+        if statement.unit() != recipe.unit() {
+            return Err(Error::plan(format!(
+                "the mechanism is for every {}, but this data is protected for every {}: plan with that unit",
+                statement.unit().name(),
+                recipe.unit().name(),
+            )));
+        }
+        let calibration = statement.calibration();
+        let recipe = Recipe {
+            mechanism: Choice::Private(selector),
+            participation: mechanism.participation(),
+            sampling: mechanism.sampling(),
+            clip: calibration.terms().clip,
+            privacy: Privacy::Epsilon { epsilon: calibration.epsilon(), delta: calibration.delta() },
+            ..recipe
+        };
+        let workload = recipe.workload()?;
+        Self::packed(recipe, Some(mechanism.serving(workload)?))
+    }
+
+    fn packed(recipe: Recipe, mechanism: Option<Mechanism>) -> Result<Self> {
         let value = serde_json::to_value(&recipe).map_err(|error| Error::plan(error.to_string()))?;
         let bytes = format::pack(mechanism.as_ref(), Some(&value))?;
         Self::new(recipe, mechanism, bytes)
@@ -79,7 +125,8 @@ impl Plan {
             )))
         };
         let mechanism = match (recipe.mechanism, mechanism) {
-            (Choice::None, None) => return Ok(()),
+            (Choice::None, None) if recipe.sampling == Sampling::None => return Ok(()),
+            (Choice::None, None) => return differ("the sampling, which has no meaning without noise"),
             (Choice::Private(selector), Some(mechanism)) if mechanism.family() == Some(selector) => mechanism,
             _ => return differ("the mechanism's name"),
         };
@@ -150,13 +197,42 @@ impl Plan {
         &self.workload
     }
 
-    /// Who takes part in which round.
+    /// Who takes part in which round: by the public seed of the recipe or, where the guarantee counts on chance, by the
+    /// secret of the run.
     ///
-    /// Errors: too few users.
-    pub fn sampler(&self, users: usize) -> Result<Assignment> {
-        let Recipe { participation, rounds, clients, seed, .. } = self.recipe;
-        Assignment::new(participation, users, rounds, clients, seed)
+    /// Errors: too few users; no secret where one is needed.
+    pub fn cohorts(&self, users: usize, secret: Option<&Secret>) -> Result<Assignment> {
+        let Recipe { participation, rounds, clients, seed, sampling, .. } = self.recipe;
+        match (sampling, secret) {
+            (Sampling::None, _) => Assignment::new(participation, users, rounds, clients, seed),
+            (sampling, Some(Secret { key, run })) => {
+                let sampler = Sampler::new(key, *run, sampling, users, rounds)?;
+                Assignment::sampled(sampler, sampling, rounds)
+            }
+            (sampling, None) => {
+                Err(Error::plan(format!("{sampling} draws in secret, but there is no key to draw from")))
+            }
+        }
     }
+
+    /// The noise of a run for so many parameters; nothing without a mechanism.
+    ///
+    /// Errors: those of [`Mechanism::stream`].
+    pub fn stream(&self, secret: &Secret, parameters: usize) -> Result<Option<NoiseStream>> {
+        let Secret { key, run } = secret;
+        let stream = |mechanism: &Mechanism| {
+            mechanism.stream(key, *run, 0..parameters as u64, Output::Gradient, self.recipe.arithmetic)
+        };
+        Ok(self.mechanism.as_ref().map(stream).transpose()?)
+    }
+}
+
+/// What a run draws from: its noise, and its cohorts where chance hides them.
+pub struct Secret {
+    /// The key.
+    pub key: NoiseKey,
+    /// The run under it.
+    pub run: RunId,
 }
 
 /// Whether two optimizers are the same but for rounding of their step sizes.

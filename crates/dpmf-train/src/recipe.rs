@@ -3,6 +3,7 @@
 use crate::clients::Local;
 use crate::error::{Error, Result};
 use dpmf::accounting::{Arithmetic, PrivacyUnit};
+use dpmf::problem::Goal;
 use dpmf::{Optimizer, Participation, Problem, Sampling, Schedule, Selector, Workload};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -59,6 +60,26 @@ impl TryFrom<String> for Choice {
     }
 }
 
+/// How a mechanism and a sampler were asked for, where that was not by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wish {
+    /// As the planner finds best.
+    Planned,
+    /// Independent noise and Poisson sampling.
+    DpSgd,
+}
+
+impl Wish {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Wish::Planned => "planned",
+            Wish::DpSgd => "dp-sgd",
+        }
+    }
+}
+
 /// How much noise.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -95,6 +116,9 @@ pub enum Steps {
 pub struct Recipe {
     /// The mechanism.
     pub mechanism: Choice,
+    /// What was asked for, where it was not this mechanism by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wish: Option<Wish>,
     /// How often a user takes part.
     pub participation: Participation,
     /// By what chance users come into rounds.
@@ -145,11 +169,32 @@ impl Recipe {
         Ok(Workload::sgd(rates, self.optimizer)?)
     }
 
-    /// What its mechanisms are made for: shared by all recipes with the same server and participation.
+    /// What its mechanisms are made for: shared by all recipes with the same server, participation and sampling.
     ///
-    /// Errors: those of [`Recipe::workload`]; a participation that is not there yet.
+    /// Errors: those of [`Recipe::workload`]; a participation or sampling that does not fit the rounds; bins without an ε
+    /// to fit noise to.
     pub fn problem(&self) -> Result<Problem> {
-        Ok(Problem::new(self.workload()?, self.participation)?)
+        let workload = self.workload()?;
+        Ok(match (self.sampling, self.privacy) {
+            (Sampling::None, _) => Problem::new(workload, self.participation)?,
+            // Columns of one user do not meet, so that each counts for itself.
+            (Sampling::CyclicPoisson { .. }, _) => Problem::new(workload, Participation::Single)?,
+            (sampling, Privacy::Epsilon { epsilon, delta }) => {
+                Problem::sampled(workload, Goal { sampling, epsilon, delta })?
+            }
+            (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
+                return Err(dpmf::Error::Unsupported {
+                    what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
+                    hint: "for bins a mechanism is fitted to ε: give ε instead",
+                }
+                .into());
+            }
+        })
+    }
+
+    /// What a person calls it: what was asked for, or the mechanism.
+    pub fn label(&self) -> String {
+        self.wish.map_or_else(|| self.mechanism.to_string(), |wish| wish.name().to_owned())
     }
 
     /// Whose data is protected as one piece.
@@ -168,6 +213,7 @@ pub(crate) mod tests {
     pub(crate) fn recipe(mechanism: &str) -> Recipe {
         Recipe {
             mechanism: mechanism.parse().unwrap(),
+            wish: None,
             participation: Participation::default(),
             sampling: Sampling::default(),
             rounds: 64,

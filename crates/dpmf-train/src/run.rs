@@ -6,13 +6,12 @@ use crate::checkpoint::{Checkpoints, write_parameters};
 use crate::clients::evaluate;
 use crate::data::Split;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, Secret};
 use crate::training::{Noise, Training};
 use crate::{Domain, Model, Score, Users};
-use dpmf::Mechanism;
 use dpmf::accounting::KeyOrigin;
 use dpmf::disk::Place;
-use dpmf::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{DurableStream, NoiseKey, RunId};
 use folder::{CURVE, Folder, JOURNAL, KEY, MANIFEST, MODEL, Manifest, OUTCOME, PLAN, read_json, write_json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -224,14 +223,14 @@ where
         pace: Pace,
         key: &KeySource,
     ) -> Result<Self> {
-        let id = key.run_id(&Binding::new(plan, digest, model))?;
-        let noise = match plan.mechanism() {
-            None => Noise::None,
-            Some(mechanism) => {
-                Noise::Stream(stream(plan, mechanism, &key.key(&Place::from("."))?, id, model)?)
-            }
+        let run = key.run_id(&Binding::new(plan, digest, model))?;
+        let secret = match plan.mechanism() {
+            None => None,
+            Some(_) => Some(Secret { key: key.key(&Place::from("."))?, run }),
         };
-        Self::assemble(model, data, plan.clone(), pace, noise, None)
+        let stream = secret.as_ref().map(|secret| plan.stream(secret, model.parameters())).transpose()?;
+        let noise = stream.flatten().map_or(Noise::None, Noise::Stream);
+        Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, None)
     }
 
     /// Begins a run in a new directory: plan, key, journal, first checkpoint.
@@ -254,23 +253,25 @@ where
         let binding = Binding::new(plan, &digest(&data.train), model);
         let id = key.run_id(&binding)?;
         plan.save(folder.file(PLAN))?;
-        let noise = match plan.mechanism() {
-            None => Noise::None,
-            Some(mechanism) => {
-                let secret = key.key(folder.place())?;
-                if !matches!(key, KeySource::File(_)) {
-                    secret.create_file(folder.file(KEY))?;
-                }
-                let stream = stream(plan, mechanism, &secret, id, model)?;
-                Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?)
-            }
+        let secret = match plan.mechanism() {
+            None => None,
+            Some(_) => Some(Secret { key: key.key(folder.place())?, run: id }),
         };
+        let mut noise = Noise::None;
+        if let Some(secret) = &secret
+            && let Some(stream) = plan.stream(secret, model.parameters())?
+        {
+            if !matches!(key, KeySource::File(_)) {
+                secret.key.create_file(folder.file(KEY))?;
+            }
+            noise = Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?);
+        }
         let key_file = match key {
             KeySource::File(path) => Some(folder.place().at(path).resolved()?.path().to_owned()),
             _ => None,
         };
         let manifest_place = folder.file(MANIFEST);
-        let run = Self::assemble(model, data, plan.clone(), pace, noise, Some(folder))?;
+        let run = Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, Some(folder))?;
         run.checkpoint()?;
         // The manifest last: a directory with one can be resumed.
         write_json(&manifest_place, &Manifest::new(binding, id, key_file, pace))?;
@@ -296,23 +297,28 @@ where
         if checkpoints.newest()?.is_none() {
             return Err(Error::lost(folder.place().path(), "the checkpoint"));
         }
-        let noise = match plan.mechanism() {
-            None => Noise::None,
-            Some(mechanism) => {
+        let secret = match plan.mechanism() {
+            None => None,
+            Some(_) => {
                 let key = match &manifest.key_file {
                     Some(path) => folder.place().at(path),
                     None => folder.file(KEY),
                 };
                 let key = NoiseKey::read_file(folder::needed(key, "the key")?)?;
-                let stream = stream(&plan, mechanism, &key, manifest.run.parse()?, model)?;
-                let stream = checkpoints.restore_stream(stream)?;
-                let journal = folder.needed(JOURNAL, "the journal")?;
-                // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
-                Noise::Durable(DurableStream::open(stream, journal, binding.hash())?)
+                Some(Secret { key, run: manifest.run.parse()? })
             }
         };
+        let mut noise = Noise::None;
+        if let Some(secret) = &secret
+            && let Some(stream) = plan.stream(secret, model.parameters())?
+        {
+            let stream = checkpoints.restore_stream(stream)?;
+            let journal = folder.needed(JOURNAL, "the journal")?;
+            // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
+            noise = Noise::Durable(DurableStream::open(stream, journal, binding.hash())?);
+        }
         let record: Record = read_json(&folder.needed(CURVE, "the learning curve")?)?;
-        let mut run = Self::assemble(model, data, plan, manifest.pace, noise, Some(folder))?;
+        let mut run = Self::assemble(model, data, plan, manifest.pace, secret.as_ref(), noise, Some(folder))?;
         checkpoints.restore_server(&mut run.training)?;
         run.curve = record.curve;
         run.curve.retain(|point| point.round <= run.training.done());
@@ -325,6 +331,7 @@ where
         data: &'a Split<D>,
         plan: Plan,
         pace: Pace,
+        secret: Option<&Secret>,
         noise: Noise,
         folder: Option<Folder>,
     ) -> Result<Self> {
@@ -332,7 +339,8 @@ where
             let rule = "there must be users for validation and for the test";
             return Err(Error::argument("data", "no held-out users", rule));
         }
-        let training = Training::new(model, &data.train, &plan, noise)?;
+        let assignment = plan.cohorts(data.train.users(), secret)?;
+        let training = Training::new(model, &data.train, &plan, assignment, noise)?;
         let spent = plan.mechanism().map_or_else(Vec::new, |mechanism| mechanism.spent());
         let mut run = Self {
             model,
@@ -486,17 +494,6 @@ pub fn save_plan(folder: impl Into<Place>, plan: &Plan) -> Result<()> {
 /// Errors: a plan that cannot be read.
 pub fn plan(folder: impl Into<Place>) -> Result<Plan> {
     Plan::load(folder.into().join(PLAN))
-}
-
-fn stream<M: Model>(
-    plan: &Plan,
-    mechanism: &Mechanism,
-    key: &NoiseKey,
-    id: RunId,
-    model: &M,
-) -> Result<NoiseStream> {
-    let arithmetic = plan.recipe().arithmetic;
-    Ok(mechanism.stream(key, id, 0..model.parameters() as u64, Output::Gradient, arithmetic)?)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::run::Outcome;
 use crate::stats::Estimate;
 use dpmf::Representation;
 use dpmf::accounting::{PrivacyCurve, PrivacyStatement};
+use dpmf::participation::Pattern;
 use serde::{Serialize, Serializer};
 
 /// A run that has ended.
@@ -36,6 +37,8 @@ pub struct Summary {
     pub rounds: usize,
     /// Users in a round.
     pub clients: usize,
+    /// How often a user may take part, in the first run.
+    pub participation: Option<Pattern>,
     /// Parameters of the model.
     pub parameters: usize,
     /// ε of each private model alone; the largest where they differ.
@@ -74,8 +77,14 @@ pub struct Together {
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RunRow {
+    /// What was asked for: `planned`, `dp-sgd`, or the mechanism.
+    pub asked: String,
     /// The mechanism.
     pub mechanism: Choice,
+    /// By what chance users came into rounds.
+    pub sampling: String,
+    /// The noise multiplier; nothing without noise.
+    pub noise_multiplier: Option<f64>,
     /// Seed of first parameters and cohorts.
     pub seed: u64,
     /// Share of right predictions on test users.
@@ -101,8 +110,12 @@ pub struct RunRow {
 /// All runs of one mechanism.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MechanismRow {
+    /// What was asked for: `planned`, `dp-sgd`, or the mechanism.
+    pub asked: String,
     /// The mechanism.
     pub mechanism: Choice,
+    /// By what chance users came into rounds.
+    pub sampling: String,
     /// Mean over the runs, with its confidence interval.
     #[serde(flatten, serialize_with = "accuracy")]
     pub test_accuracy: Estimate,
@@ -136,6 +149,7 @@ impl Summary {
             users,
             rounds: recipe.map_or(0, |recipe| recipe.rounds),
             clients: recipe.map_or(0, |recipe| recipe.clients),
+            participation: recipe.map(|recipe| recipe.participation.pattern(recipe.rounds)).transpose()?,
             parameters,
             epsilon: statements.iter().map(|s| s.calibration().epsilon()).reduce(f64::max),
             delta: statement.as_ref().map(|s| s.calibration().delta()),
@@ -185,7 +199,11 @@ impl RunRow {
     fn new(run: &Ended) -> Self {
         let (recipe, outcome, mechanism) = (run.plan.recipe(), &run.outcome, run.plan.mechanism());
         Self {
+            asked: recipe.label(),
             mechanism: recipe.mechanism,
+            sampling: recipe.sampling.to_string(),
+            noise_multiplier: mechanism
+                .and_then(|mechanism| Some(mechanism.privacy()?.calibration().noise_multiplier())),
             seed: recipe.seed,
             test_accuracy: outcome.test.map(|test| test.accuracy),
             test_loss: outcome.test.map(|test| test.loss),
@@ -204,16 +222,18 @@ impl MechanismRow {
     fn all(runs: &[RunRow]) -> Vec<Self> {
         let mut rows: Vec<Self> = Vec::new();
         for run in runs {
-            if rows.iter().any(|row| row.mechanism == run.mechanism) {
+            if rows.iter().any(|row| row.asked == run.asked) {
                 continue;
             }
-            let same: Vec<&RunRow> = runs.iter().filter(|other| other.mechanism == run.mechanism).collect();
+            let same: Vec<&RunRow> = runs.iter().filter(|other| other.asked == run.asked).collect();
             let mean = |pick: fn(&RunRow) -> Option<f64>| {
                 let values: Vec<f64> = same.iter().filter_map(|run| pick(run)).collect();
                 Estimate::of(&values).unwrap_or(Estimate { mean: f64::NAN, half_width: None })
             };
             rows.push(Self {
+                asked: run.asked.clone(),
                 mechanism: run.mechanism,
+                sampling: run.sampling.clone(),
                 test_accuracy: mean(|run| run.test_accuracy),
                 test_loss: mean(|run| run.test_loss).mean,
                 ratio_to_bound: run.ratio_to_bound,

@@ -52,8 +52,8 @@ impl Noise {
 
 /// A run of private training, one round at a time.
 ///
-/// Guarantee: what it releases is a function of `C G + Z` for the clipped sums `G` of disjoint cohorts, with the
-/// encoder `C` and the noise of the stream it was given.
+/// Guarantee: what it releases is a function of `C G + Z` for the clipped sums `G` of the cohorts of its assignment, with
+/// the encoder `C` and the noise of the stream it was given.
 ///
 /// Reference: Algorithm "DP Matrix Factorization SGD" of \[DMRST22\], with the federated averaging of its Section 5.
 pub struct Training<'a, M, D> {
@@ -71,9 +71,10 @@ where
 {
     /// A run at its first round.
     ///
-    /// Errors: more users needed than there are, examples that the model does not admit, a recipe outside its ranges, a
-    /// stream of another number of steps.
-    pub fn new(model: &'a M, data: &'a D, plan: &Plan, noise: Noise) -> Result<Self> {
+    /// `assignment` is what [`Plan::cohorts`] gives for the data.
+    ///
+    /// Errors: examples that the model does not admit, a recipe outside its ranges, a stream of another number of steps.
+    pub fn new(model: &'a M, data: &'a D, plan: &Plan, assignment: Assignment, noise: Noise) -> Result<Self> {
         let recipe = plan.recipe().clone();
         if let Some(actual) = noise.steps().filter(|steps| *steps != recipe.rounds) {
             return Err(
@@ -84,8 +85,7 @@ where
             return Err(Error::argument("dropout", recipe.dropout, "it must be at least 0 and below 1"));
         }
         check_examples(model, data)?;
-        let clip = Clip::new(recipe.clip, recipe.clients)?;
-        let assignment = plan.sampler(data.users())?;
+        let clip = Clip::new(recipe.clip, assignment.most())?;
         let clients = Clients::new(model, data, recipe.local, clip)?;
         let server = Server::new(plan.workload(), model.initial(recipe.seed))?;
         Ok(Self { recipe, clients, assignment, server, noise })
@@ -134,9 +134,17 @@ where
             return Ok(false);
         }
         let present = self.present(round);
+        if present.len() > self.assignment.most() {
+            // Sums of more would not be exact. Whoever is there moves this by a chance of e⁻⁵⁵.
+            let most = self.assignment.most();
+            return Err(Error::plan(format!(
+                "round {round} drew {} users, and sums are exact for {most} only: begin a new run",
+                present.len()
+            )));
+        }
         let mut sum = self.clients.sum(self.server.parameters(), &present);
         self.noise.release(&mut sum)?;
-        self.server.apply(&sum, 1.0 / self.recipe.clients as f32);
+        self.server.apply(&sum, (1.0 / self.assignment.denominator()) as f32);
         Ok(true)
     }
 

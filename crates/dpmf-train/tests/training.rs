@@ -85,6 +85,7 @@ const CLIENTS: usize = 5;
 fn recipe(mechanism: &str, local: Local) -> Recipe {
     Recipe {
         mechanism: mechanism.parse().unwrap(),
+        wish: None,
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: ROUNDS,
@@ -116,6 +117,10 @@ fn stream(output: Output) -> NoiseStream {
     private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output, Arithmetic::Float).unwrap()
 }
 
+fn start<'a>(data: &'a Sample, plan: &Plan, noise: Noise) -> Result<Training<'a, Points, Sample>> {
+    Training::new(&Points, data, plan, plan.cohorts(data.users(), None)?, noise)
+}
+
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
     while training.advance()? {}
     Ok(training.released().to_vec())
@@ -129,8 +134,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
     // Nobody has examples: noise alone is released.
     let empty = Sample { points: vec![Vec::new(); ROUNDS * CLIENTS] };
-    let mut training =
-        Training::new(&Points, &empty, &private(), Noise::Stream(stream(Output::Gradient))).unwrap();
+    let mut training = start(&empty, &private(), Noise::Stream(stream(Output::Gradient))).unwrap();
     let mut iterates = stream(Output::Iterate);
     let mut largest = 0.0_f32;
     while training.advance().unwrap() {
@@ -153,7 +157,7 @@ fn any_number_of_threads_gives_the_same_bits() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
             let noise = Noise::Stream(stream(Output::Gradient));
-            let mut training = Training::new(&Points, &data, &private(), noise).unwrap();
+            let mut training = start(&data, &private(), noise).unwrap();
             bits(&all_rounds(&mut training).unwrap())
         })
     };
@@ -167,8 +171,8 @@ fn any_number_of_threads_gives_the_same_bits() {
 fn training_without_noise_is_clipped_sgd() {
     let data = Sample::new(100, 0.0);
     let plan = plan(recipe("none", Local::Gradient));
-    let mut training = Training::new(&Points, &data, &plan, Noise::None).unwrap();
-    let assignment = plan.sampler(100).unwrap();
+    let mut training = start(&data, &plan, Noise::None).unwrap();
+    let assignment = plan.cohorts(100, None).unwrap();
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
         let mut mean = vec![0.0_f64; DIMENSION];
@@ -204,7 +208,7 @@ fn the_denominator_stays_when_users_drop_out() {
     let mut lengths = Vec::new();
     for seed in 0..40 {
         let plan = plan(Recipe { dropout: 0.4, seed, ..recipe("none", Local::Gradient) });
-        let mut training = Training::new(&Points, &data, &plan, Noise::None).unwrap();
+        let mut training = start(&data, &plan, Noise::None).unwrap();
         training.advance().unwrap();
         let moved =
             training.released().iter().map(|x| f64::from(x - seed as f32).powi(2)).sum::<f64>().sqrt();
@@ -238,7 +242,7 @@ impl Folder {
             false => DurableStream::create(stream, &journal, plan.hash())?,
             true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal, plan.hash())?,
         };
-        let mut training = Training::new(&Points, data, &plan, Noise::Durable(noise))?;
+        let mut training = start(data, &plan, Noise::Durable(noise))?;
         self.checkpoints().restore_server(&mut training)?;
         Ok(training)
     }
@@ -316,12 +320,11 @@ fn what_does_not_fit_together_is_refused() {
     let schedule = Steps::Values(vec![1.0; ROUNDS + 1]);
     let longer = plan(Recipe { rounds: ROUNDS + 1, schedule, ..recipe("none", SGD) });
     let noise = Noise::Stream(stream(Output::Gradient));
-    let error = Training::new(&Points, &data, &longer, noise).err().unwrap();
+    let error = start(&data, &longer, noise).err().unwrap();
     assert_eq!(error.kind(), "wrong-length");
-    let refused =
-        |recipe: Recipe| Training::new(&Points, &data, &plan(recipe), Noise::None).err().unwrap().kind();
+    let refused = |recipe: Recipe| start(&data, &plan(recipe), Noise::None).err().unwrap().kind();
     let base = || recipe("none", SGD);
-    assert_eq!(refused(Recipe { clients: 9, ..base() }), "too-few-users");
+    assert_eq!(refused(Recipe { clients: 10, ..base() }), "too-few-users");
     assert_eq!(refused(Recipe { dropout: 1.0, ..base() }), "invalid-argument");
     assert_eq!(refused(Recipe { clip: 0.0, ..base() }), "invalid-argument");
     for local in [

@@ -111,14 +111,7 @@ impl Mechanism {
             let rule = "it must not be below that of the coefficients as they are deployed";
             return Err(Error::argument("sensitivity", sensitivity, rule));
         }
-        let loss = Loss::new(sensitivity, form.decoder_row_norms_sq(&workload));
-        if let Some(index) = loss.per_step().iter().position(|loss| !loss.is_finite()) {
-            return Err(Error::Numerical {
-                what: "loss of the mechanism",
-                index,
-                reason: "it is not finite",
-            });
-        }
+        let loss = measured(sensitivity, &form, &workload)?;
         let sampled = sensitivity::hidden(sampling, &form, sensitivity)?;
         let (family, bound, privacy) = (None, None, None);
         Ok(Self { workload, form, participation, sampled, loss, family, bound, privacy })
@@ -164,6 +157,21 @@ impl Mechanism {
         let family = self.family;
         let sampled = Self::sampled(self.workload, &self.form, self.participation, sampling)?;
         Ok(Self { family, ..sampled })
+    }
+
+    /// The same noise for another workload of as many steps, such as other step sizes.
+    ///
+    /// Sensitivity and privacy are the encoder's and stay. The loss is measured anew. A lower bound is dropped: it was for
+    /// the workload before.
+    ///
+    /// Errors: another number of steps; a loss that is not finite.
+    pub fn serving(self, workload: Workload) -> Result<Self> {
+        let (actual, expected) = (workload.steps(), self.workload.steps());
+        if actual != expected {
+            return Err(Error::WrongLength { name: "workload", actual, expected });
+        }
+        let loss = measured(self.sensitivity(), &self.form, &workload)?;
+        Ok(Self { workload, loss, bound: None, ..self })
     }
 
     /// Solves for the noise that gives (ε, δ) at a clipping norm, and states what that means.
@@ -386,6 +394,17 @@ impl Mechanism {
             spent.resize(end, value);
         }
         spent
+    }
+}
+
+/// The loss of a deployed form for a workload.
+fn measured(sensitivity: f64, form: &Form, workload: &Workload) -> Result<Loss> {
+    let loss = Loss::new(sensitivity, form.decoder_row_norms_sq(workload));
+    match loss.per_step().iter().position(|loss| !loss.is_finite()) {
+        Some(index) => {
+            Err(Error::Numerical { what: "loss of the mechanism", index, reason: "it is not finite" })
+        }
+        None => Ok(loss),
     }
 }
 

@@ -183,7 +183,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 /// Where fits are kept between calls: the user's cache folder, if there is one.
-fn shelf(without: bool) -> Shelf {
+pub fn shelf(without: bool) -> Shelf {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
     match cache {

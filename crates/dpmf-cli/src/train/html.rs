@@ -16,7 +16,8 @@ figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555
 pre{background:#f6f6f4;padding:1rem;white-space:pre-wrap;border-radius:4px;font-size:.88rem}";
 
 /// Columns of the table of results.
-pub const HEAD: [&str; 6] = ["mechanism", "test accuracy", "test loss", "error/bound", "buffers", "time"];
+pub const HEAD: [&str; 7] =
+    ["mechanism", "sampling", "test accuracy", "test loss", "error/bound", "buffers", "time"];
 
 /// The table of results.
 pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
@@ -26,7 +27,11 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
             None => format!("{:.4}", row.test_accuracy.mean),
         };
         vec![
-            row.mechanism.to_string(),
+            match row.mechanism.to_string() {
+                mechanism if mechanism == row.asked => mechanism,
+                mechanism => format!("{} ({mechanism})", row.asked),
+            },
+            row.sampling.clone(),
             accuracy,
             number(row.test_loss),
             row.ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
@@ -162,8 +167,8 @@ fn first_of_each(ended: &[Ended]) -> Vec<&Ended> {
     first
 }
 
-fn name(run: &Ended) -> Choice {
-    run.plan.recipe().mechanism
+fn name(run: &Ended) -> String {
+    run.plan.recipe().label()
 }
 
 /// Accuracy and loss, the mean over the repetitions.
@@ -176,7 +181,7 @@ fn curves(ended: &[Ended]) -> [Panel; 2] {
                 let values: Vec<f64> = same().filter_map(|o| o.outcome.curve.get(k)).map(pick).collect();
                 (point.round as f64, values.iter().sum::<f64>() / values.len().max(1) as f64)
             });
-            let label = name(run).to_string();
+            let label = name(run);
             Series { label, points: points.collect(), mark: Mark::Line, color: color(index) }
         });
         Panel {
@@ -205,7 +210,7 @@ fn of_plans(
     let series = first.iter().enumerate().filter_map(|(index, run)| {
         let values = of(run)?.into_iter().enumerate();
         let points = values.map(|(i, y)| (i as f64 + 1.0, y)).collect();
-        Some(Series { label: name(run).to_string(), points, mark: Mark::Line, color: color(index) })
+        Some(Series { label: name(run), points, mark: Mark::Line, color: color(index) })
     });
     let series = series.collect();
     Panel {

@@ -5,6 +5,7 @@ pub mod task;
 
 use crate::clock;
 use crate::matrix::read_vector;
+use crate::plan::shelf;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
@@ -14,33 +15,41 @@ use dpmf::accounting::{Arithmetic, LedgerFile, Release};
 use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
 use dpmf::noise::RunId;
-use dpmf::{Participation, Problem, Sampling};
+use dpmf::planner::{self, Planner, Request};
+use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
-    Choice, Ended, KeySource, Local, Model, Outcome, Pace, Plan, Privacy, Purpose, Recipe, Steps, Summary,
-    Users,
+    Asked, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
+    Recipe, Steps, Summary, Users,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs;
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use task::{Task, TaskArgs, with_task};
 
-/// Train a model under differential privacy, each user taking part once.
+/// Train a model under differential privacy, for one pass over the users or several.
 ///
-/// Without options: a character model of package names, private for every owner at ε = 2, trained with the optimal
-/// mechanism and, beside it, tree aggregation and independent noise at the same ε; about three minutes on two cores. The
-/// directory of the run holds the models, the keys, the journals and a report.html.
+/// With --epochs K every user takes part about K times, and mechanism and sampler are planned: the choice of least error for
+/// ε, δ, the cohort and the optimizer. On public data DP-SGD at the same ε runs beside it. --plan FILE trains with a file of
+/// `dpmf plan`.
+///
+/// Without options: a character model of package names, private for every owner at ε = 2, everybody taking part once,
+/// trained with the optimal mechanism and, beside it, tree aggregation and independent noise at the same ε; under two minutes
+/// on two cores. The directory of the run holds the models, the keys, the journals and a report.html.
 ///
 /// Interrupted by Ctrl-C or a crash, a run goes on with --resume DIR.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Examples:\n  dpmf train\n  dpmf train --mechanism optimal,none --epsilon 8 --momentum 0.9 \
+    after_help = "Examples:\n  dpmf train\n  dpmf train --data messages.csv --epochs 5 --epsilon 3 --out run\n  \
+    dpmf train --data fashion-mnist --epochs 10 --clients 600 --epsilon 3\n  dpmf train --mechanism optimal,none --epsilon 8 --momentum 0.9 \
     --schedule cooldown:0.25:0.05\n  dpmf train --data messages.csv --rounds 200 --clients 50 --out run\n  \
     dpmf train --resume run"
 )]
@@ -51,11 +60,19 @@ pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
 
-    /// Mechanisms to train with, one after the other: a name of `dpmf compare`, also with a choice such as
-    /// optimal:dense or state-space:buffers=4, or none for no noise. By default optimal; for the data sets that come with
-    /// dpmf, which are public, also honaker-online and independent
+    /// Mechanisms to train with, one after the other: planned, which needs --epochs; dp-sgd for independent noise and Poisson
+    /// sampling; a name of `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4; none for no
+    /// noise. By default planned with --epochs and optimal without; for the data sets that come with dpmf, which are public,
+    /// others beside it
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    mechanism: Vec<Choice>,
+    mechanism: Vec<Asked>,
+
+    /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
+    /// own times --server-lr
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mechanism", "epsilon", "noise_multiplier", "epochs", "rounds",
+        "clip", "delta", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file", "dense",
+        "buffers", "participation", "sampling"])]
+    plan: Option<PathBuf>,
 
     /// ε of the guarantee
     #[arg(long, value_name = "ε", default_value_t = 2.0, conflicts_with = "noise_multiplier")]
@@ -99,13 +116,17 @@ pub struct Args {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Training")]
 pub struct RecipeArgs {
-    /// Rounds of training; by default 2048, or as many as the users allow
+    /// Passes over the users: each takes part this often, on average, in users / clients rounds a pass
+    #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "participation"])]
+    pub epochs: Option<usize>,
+
+    /// Rounds of training, of which nobody is in two unless --participation says so; by default a pass, but at most 1024
     #[arg(long, value_name = "n", value_parser = count)]
     pub rounds: Option<usize>,
 
-    /// Users in a round (examples, for images)
-    #[arg(long, value_name = "c", value_parser = count, default_value = "100")]
-    pub clients: usize,
+    /// Users in a round (examples, for images), on average where they are sampled [default: 100]
+    #[arg(long, value_name = "c", value_parser = count)]
+    pub clients: Option<usize>,
 
     /// Norm ζ that a user's update is clipped to
     #[arg(long, value_name = "ζ")]
@@ -158,41 +179,80 @@ pub struct RecipeArgs {
     #[arg(long)]
     pub dense: bool,
 
-    /// Buffers of the optimal streams; by default as many as stay within 1e-4 of the bound
+    /// Model-sized buffers that the noise may take; by default 8 for a plan, and for the optimal streams as many as stay
+    /// within 1e-4 of the bound
     #[arg(long, value_name = "R", value_parser = count)]
     pub buffers: Option<usize>,
 
-    /// How often a user takes part: single, epochs:K or min-separation:B[:K]
-    #[arg(long, value_name = "PATTERN", default_value_t)]
-    pub participation: Participation,
+    /// How often a user takes part: single, epochs:K or min-separation:B[:K] [default: single, or the epochs]
+    #[arg(long, value_name = "PATTERN")]
+    pub participation: Option<Participation>,
 
-    /// By what secret chance users come into rounds: none, cyclic-poisson:G:Q or balls-in-bins:B
-    #[arg(long, value_name = "SAMPLING", default_value_t)]
-    pub sampling: Sampling,
+    /// By what secret chance users come into rounds: auto leaves it to the plan; none counts on no chance; for mechanisms by
+    /// name also cyclic-poisson:G:Q or balls-in-bins:B
+    #[arg(long, value_name = "SAMPLING", default_value = "auto")]
+    pub sampling: Chance,
 }
 
+/// `--sampling`: left to whoever plans, or fixed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Chance {
+    Auto,
+    Fixed(Sampling),
+}
+
+impl FromStr for Chance {
+    type Err = dpmf::Error;
+
+    fn from_str(text: &str) -> dpmf::Result<Self> {
+        if text == "auto" { Ok(Chance::Auto) } else { Ok(Chance::Fixed(text.parse()?)) }
+    }
+}
+
+impl Chance {
+    /// The sampling of mechanisms by name.
+    pub fn sampling(self) -> Sampling {
+        match self {
+            Chance::Auto => Sampling::None,
+            Chance::Fixed(sampling) => sampling,
+        }
+    }
+}
+
+/// Users in a round where nothing is said.
+pub const CLIENTS: usize = 100;
+
 /// A mechanism with --dense or --buffers, where it leaves that choice and has not made it.
-pub fn budgeted(choice: Choice, dense: bool, buffers: Option<usize>) -> anyhow::Result<Choice> {
-    let Choice::Private(selector) = choice else { return Ok(choice) };
+pub fn budgeted(asked: Asked, dense: bool, buffers: Option<usize>) -> anyhow::Result<Asked> {
+    let Asked::Named(Choice::Private(selector)) = asked else { return Ok(asked) };
     if selector.budget() != Budget::default() {
-        return Ok(choice);
+        return Ok(asked);
     }
     let budget = match (dense && selector.takes(Knob::Dense), buffers) {
         (true, _) => Budget { dense, ..Budget::default() },
         (false, Some(_)) if selector.takes(Knob::Buffers) => Budget { buffers, ..Budget::default() },
-        _ => return Ok(choice),
+        _ => return Ok(asked),
     };
-    Ok(Choice::Private(selector.with(budget)?))
+    Ok(Asked::Named(Choice::Private(selector.with(budget)?)))
 }
 
 impl RecipeArgs {
     /// The recipe for a task, with the mechanism and its noise still to be chosen.
     pub fn build(&self, task: &Task) -> anyhow::Result<Recipe> {
-        let defaults = task.defaults();
-        let rounds = match (self.rounds, &self.schedule_file) {
-            (Some(rounds), _) => rounds,
-            (None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
-            (None, None) => (task.users().0 / self.clients.max(1)).min(defaults.rounds),
+        let (defaults, users) = (task.defaults(), task.users().0);
+        let clients = self.clients.unwrap_or(CLIENTS);
+        let rounds = match (self.rounds, self.epochs, &self.schedule_file) {
+            (Some(rounds), _, _) => rounds,
+            (None, Some(epochs), _) => Request::steps(users as u64, clients as u64, epochs)?,
+            (None, None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
+            (None, None, None) => (users / clients.max(1)).min(defaults.rounds),
+        };
+        let sampling = self.sampling.sampling();
+        let participation = match (sampling.participation(rounds)?, self.participation, self.epochs) {
+            (Some(meant), None, _) => meant,
+            (_, Some(participation), _) => participation,
+            (None, None, None | Some(1)) => Participation::Single,
+            (None, None, Some(times)) => Participation::Epochs { times },
         };
         let local = match defaults.client_learning_rate {
             Some(rate) => Local::Sgd {
@@ -207,10 +267,11 @@ impl RecipeArgs {
         };
         Ok(Recipe {
             mechanism: Choice::None,
-            participation: self.participation,
-            sampling: self.sampling,
+            wish: None,
+            participation,
+            sampling,
             rounds,
-            clients: self.clients,
+            clients,
             clip: self.clip.unwrap_or(defaults.clip),
             optimizer: self.optimizer.with_momentum(self.momentum),
             schedule: self
@@ -223,6 +284,16 @@ impl RecipeArgs {
             arithmetic: self.arithmetic,
             seed: 0,
         })
+    }
+
+    /// What a plan may use.
+    pub fn means(&self, task: &Task) -> Means {
+        Means {
+            users: task.users().0,
+            epochs: self.epochs,
+            buffers: self.buffers.unwrap_or(planner::BUFFERS),
+            trusted: self.sampling != Chance::Fixed(Sampling::None),
+        }
     }
 
     fn schedule_values(&self) -> anyhow::Result<Option<Vec<f64>>> {
@@ -274,7 +345,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     for (index, name) in experiment.runs.iter().enumerate() {
         let place = folder.join(name);
         let plan = run::plan(&place)?;
-        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), plan.recipe().mechanism);
+        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), plan.recipe().label());
         let outcome = match run::outcome(&place)? {
             Some(outcome) => outcome,
             None => with_task!(&task, |model, split| {
@@ -302,15 +373,7 @@ fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment,
         Ok(())
     };
     vacant()?;
-    let recipes = recipes(args, task)?;
-    let spinner = Spinner::new("planning");
-    let problem: Problem = recipes[0].problem()?;
-    let mut plans = Vec::new();
-    for recipe in recipes {
-        spinner.say(&recipe.mechanism.to_string());
-        let name = format!("{}-{}", recipe.mechanism.to_string().replace([':', '='], "-"), recipe.seed);
-        plans.push((name, Plan::for_problem(recipe, &problem, &mut |p| spinner.observe(p))?));
-    }
+    let plans = plans(args, task)?;
     let fresh = !folder.exists();
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let lock = hold(folder)?;
@@ -390,36 +453,107 @@ impl Experiment {
     }
 }
 
-fn recipes(args: &Args, task: &Task) -> anyhow::Result<Vec<Recipe>> {
+/// The plans of all runs, with the names of their directories.
+fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
     if args.repeats == 0 {
         bail!("--repeats is 0, but at least one run is needed");
     }
-    // Several models of the same users add up: on somebody's own data there is one unless more are asked for.
-    let names: &[&str] =
-        if args.task.is_own()? { &["optimal"] } else { &["optimal", "honaker-online", "independent"] };
-    let wanted = match args.mechanism.is_empty() {
-        true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<Choice>>>()?,
-        false => args.mechanism.clone(),
-    };
-    let base = args.recipe.build(task)?;
+    let seeds = 0..args.repeats as u64;
+    if let Some(path) = &args.plan {
+        return seeds.map(|seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed)?))).collect();
+    }
+    let recipe_args = RecipeArgs { epochs: epochs(args)?, ..args.recipe.clone() };
+    let base = recipe_args.build(task)?;
     let delta = args.recipe.delta;
     let privacy = match args.noise_multiplier {
         Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
     };
-    let mut mechanisms: Vec<Choice> = Vec::new();
-    for choice in wanted {
-        let mechanism = budgeted(choice, args.recipe.dense, args.recipe.buffers)?;
-        if mechanisms.contains(&mechanism) {
-            bail!("--mechanism names {mechanism} twice");
+    let (mut desk, means) = (Desk::new(Planner::new(shelf(false))), recipe_args.means(task));
+    let spinner = Spinner::new("planning");
+    let mut listen = |line: &str| {
+        spinner.say(line);
+        ControlFlow::Continue(())
+    };
+    let asked = asked(args, recipe_args.epochs)?;
+    let mut plans = Vec::new();
+    for seed in seeds {
+        for &asked in &asked {
+            let recipe = Recipe { privacy, seed, ..base.clone() };
+            let name = format!("{}-{seed}", asked.to_string().replace([':', '='], "-"));
+            plans.push((name, desk.plan(asked, recipe, means, &mut listen)?));
         }
-        mechanisms.push(mechanism);
     }
-    let all = (0..args.repeats as u64).flat_map(|seed| {
-        let base = &base;
-        mechanisms.iter().map(move |&mechanism| Recipe { mechanism, privacy, seed, ..base.clone() })
-    });
-    Ok(all.collect())
+    drop(spinner);
+    if let Some(choice) = desk.choice() {
+        eprintln!("planned: {choice}");
+    }
+    Ok(plans)
+}
+
+/// Passes over the data: on somebody's own one is planned, unless something else is said.
+fn epochs(args: &Args) -> anyhow::Result<Option<usize>> {
+    let recipe = &args.recipe;
+    let open = recipe.rounds.is_none()
+        && recipe.participation.is_none()
+        && recipe.schedule_file.is_none()
+        && args.noise_multiplier.is_none()
+        && args.mechanism.is_empty();
+    Ok(match recipe.epochs {
+        None if open && args.task.is_own()? => Some(1),
+        epochs => epochs,
+    })
+}
+
+/// What to train with. Several models of the same users add up: on somebody's own data there is one unless more are asked
+/// for.
+fn asked(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<Asked>> {
+    let names: &[&str] = match (epochs, args.task.is_own()?) {
+        (Some(_), true) => &["planned"],
+        (Some(_), false) => &["planned", "dp-sgd"],
+        (None, true) => &["optimal"],
+        (None, false) => &["optimal", "honaker-online", "independent"],
+    };
+    let wanted = match args.mechanism.is_empty() {
+        true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<Asked>>>()?,
+        false => args.mechanism.clone(),
+    };
+    let mut asked: Vec<Asked> = Vec::new();
+    for one in wanted {
+        let one = budgeted(one, args.recipe.dense, args.recipe.buffers)?;
+        if asked.contains(&one) {
+            bail!("--mechanism names {one} twice");
+        }
+        asked.push(one);
+    }
+    Ok(asked)
+}
+
+/// A run by a file of `dpmf plan`: mechanism, sampler, optimizer, clip and ε are the file's.
+fn planned(args: &Args, task: &Task, path: &Path, seed: u64) -> anyhow::Result<Plan> {
+    let mechanism = dpmf::format::load(path)?;
+    let Some((optimizer, rates)) = mechanism.workload().optimizer() else {
+        bail!("{} is for a matrix, and training needs the step sizes of an optimizer", path.display());
+    };
+    let (users, rounds) = (task.users().0, mechanism.workload().steps());
+    let expected = match mechanism.sampling() {
+        Sampling::None => users / mechanism.participation().spacing(rounds)?.max(1),
+        sampling => dpmf::sampler::expected_batch(sampling, users).round() as usize,
+    };
+    let clients = match (args.recipe.clients, mechanism.sampling()) {
+        (Some(clients), Sampling::None) => clients,
+        (Some(clients), sampling) if clients != expected => {
+            bail!(
+                "--clients is {clients}, but {sampling} draws {expected} of {users} users on average: leave it out"
+            )
+        }
+        _ => expected.max(1),
+    };
+    let schedule = Steps::Values(rates.to_vec());
+    let base =
+        RecipeArgs { rounds: Some(rounds), clients: Some(clients), ..args.recipe.clone() }.build(task)?;
+    let recipe = Recipe { optimizer: *optimizer, schedule, seed, ..base };
+    Plan::adopt(recipe, mechanism).with_context(|| format!("cannot train with {}", path.display()))
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -540,7 +674,7 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
         .runs
         .iter()
         .filter(|run| run.diverged)
-        .map(|run| format!("{} (seed {})", run.mechanism, run.seed))
+        .map(|run| format!("{} (seed {})", run.asked, run.seed))
         .collect();
     if !diverged.is_empty() {
         text += &format!(

@@ -183,7 +183,7 @@ impl Task {
     pub fn defaults(&self) -> Defaults {
         match self {
             Task::Text { .. } => Defaults {
-                rounds: 2048,
+                rounds: 1024,
                 clip: 1.0,
                 server_learning_rate: 0.25,
                 client_learning_rate: Some(2.0),

@@ -26,8 +26,8 @@ impl Setting {
     fn release(&self, round: usize, sum: &mut [f32]) {
         let id = SEED.run_id(&Binding::new(&self.plan, &digest(&self.data.train), &self.model)).unwrap();
         let key = SEED.key(&Place::from(".")).unwrap();
-        let mechanism = self.plan.mechanism().unwrap();
-        let mut stream = stream(&self.plan, mechanism, &key, id, &self.model).unwrap();
+        let secret = Secret { key, run: id };
+        let mut stream = self.plan.stream(&secret, self.model.parameters()).unwrap().unwrap();
         stream.skip_to(round).unwrap();
         stream.add_next(sum).unwrap();
     }
@@ -37,7 +37,7 @@ impl Setting {
         let recipe = self.plan.recipe();
         let clip = Clip::new(recipe.clip, CLIENTS).unwrap();
         let clients = Clients::new(&self.model, &self.data.train, recipe.local, clip).unwrap();
-        let cohort = self.plan.sampler(self.data.train.users()).unwrap().cohort(round).to_vec();
+        let cohort = self.plan.cohorts(self.data.train.users(), None).unwrap().cohort(round).to_vec();
         clients.sum(server.parameters(), &cohort)
     }
 }

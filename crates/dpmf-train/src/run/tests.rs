@@ -79,6 +79,7 @@ pub(super) fn data() -> Split<Sample> {
 pub(super) fn plan() -> Plan {
     let recipe = Recipe {
         mechanism: "tree".parse().unwrap(),
+        wish: None,
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: ROUNDS,
@@ -239,4 +240,78 @@ fn checkpoints_leave_no_remains_of_a_crash() {
     remains.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
     (0..2).for_each(|_| assert!(run.advance().unwrap()));
     assert_eq!(remains.map(|name| folder.path().join(name).exists()), [false, false, true]);
+}
+
+/// What a run under every new mechanism and sampler is made of.
+fn several_epochs() -> Vec<Plan> {
+    let base = Recipe {
+        rounds: 12,
+        clients: 3,
+        schedule: Steps::Values(vec![1.0; 12]),
+        participation: Participation::Epochs { times: 3 },
+        ..plan().recipe().clone()
+    };
+    let by = |mechanism: &str, participation: &str, sampling: &str| {
+        let sampling: Sampling = sampling.parse().unwrap();
+        let participation =
+            sampling.participation(12).unwrap().unwrap_or_else(|| participation.parse().unwrap());
+        let recipe =
+            Recipe { mechanism: mechanism.parse().unwrap(), participation, sampling, ..base.clone() };
+        Plan::make(recipe, &mut quiet).unwrap()
+    };
+    let mut plans = vec![
+        by("independent", "", "cyclic-poisson:1:0.25"),
+        by("banded-toeplitz:bands=3", "", "cyclic-poisson:3:0.75"),
+        by("banded:bands=2", "", "cyclic-poisson:2:0.5"),
+        by("blt:buffers=2", "", "balls-in-bins:4"),
+        by("banded-inverse:bands=2", "", "balls-in-bins:4"),
+        by("recall:buffers=2:recalls=1", "epochs:3", "none"),
+        by("optimal:dense", "epochs:3", "none"),
+        by("blt:buffers=2", "epochs:3", "none"),
+        by("banded-inverse", "min-separation:3:4", "none"),
+    ];
+    let means = crate::Means { users: 12, epochs: Some(3), buffers: 8, trusted: true };
+    let asked = "planned".parse().unwrap();
+    plans.push(crate::Desk::default().plan(asked, base, means, &mut dpmf::planner::silent).unwrap());
+    plans
+}
+
+#[test]
+fn runs_of_several_epochs_and_all_samplers_resume_with_the_same_bits() {
+    let (model, data) = (Points::default(), data());
+    let mut ends = Vec::new();
+    for plan in several_epochs() {
+        let label = format!("{} {}", plan.recipe().label(), plan.recipe().sampling);
+        let bits = |run: &Run<'_, Points, Sample>| -> Vec<u32> {
+            run.released().iter().map(|x| x.to_bits()).collect()
+        };
+        let mut whole = Run::in_memory(&model, &data, &digest(&data.train), &plan, PACE, &SEED).unwrap();
+        while whole.advance().unwrap() {}
+        // Killed after every round, between checkpoints too: nothing of the process is left.
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = Run::begin(folder.path(), &model, &data, &plan, PACE, &SEED).unwrap();
+        for round in 0..12 {
+            assert!(run.advance().unwrap(), "{label} in round {round}");
+            if round % 5 != 4 {
+                drop(run);
+                run = Run::resume(folder.path(), &model, &data).unwrap();
+                // What was released after the last checkpoint is computed again, to the same bits, or refused.
+                while run.done() <= round {
+                    assert!(run.advance().unwrap(), "{label} after round {round}");
+                }
+            }
+        }
+        assert!(!run.advance().unwrap());
+        assert_eq!(bits(&run), bits(&whole), "{label}");
+        ends.push(bits(&run));
+        // Another key draws other noise and, where cohorts are secret, other cohorts.
+        let other = KeySource::Seed(8);
+        let mut other = Run::in_memory(&model, &data, &digest(&data.train), &plan, PACE, &other).unwrap();
+        while other.advance().unwrap() {}
+        assert_ne!(bits(&other), bits(&whole), "{label}");
+    }
+    let count = ends.len();
+    ends.sort();
+    ends.dedup();
+    assert_eq!(ends.len(), count);
 }

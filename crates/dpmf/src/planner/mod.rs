@@ -441,8 +441,8 @@ impl Weighing<'_, '_> {
     }
 }
 
-/// A solver's watcher that only listens whether to go on.
-fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
+/// Tells a listener of the steps of a solver, a few times a second.
+pub fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
     let mut told = std::time::Instant::now();
     move |progress: &Progress| {
         if told.elapsed().as_millis() < 300 {
