@@ -46,7 +46,9 @@ fn refusal(arguments: &[impl AsRef<str>]) -> String {
 }
 
 fn program() -> Command {
-    Command::new(assert_cmd::cargo::cargo_bin!("dpmf"))
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("dpmf"));
+    command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
+    command
 }
 
 fn model(folder: &Path, run: &str) -> Vec<u8> {
@@ -226,6 +228,11 @@ fn bad_settings_are_refused_before_anything_is_written() {
         (vec!["--model", "mlp"], "lstm"),
         (vec!["--epsilon", "1", "--noise-multiplier", "2"], "noise-multiplier"),
         (vec!["--key-file", "none", "--seed", "2"], "seed"),
+        (vec!["--epochs", "2", "--rounds", "8"], "rounds"),
+        (vec!["--plan", "plan.safetensors", "--epsilon", "2"], "epsilon"),
+        (vec!["--mechanism", "planned"], "--epochs"),
+        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:7"], "leave it out"),
+        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:11", "--clients", "55"], "epoch"),
     ] {
         let mut more = more;
         more.extend(["--out", out.to_str().unwrap()]);
@@ -344,4 +351,120 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
     fs::write(&config, "mechanisms = [\"optimal\"]\n").unwrap();
     let unknown = refusal(&arguments);
     assert!(unknown.contains("mechanisms"), "{unknown}");
+}
+
+/// The settings of a training for several epochs.
+fn epochs<'a>(data: &'a Path, out: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let small = ["--clients", "50", "--embedding", "4", "--hidden", "8", "--projection", "0"];
+    let base = ["train", "--data", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    [&base[..], &small, more].concat()
+}
+
+#[test]
+fn epochs_are_planned_and_a_plan_file_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("run");
+    let planned = json(&epochs(&data, &out, &["--epochs", "4", "--epsilon", "3"]));
+    let users = planned["users"].as_u64().unwrap();
+    let steps = (users as f64 / 50.0).round() as u64;
+    assert_eq!(planned["rounds"], 4 * steps);
+    assert_eq!(planned["epsilon"], 3.0);
+    // On somebody's own data one model is trained, with the planner's choice.
+    let runs = planned["runs"].as_array().unwrap();
+    assert_eq!((runs.len(), &runs[0]["asked"]), (1, &Value::from("planned")));
+    assert_eq!(runs[0]["sampling"], format!("balls-in-bins:{steps}"));
+    assert_eq!(planned["participation"]["times"], 4);
+    let statement = planned["statement"].to_string();
+    assert!(statement.contains("balls-in-bins"), "{statement}");
+    // Its plan is a mechanism file like any other.
+    let file = out.join("planned-0/plan.safetensors");
+    json(&["verify", file.to_str().unwrap()]);
+
+    let plan = folder.path().join("plan.safetensors");
+    let (users, plan_text) = (users.to_string(), plan.to_str().unwrap());
+    let budget =
+        ["--epochs", "4", "--epsilon", "3", "--delta", "1e-6", "--momentum", "0.9", "--unit", "user"];
+    json(&[&["plan", "--examples", &users, "--batch", "50"], &budget[..], &["--out", plan_text]].concat());
+    let by_file = json(
+        &[
+            &["train", "--data", data.to_str().unwrap(), "--plan", plan_text],
+            &epochs(&data, &folder.path().join("file"), &[])[3..5],
+            &["--hidden", "8"],
+        ]
+        .concat(),
+    );
+    assert_eq!(by_file["rounds"], planned["rounds"]);
+    assert_eq!(by_file["runs"][0]["sampling"], runs[0]["sampling"]);
+    assert_eq!(by_file["epsilon"], 3.0);
+    // A plan for records does not serve users.
+    let records =
+        [&["plan", "--examples", &users, "--batch", "50"], &budget[..8], &["--out", plan_text]].concat();
+    json(&records);
+    let refused = refusal(&["train", "--data", data.to_str().unwrap(), "--plan", plan_text]);
+    assert!(refused.contains("for every record") && refused.contains("for every user"), "{refused}");
+}
+
+#[test]
+fn killed_runs_of_several_epochs_resume_to_the_same_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let more = ["--epochs", "6", "--mechanism", "planned,dp-sgd,recall:buffers=2:recalls=1", "--seed", "3"];
+    let runs = ["planned-0", "dp-sgd-0", "recall-buffers-2-recalls-1-0"];
+    let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
+    json(&epochs(&data, &whole, &more));
+    let journal = |run: &str| fs::metadata(broken.join(run).join("journal")).map_or(0, |file| file.len());
+    let started = Instant::now();
+    let mut kills = 0;
+    for run in runs {
+        for records in [2, 30, 66] {
+            let mut command = program();
+            match broken.join("experiment.json").exists() {
+                true => command.args(["train", "--resume", broken.to_str().unwrap()]),
+                false => command.args(epochs(&data, &broken, &more)),
+            };
+            let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            while journal(run) < 256 + 64 * records && child.try_wait().unwrap().is_none() {
+                assert!(started.elapsed() < Duration::from_secs(150), "training does not move");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            kills += usize::from(child.kill().is_ok());
+            child.wait().unwrap();
+        }
+    }
+    assert!(kills >= 6, "{kills}");
+    json(&["train", "--resume", broken.to_str().unwrap()]);
+    for run in runs {
+        assert_eq!(model(&broken, run), model(&whole, run), "{run}");
+    }
+    assert_ne!(model(&whole, runs[0]), model(&whole, runs[1]));
+}
+
+#[test]
+fn a_sweep_over_epochs_plans_each_budget_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("sweep");
+    let arguments = [
+        &["sweep", "--data", data.to_str().unwrap(), "--out", out.to_str().unwrap(), "--clients", "50"][..],
+        &["--embedding", "4", "--hidden", "8", "--projection", "0", "--epochs", "3", "--repeats", "1"],
+        &["--mechanism", "planned,dp-sgd", "--epsilon", "1,4", "--server-lr", "0.2,0.5"],
+    ]
+    .concat();
+    let answer = json(&arguments);
+    let rows = answer["rows"].as_array().unwrap();
+    let of = |mechanism: &str, epsilon: f64| {
+        rows.iter().find(|row| row["mechanism"] == mechanism && row["epsilon"] == epsilon).unwrap()
+    };
+    for epsilon in [1.0, 4.0] {
+        assert!(of("planned", epsilon)["sampling"].as_str().unwrap().starts_with("balls-in-bins"));
+        assert!(of("dp-sgd", epsilon)["sampling"].as_str().unwrap().starts_with("cyclic-poisson:1:"));
+    }
+    assert_eq!((rows.len(), &answer["tuning_runs"]), (4, &Value::from(8)));
+    // Sampled runs are added up: 3 of each budget and mechanism.
+    let together = &answer["together"];
+    assert_eq!(together["models"], 12);
+    assert!((together["epsilon"].as_f64().unwrap() - 30.0).abs() < 1e-6, "{together}");
+    assert!((together["delta"].as_f64().unwrap() / 12e-6 - 1.0).abs() < 1e-9, "{together}");
+    assert_eq!(json(&arguments)["rows"], answer["rows"]);
 }

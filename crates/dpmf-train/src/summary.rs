@@ -5,7 +5,7 @@ use crate::recipe::Choice;
 use crate::run::Outcome;
 use crate::stats::Estimate;
 use dpmf::Representation;
-use dpmf::accounting::{PrivacyCurve, PrivacyStatement};
+use dpmf::accounting::{PrivacyCurve, PrivacyStatement, Sampled};
 use dpmf::participation::Pattern;
 use serde::{Serialize, Serializer};
 
@@ -70,7 +70,7 @@ pub struct Together {
     pub epsilon_alone: f64,
     /// ε of all of them together, rounded up.
     pub epsilon: f64,
-    /// δ of both.
+    /// δ of all of them together: that of one, or more where users hide in bins.
     pub delta: f64,
 }
 
@@ -182,14 +182,24 @@ impl Summary {
 }
 
 impl Together {
-    /// Composes the curves of several statements, at the δ of the first.
+    /// Composes the curves of several statements at the δ of the first. Where users hide in bins, a curve is known at one
+    /// point only: ε and δ of these are added.
     ///
     /// Errors: none for statements of one accountant.
     pub fn new(statements: &[PrivacyStatement]) -> dpmf::Result<Option<Self>> {
         let [first, _, ..] = statements else { return Ok(None) };
-        let curves: Vec<PrivacyCurve> = statements.iter().map(|s| s.calibration().curve().clone()).collect();
-        let delta = first.calibration().delta();
-        let epsilon = PrivacyCurve::compose(&curves)?.epsilon(delta)?;
+        let (points, curves): (Vec<_>, Vec<_>) = statements
+            .iter()
+            .map(PrivacyStatement::calibration)
+            .partition(|calibration| matches!(calibration.terms().sampled, Sampled::BallsInBins(_)));
+        let mut epsilon: f64 = points.iter().map(|point| point.epsilon()).sum();
+        let mut delta: f64 = points.iter().map(|point| point.delta()).sum();
+        if !curves.is_empty() {
+            let at = first.calibration().delta();
+            let curves: Vec<PrivacyCurve> = curves.iter().map(|curve| curve.curve().clone()).collect();
+            epsilon += PrivacyCurve::compose(&curves)?.epsilon(at)?;
+            delta += at;
+        }
         let alone = statements.iter().map(|s| s.calibration().epsilon()).fold(0.0, f64::max);
         Ok(Some(Self { models: statements.len(), epsilon_alone: alone, epsilon, delta }))
     }

@@ -240,14 +240,14 @@ impl RecipeArgs {
     /// The recipe for a task, with the mechanism and its noise still to be chosen.
     pub fn build(&self, task: &Task) -> anyhow::Result<Recipe> {
         let (defaults, users) = (task.defaults(), task.users().0);
-        let clients = self.clients.unwrap_or(CLIENTS);
+        let sampling = self.sampling.sampling();
+        let clients = drawn(self.clients, sampling, users)?.unwrap_or(CLIENTS);
         let rounds = match (self.rounds, self.epochs, &self.schedule_file) {
             (Some(rounds), _, _) => rounds,
             (None, Some(epochs), _) => Request::steps(users as u64, clients as u64, epochs)?,
             (None, None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
             (None, None, None) => (users / clients.max(1)).min(defaults.rounds),
         };
-        let sampling = self.sampling.sampling();
         let participation = match (sampling.participation(rounds)?, self.participation, self.epochs) {
             (Some(meant), None, _) => meant,
             (_, Some(participation), _) => participation,
@@ -529,6 +529,22 @@ fn asked(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<Asked>> {
     Ok(asked)
 }
 
+/// Users in a round: those asked for, or those that a sampler draws on average; nothing where neither says.
+fn drawn(clients: Option<usize>, sampling: Sampling, users: usize) -> anyhow::Result<Option<usize>> {
+    if sampling == Sampling::None {
+        return Ok(clients);
+    }
+    let expected = (dpmf::sampler::expected_batch(sampling, users).round() as usize).max(1);
+    match clients {
+        Some(clients) if clients != expected => {
+            bail!(
+                "--clients is {clients}, but {sampling} draws {expected} of {users} users on average: leave it out"
+            )
+        }
+        _ => Ok(Some(expected)),
+    }
+}
+
 /// A run by a file of `dpmf plan`: mechanism, sampler, optimizer, clip and ε are the file's.
 fn planned(args: &Args, task: &Task, path: &Path, seed: u64) -> anyhow::Result<Plan> {
     let mechanism = dpmf::format::load(path)?;
@@ -536,19 +552,8 @@ fn planned(args: &Args, task: &Task, path: &Path, seed: u64) -> anyhow::Result<P
         bail!("{} is for a matrix, and training needs the step sizes of an optimizer", path.display());
     };
     let (users, rounds) = (task.users().0, mechanism.workload().steps());
-    let expected = match mechanism.sampling() {
-        Sampling::None => users / mechanism.participation().spacing(rounds)?.max(1),
-        sampling => dpmf::sampler::expected_batch(sampling, users).round() as usize,
-    };
-    let clients = match (args.recipe.clients, mechanism.sampling()) {
-        (Some(clients), Sampling::None) => clients,
-        (Some(clients), sampling) if clients != expected => {
-            bail!(
-                "--clients is {clients}, but {sampling} draws {expected} of {users} users on average: leave it out"
-            )
-        }
-        _ => expected.max(1),
-    };
+    let phases = mechanism.participation().spacing(rounds)?.max(1);
+    let clients = drawn(args.recipe.clients, mechanism.sampling(), users)?.unwrap_or((users / phases).max(1));
     let schedule = Steps::Values(rates.to_vec());
     let base =
         RecipeArgs { rounds: Some(rounds), clients: Some(clients), ..args.recipe.clone() }.build(task)?;

@@ -6,7 +6,9 @@ use assert_cmd::Command;
 use serde_json::Value;
 
 pub fn dpmf(arguments: &[&str]) -> std::process::Output {
-    Command::cargo_bin("dpmf").unwrap().args(arguments).output().unwrap()
+    // No home: nothing that was planned before is found, and nothing is left behind.
+    let mut command = Command::cargo_bin("dpmf").unwrap();
+    command.env_remove("HOME").env_remove("XDG_CACHE_HOME").args(arguments).output().unwrap()
 }
 
 /// Runs with `--json`; standard output must hold exactly one object.
