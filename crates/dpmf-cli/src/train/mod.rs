@@ -41,8 +41,8 @@ use task::{Task, TaskArgs, with_task};
 /// `dpmf plan`.
 ///
 /// Without options: a character model of package names, private for every owner at ε = 2, everybody taking part once,
-/// trained with the optimal mechanism and, beside it, tree aggregation and independent noise at the same ε; under two minutes
-/// on two cores. The directory of the run holds the models, the keys, the journals and a report.html.
+/// trained with the optimal mechanism and, beside it, tree aggregation and DP-SGD at the same ε; under two minutes on two
+/// cores. The directory of the run holds the models, the keys, the journals and a report.html.
 ///
 /// Interrupted by Ctrl-C or a crash, a run goes on with --resume DIR.
 #[derive(clap::Args)]
@@ -512,7 +512,7 @@ fn asked(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<Asked>> {
         (Some(_), true) => &["planned"],
         (Some(_), false) => &["planned", "dp-sgd"],
         (None, true) => &["optimal"],
-        (None, false) => &["optimal", "honaker-online", "independent"],
+        (None, false) => &["optimal", "honaker-online", "dp-sgd"],
     };
     let wanted = match args.mechanism.is_empty() {
         true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<Asked>>>()?,
