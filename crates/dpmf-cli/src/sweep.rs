@@ -143,6 +143,10 @@ struct FixedArgs {
     #[arg(long, value_name = "PATTERN")]
     participation: Option<Participation>,
 
+    /// Share of what noise has moved that training takes back at the largest step, for plans: see `dpmf plan`
+    #[arg(long, value_name = "π", default_value_t = 0.0)]
+    pull: f64,
+
     /// Whether plans may count on a sampler: auto or none
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
     sampling: String,
@@ -169,7 +173,7 @@ impl FixedArgs {
     fn means(&self, task: &Task) -> Means {
         let trusted = self.sampling == "auto";
         let buffers = self.buffers.unwrap_or(planner::BUFFERS);
-        Means { users: task.users().0, epochs: self.epochs, buffers, trusted }
+        Means { users: task.users().0, epochs: self.epochs, buffers, trusted, pull: self.pull }
     }
 }
 

@@ -199,7 +199,7 @@ pub(crate) fn planned_steps(examples: u64, batch: u64, epochs: usize) -> PyResul
 /// The call behind dpmf.plan.
 #[pyfunction]
 #[pyo3(name = "_make_plan", signature = (workload, *, examples, batch, epochs, epsilon, delta, clip, buffers, trusted, unit,
-                                         adjacency, folder=None, progress=None))]
+                                         adjacency, pull=0.0, folder=None, progress=None))]
 #[allow(clippy::too_many_arguments)] // keywords in Python
 pub(crate) fn make_plan(
     py: Python<'_>,
@@ -214,13 +214,25 @@ pub(crate) fn make_plan(
     trusted: bool,
     unit: &str,
     adjacency: &str,
+    pull: f64,
     folder: Option<PathBuf>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Plan> {
     let workload = dpmf::Workload::clone(&workload.get().0);
     let conditions = conditions(unit, adjacency, "exact")?;
-    let request =
-        Request { workload, examples, batch, epochs, epsilon, delta, clip, buffers, trusted, conditions };
+    let request = Request {
+        workload,
+        examples,
+        batch,
+        epochs,
+        epsilon,
+        delta,
+        clip,
+        buffers,
+        trusted,
+        conditions,
+        pull,
+    };
     let inner = run_told(py, progress.as_ref(), move |tell| {
         let mut planner = Planner::new(folder.map_or_else(Shelf::default, Shelf::in_folder));
         planner.plan(&request, &mut |line: &str| tell(line.to_owned()))

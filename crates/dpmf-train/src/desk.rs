@@ -57,7 +57,7 @@ impl TryFrom<String> for Asked {
 }
 
 /// Whom a run is for, and what it may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Means {
     /// Users to train on.
     pub users: usize,
@@ -67,6 +67,8 @@ pub struct Means {
     pub buffers: usize,
     /// Whether the sampler may be counted on.
     pub trusted: bool,
+    /// Share of what noise has moved that training is supposed to take back: see [`Request::pull`].
+    pub pull: f64,
 }
 
 /// Makes plans, and remembers what was fitted and chosen.
@@ -168,6 +170,7 @@ impl Desk {
             clip: recipe.clip,
             buffers: means.buffers,
             trusted: means.trusted,
+            pull: means.pull,
             conditions: Conditions { unit: recipe.unit(), ..Conditions::default() },
             ..Request::new(bare.workload()?, users, clients, epochs, epsilon, delta)?
         };
@@ -191,7 +194,7 @@ mod tests {
     use dpmf::Participation;
     use dpmf::planner::silent;
 
-    const MEANS: Means = Means { users: 160, epochs: Some(4), buffers: 8, trusted: true };
+    const MEANS: Means = Means { users: 160, epochs: Some(4), buffers: 8, trusted: true, pull: 0.0 };
 
     fn plan(asked: &str, means: Means) -> Result<Plan> {
         let base = Recipe { participation: Participation::Epochs { times: 4 }, ..recipe("none") };

@@ -97,6 +97,11 @@ struct RunArgs {
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
     sampling: String,
 
+    /// Share of what noise has moved that training takes back at the largest step, as gradients at the next iterates do: 0
+    /// counts on none, 0.01 to 0.03 has served small networks
+    #[arg(long, value_name = "π", default_value_t = 0.0)]
+    pull: f64,
+
     /// Clipping norm
     #[arg(long, value_name = "ζ", default_value_t = 1.0)]
     clip: f64,
@@ -132,6 +137,7 @@ impl RunArgs {
             clip: self.clip,
             buffers: self.buffers,
             trusted: self.sampling == "auto",
+            pull: self.pull,
             conditions: Conditions { unit, adjacency: self.adjacency, ..Conditions::default() },
             ..Request::new(workload, examples, batch, epochs, epsilon, delta)?
         };
@@ -148,6 +154,9 @@ impl RunArgs {
         }
         if self.optimizer.weight_decay > 0.0 {
             words.push(format!("weight decay {}", self.optimizer.weight_decay));
+        }
+        if self.pull > 0.0 {
+            words.push(format!("pull {}", self.pull));
         }
         if self.schedule != "constant" {
             words.push(format!("schedule {}", self.schedule));

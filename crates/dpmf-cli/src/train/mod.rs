@@ -71,7 +71,7 @@ pub struct Args {
     /// own times --server-lr
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mechanism", "epsilon", "noise_multiplier", "epochs", "rounds",
         "clip", "delta", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file", "dense",
-        "buffers", "participation", "sampling"])]
+        "buffers", "participation", "sampling", "pull"])]
     plan: Option<PathBuf>,
 
     /// ε of the guarantee
@@ -184,6 +184,10 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "R", value_parser = count)]
     pub buffers: Option<usize>,
 
+    /// Share of what noise has moved that training takes back at the largest step, for a plan: see `dpmf plan`
+    #[arg(long, value_name = "π", default_value_t = 0.0)]
+    pub pull: f64,
+
     /// How often a user takes part: single, epochs:K or min-separation:B[:K] [default: single, or the epochs]
     #[arg(long, value_name = "PATTERN")]
     pub participation: Option<Participation>,
@@ -293,6 +297,7 @@ impl RecipeArgs {
             epochs: self.epochs,
             buffers: self.buffers.unwrap_or(planner::BUFFERS),
             trusted: self.sampling != Chance::Fixed(Sampling::None),
+            pull: self.pull,
         }
     }
 

@@ -510,6 +510,7 @@ def _make_plan(
     trusted: bool,
     unit: str,
     adjacency: str,
+    pull: float = 0.0,
     folder: _Path | None = None,
     progress: Callable[[str], Any] | None = None,
 ) -> Plan: ...

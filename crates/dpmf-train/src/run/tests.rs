@@ -270,7 +270,7 @@ fn several_epochs() -> Vec<Plan> {
         by("blt:buffers=2", "epochs:3", "none"),
         by("banded-inverse", "min-separation:3:4", "none"),
     ];
-    let means = crate::Means { users: 12, epochs: Some(3), buffers: 8, trusted: true };
+    let means = crate::Means { users: 12, epochs: Some(3), buffers: 8, trusted: true, pull: 0.0 };
     let asked = "planned".parse().unwrap();
     plans.push(crate::Desk::default().plan(asked, base, means, &mut dpmf::planner::silent).unwrap());
     plans

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::form::Representation;
 use crate::mechanism::Mechanism;
 use crate::participation::Sampling;
+use crate::workload::Workload;
 use serde::Serialize;
 
 /// A mechanism and a sampler, with the noise that the budget asks of them.
@@ -15,6 +16,7 @@ pub struct Candidate {
     noise_multiplier: f64,
     rmse: f64,
     bound: Option<f64>,
+    ratio: Option<f64>,
     excluded: Option<String>,
 }
 
@@ -35,7 +37,7 @@ pub struct Row {
     pub recalls: Option<usize>,
     /// σ.
     pub noise_multiplier: f64,
-    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1.
+    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1, of iterates that are pulled back where that was asked.
     pub rmse: f64,
     /// Against the least error of any mechanism under the same participation; nothing where no bound exists.
     pub ratio_to_bound: Option<f64>,
@@ -91,7 +93,13 @@ impl Candidate {
             }
             Some(_) => None,
         };
-        Self { mechanism, noise_multiplier, rmse, bound, excluded }
+        let ratio = bound.map(|bound| (mechanism.loss().total() / bound).sqrt());
+        Self { mechanism, noise_multiplier, rmse, bound, ratio, excluded }
+    }
+
+    /// The same noise for the optimizer as it is, weighed as if it were pulled back.
+    pub(super) fn serving(self, workload: &Workload) -> Result<Self> {
+        Ok(Self { mechanism: self.mechanism.serving(workload.clone())?, ..self })
     }
 
     /// The mechanism with its sampling; calibrated if it is proved.
@@ -176,7 +184,7 @@ impl Candidate {
             recalls: cost.recalls,
             noise_multiplier: self.noise_multiplier,
             rmse: self.rmse,
-            ratio_to_bound: self.bound.map(|bound| (self.mechanism.loss().total() / bound).sqrt()),
+            ratio_to_bound: self.ratio,
             estimated: !self.is_proved(),
             excluded: self.excluded.clone(),
             words: self.words(),

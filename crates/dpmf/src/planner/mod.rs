@@ -32,7 +32,7 @@ use crate::family::{Budget, Selector};
 use crate::mechanism::{Conditions, Mechanism};
 use crate::participation::{Participation, Sampling};
 use crate::problem::{Goal, Problem};
-use crate::workload::Workload;
+use crate::workload::{Optimizer, Workload};
 use std::ops::ControlFlow;
 
 /// What a plan is made for.
@@ -58,6 +58,11 @@ pub struct Request {
     pub trusted: bool,
     /// What the guarantee is about.
     pub conditions: Conditions,
+    /// Share of a deviation that training itself takes back at the largest step. Noise moves an iterate, and the gradients at
+    /// the next ones pull it back, so that what is left of noise fades; an error that fades asks for other noise than one that
+    /// stays. 0 is the error of iterates whose gradients do not answer. The guarantee is for the noise and does not depend on
+    /// it.
+    pub pull: f64,
 }
 
 /// Buffers that noise may take where nothing is said.
@@ -67,7 +72,7 @@ pub const BUFFERS: usize = 8;
 pub const STEPS: usize = 20_000;
 
 impl Request {
-    /// A request with a clip of 1, up to eight buffers, and a sampler that is trusted.
+    /// A request with a clip of 1, up to eight buffers, a sampler that is trusted, and no pull.
     ///
     /// Errors: those of [`Request::check`].
     pub fn new(
@@ -78,9 +83,20 @@ impl Request {
         epsilon: f64,
         delta: f64,
     ) -> Result<Self> {
-        let (clip, buffers, trusted, conditions) = (1.0, BUFFERS, true, Conditions::default());
-        let request =
-            Self { workload, examples, batch, epochs, epsilon, delta, clip, buffers, trusted, conditions };
+        let (clip, buffers, trusted, conditions, pull) = (1.0, BUFFERS, true, Conditions::default(), 0.0);
+        let request = Self {
+            workload,
+            examples,
+            batch,
+            epochs,
+            epsilon,
+            delta,
+            clip,
+            buffers,
+            trusted,
+            conditions,
+            pull,
+        };
         request.check()?;
         Ok(request)
     }
@@ -121,7 +137,7 @@ impl Request {
     /// Refuses what makes no sense.
     ///
     /// Errors: those of [`Request::steps`]; a workload of another number of steps, or one that is a matrix; ε or clip not
-    /// positive and finite, δ outside (0, 1).
+    /// positive and finite, δ outside (0, 1), a pull outside [0, 1).
     pub fn check(&self) -> Result<()> {
         let expected = Self::steps(self.examples, self.batch, self.epochs)?;
         let actual = self.workload.steps();
@@ -136,7 +152,24 @@ impl Request {
         }
         check_epsilon(self.epsilon)?;
         check_delta(self.delta)?;
+        if !(0.0..1.0).contains(&self.pull) {
+            return Err(Error::argument("pull", self.pull, "it must be at least 0 and below 1"));
+        }
         check_positive("clip", self.clip)
+    }
+
+    /// The request for iterates that are pulled back: a weight decay that the optimizer does not have stands for it.
+    fn pulled(&self) -> Result<Self> {
+        let Some((optimizer, rates)) = self.workload.optimizer().filter(|_| self.pull > 0.0) else {
+            return Ok(self.clone());
+        };
+        let largest = rates.iter().fold(0.0_f64, |a, b| a.max(*b));
+        if largest <= 0.0 {
+            return Ok(self.clone());
+        }
+        let weight_decay = optimizer.weight_decay + self.pull / largest;
+        let workload = Workload::sgd(rates.to_vec(), Optimizer { weight_decay, ..*optimizer })?;
+        Ok(Self { workload, ..self.clone() })
     }
 
     /// Steps of one epoch.
@@ -233,6 +266,8 @@ impl Planner {
 
     fn weigh(&mut self, request: &Request, proved: bool, listen: Listener<'_>) -> Result<Plan> {
         request.check()?;
+        let asked = request;
+        let request = &asked.pulled()?;
         let mut weighing = Weighing { planner: self, request, listen: &mut *listen, candidates: Vec::new() };
         weighing.poisson()?;
         weighing.bins()?;
@@ -255,7 +290,11 @@ impl Planner {
             candidates.insert(place, proved);
         };
         let dp_sgd = candidates.iter().position(Candidate::is_dp_sgd).ok_or_else(none)?;
-        Ok(Plan { request: request.clone(), candidates, chosen, dp_sgd, lower_bound })
+        if asked.pull > 0.0 {
+            let served = candidates.into_iter().map(|candidate| candidate.serving(&asked.workload));
+            candidates = served.collect::<Result<_>>()?;
+        }
+        Ok(Plan { request: asked.clone(), candidates, chosen, dp_sgd, lower_bound })
     }
 }
 

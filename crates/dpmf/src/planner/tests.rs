@@ -82,3 +82,30 @@ fn planning_ends_when_nobody_listens() {
     let stopped = Planner::default().plan(&request(1.0), &mut |_: &str| ControlFlow::Break(()));
     assert!(matches!(stopped, Err(Error::Interrupted { .. })));
 }
+
+#[test]
+fn a_pull_asks_for_noise_that_fades_and_leaves_the_guarantee_and_the_optimizer() {
+    let mut planner = Planner::default();
+    let plain = planner.plan(&request(1.0), &mut silent).unwrap();
+    let pulled = planner.plan(&Request { pull: 0.1, ..request(1.0) }, &mut silent).unwrap();
+    for plan in [&plain, &pulled] {
+        let mechanism = plan.chosen().mechanism();
+        assert!(mechanism.workload().is_prefix_sum());
+        assert_eq!(mechanism.privacy().unwrap().calibration().epsilon(), 1.0);
+    }
+    // What fades is no worse than what stays, and noise made for it is worse for iterates that are not pulled back.
+    assert!(pulled.chosen().rmse() < plain.chosen().rmse());
+    let unpulled =
+        pulled.chosen().noise_multiplier() * pulled.chosen().mechanism().loss().sqrt_total() / 80_f64.sqrt();
+    assert!(unpulled > 1.01 * plain.chosen().rmse(), "{unpulled}");
+    assert!(pulled.chosen().noise_multiplier() < plain.chosen().noise_multiplier());
+    for pull in [-0.1, 1.0, f64::NAN] {
+        assert!(
+            planner
+                .plan(&Request { pull, ..request(1.0) }, &mut silent)
+                .unwrap_err()
+                .to_string()
+                .contains("pull")
+        );
+    }
+}
