@@ -788,13 +788,21 @@ def test_too_few_clients_that_may_be_asked(tmp_path):
 
 
 def test_clients_that_all_took_part_often_enough_end_a_run(tmp_path):
-    mechanism = made("blt", 6, participation="min-separation:2:2")
+    """A third round for the same three clients would be far enough apart, but one too many."""
+    mechanism = made("blt", 6, participation="min-separation:1:2")
     strategy(tmp_path, mechanism=mechanism).start(Nodes(client(), count=9), arrays(START), num_rounds=1)
     asked = {int(name) for name in ledger(tmp_path)[0]}
-    nodes = Nodes(client(), count=9)
-    nodes.contexts = {n: c for n, c in nodes.contexts.items() if c.node_config["partition-id"] in asked}
-    with pytest.raises(dpmf.MismatchError, match="nobody may be asked in round 2"):
+
+    def same():
+        nodes = Nodes(client(), count=9)
+        nodes.contexts = {n: c for n, c in nodes.contexts.items() if c.node_config["partition-id"] in asked}
+        return nodes
+
+    strategy(tmp_path, mechanism=mechanism).start(same(), arrays(START), num_rounds=2)
+    nodes = same()
+    with pytest.raises(dpmf.MismatchError, match="nobody may be asked in round 3: of 3 clients that are connected, 3 took part 2"):
         strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(START))
+    assert not nodes.trained
 
 
 @pytest.mark.parametrize("fault", ["lost", "rolled back", "of another run", "ahead", "too soon", "garbled", "other terms"])

@@ -997,7 +997,7 @@ def test_a_journalled_scan_goes_on_after_a_restart(tmp_path):
 def test_accumulate_takes_trees_and_names_and_says_what_it_saw():
     random = np.random.default_rng(5)
     inputs = {"a": random.standard_normal((7, 3)).astype(np.float32), "b": [random.standard_normal((7, 2)).astype(np.float32)]}
-    weights, mask = np.arange(7, dtype=np.float32), np.array([1, 1, 0, 1, 1, 1, 0], bool)
+    weights, mask = np.arange(1, 8, dtype=np.float32), np.array([1, 1, 0, 1, 1, 1, 0], bool)
     inputs["a"][4] = np.nan
     parameters = {"w": jnp.ones(3), "v": jnp.ones(2)}
 
