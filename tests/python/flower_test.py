@@ -579,7 +579,7 @@ def test_a_simulation_is_killed_and_resumed(tmp_path):
     done = steps_done(directory)
     assert 2 <= done < 6, "it was killed too late"
     before = (directory / "journal").read_bytes()
-    cohorts = (directory / "cohorts.json").read_bytes()
+    asked = ledger(directory)
 
     second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=300)
     assert "error after 6 rounds" in second.stdout, second.stdout + second.stderr
@@ -587,7 +587,9 @@ def test_a_simulation_is_killed_and_resumed(tmp_path):
     assert steps_done(directory) == 6 and released(directory) == 6
     # What was journalled stays as it was: no step was released anew.
     assert (directory / "journal").read_bytes().startswith(before)
-    assert (directory / "cohorts.json").read_bytes() == cohorts
+    assert ledger(directory)[: len(asked)] == asked
+    check_participation([(round, int(name)) for round, names in enumerate(ledger(directory)) for name in names],
+                        dpmf.Mechanism.load(directory / "mechanism.safetensors"))
 
 
 def free_ports(count):
@@ -619,16 +621,16 @@ def test_a_deployment_on_loopback(tmp_path):
         listening = lambda: socket.socket().connect_ex(("127.0.0.1", link_port)) == 0  # noqa: E731
         until(listening, 60, "the SuperLink", *processes, logs=[log])
         run = [programs / "flwr", "run", str(APP), "loopback", "--stream", "--run-config",
-               f'rounds=2 cohort=2 directory="{directory}"']
+               f'rounds=4 cohort=2 directory="{directory}"']
         seen = tmp_path / "stream"
         processes.append(start(*run, log=seen, **environment))
-        ended = lambda: "error after 2 rounds" in seen.read_text()  # noqa: E731
-        until(ended, 180, "two rounds of a deployment", *processes[:-1], logs=[log, seen])
+        ended = lambda: "error after 4 rounds" in seen.read_text()  # noqa: E731
+        until(ended, 180, "four rounds of a deployment", *processes[:-1], logs=[log, seen])
     finally:
         for process in reversed(processes):
             stop(process)
-    assert steps_done(directory) == 2 and released(directory) == 2
-    assert seen.read_text().count("2 of 2 clients;") == 2
+    assert steps_done(directory) == 4 and released(directory) == 4
+    assert seen.read_text().count(", 2 of 2 clients;") == 4
 
 
 def test_the_app_learns(tmp_path):
@@ -637,8 +639,8 @@ def test_the_app_learns(tmp_path):
         from private_app import client_app, server_app, task
     finally:
         sys.path.remove(str(APP))
-    nodes = Nodes(client_app.app, count=40)
-    context = Context(1, 1, {}, RecordDict(), dict(rounds=10, cohort=4, epsilon=50.0, directory=str(tmp_path)))
+    nodes = Nodes(client_app.app, count=20)
+    context = Context(1, 1, {}, RecordDict(), dict(rounds=10, cohort=4, epochs=2, epsilon=50.0, directory=str(tmp_path)))
     server_app.main(nodes, context)
     with np.load(tmp_path / "state.npz") as state:
         learned = task.error(state["model"])
