@@ -1,4 +1,5 @@
-"""One framework's half of bench/frameworks.py: takes a step of noise whenever a line comes, and says how many seconds it took.
+"""One framework's half of bench/frameworks.py: takes a step of noise whenever a line comes, and says how many seconds it took, and
+how many of processor time on all threads.
 
     python bench/framework_step.py torch|jax|flower|opacus|jax-privacy|flower-dp MECHANISM DIMENSION exact|float
 
@@ -46,10 +47,15 @@ def check_variance(values, expected):
     assert abs(ratio - 1) < 7 * math.sqrt(2 / values.size) + 1e-5, (framework, ratio)
 
 
+def clocks():
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 def timed(call):
-    began = time.perf_counter()
+    """Seconds, and those of processor time, of a call; and what it returned."""
+    began = clocks()
     value = call()
-    return time.perf_counter() - began, value
+    return clocks() - began, value
 
 
 def with_torch():
@@ -231,4 +237,4 @@ next(steps)
 # Whatever a library prints goes elsewhere.
 print("ready", flush=True)
 for _ in sys.stdin:
-    print(next(steps), flush=True)
+    print(*next(steps), flush=True)

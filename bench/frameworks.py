@@ -1,8 +1,9 @@
 """A step of noise through PyTorch, JAX and Flower beside those of Opacus, jax-privacy and Flower, alternating in one run.
 
 Every framework is a process of its own (bench/framework_step.py), in the environment that has it, and all but one sleep. Every
-round times a copy of the same number of float32 in memory, then one step of each, in turns; printed are medians, and the median and
-spread of the paired ratios to the copy and to the rival. An environment that is not there is left out, and said so. Run by
+round times a copy of the same number of float32 in memory, then one step of each, in turns; printed are medians, the median and
+spread of the paired ratios to the copy and to the rival, and the ratio to the rival of processor time, which other programs on the
+machine do not disturb. An environment that is not there is left out, and said so. Run by
 scripts/bench python, or alone: python bench/frameworks.py.
 """
 
@@ -72,7 +73,7 @@ class Half:
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit(f"{self.name} failed:\n{self.process.communicate()[1][-3000:]}")
-        return float(answer)
+        return tuple(map(float, answer.split()))
 
     def close(self):
         self.process.stdin.close()
@@ -95,6 +96,10 @@ def copying(dimension):
 
     copy()
     return copy
+
+
+def median(times, clock):
+    return statistics.median(each[clock] for each in times)
 
 
 def spread(ratios):
@@ -120,7 +125,7 @@ def run(dimension=10**7, rounds=5, quiet=False):
 
     if not quiet:
         print(f"A step of noise, d = {dimension}, in ms; ratios are medians of {rounds} rounds [least, most]")
-        print(f"{'mechanism':42} {'arithmetic':10} {'through':8} {'ms':>8}  {'to a copy':>22}  {'rival':12} {'ms':>8}  to it")
+        print(f"{'mechanism':42} {'arithmetic':10} {'through':8} {'ms':>8}  {'to a copy':>22}  {'rival':12} {'ms':>8}  {'to it':18}  of processor time")
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, mechanism) in enumerate(mechanisms().items()):
             file = pathlib.Path(folder) / f"{number}.safetensors"
@@ -145,12 +150,14 @@ def run(dimension=10**7, rounds=5, quiet=False):
                         "recalls": mechanism.recalls,
                         "arithmetic": arithmetic,
                         "framework": half.name,
-                        "seconds": statistics.median(times[half]),
+                        "seconds": median(times[half], 0),
+                        "processor_seconds": median(times[half], 1),
                         "copy_seconds": statistics.median(copies),
-                        "to_copy": spread([a / b for a, b in zip(times[half], copies)]),
+                        "to_copy": spread([a[0] / b for a, b in zip(times[half], copies)]),
                         "rival": other and other.name,
-                        "rival_seconds": other and statistics.median(times[other]),
-                        "to_rival": other and spread([a / b for a, b in zip(times[half], times[other])]),
+                        "rival_seconds": other and median(times[other], 0),
+                        "to_rival": other and spread([a[0] / b[0] for a, b in zip(times[half], times[other])]),
+                        "processor_to_rival": other and median(times[half], 1) / median(times[other], 1),
                     }
                     rows.append(row)
                     if not quiet:
@@ -164,7 +171,10 @@ def show(row):
     def shown(ratio):
         return f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"
 
-    rival = f"{row['rival']:12} {1e3 * row['rival_seconds']:8.1f}  {shown(row['to_rival'])}" if row["rival"] else ""
+    rival = ""
+    if row["rival"]:
+        rival = (f"{row['rival']:12} {1e3 * row['rival_seconds']:8.1f}  {shown(row['to_rival']):18}  "
+                 f"{row['processor_to_rival']:.2f}")
     print(f"{row['mechanism']:42} {row['arithmetic']:10} {row['framework']:8} {1e3 * row['seconds']:8.1f}  "
           f"{shown(row['to_copy']):>22}  {rival}", flush=True)
 

@@ -624,11 +624,13 @@ try:
     print("two models were taken")
 except dpmf.UnsupportedError as refused:
     print("refused:", "train a model of its own" in str(refused))
-noise = dpmf.jax.add_correlated_noise(mechanism, key, journal=directory + "/journal")
+batches = dpmf.jax.Batches(mechanism, key, examples=30)
+print("drawn", batches.run, batches.at(1).indices.tolist())
+noise = dpmf.jax.add_correlated_noise(mechanism, key, batches=batches, denominator=1.0, journal=directory + "/journal")
 state = noise.init(placed)
 update = jax.jit(noise.update)
-for _ in range(3):
-    noisy, state = update(placed, state)
+for batch in batches:
+    noisy, state = update(placed, state, step=batch.step)
 np.save(f"{directory}/{rank}.npy", np.asarray(noisy.addressable_shards[0].data))
 print("run", np.asarray(state.run.addressable_shards[0].data).tobytes().hex())
 """
@@ -647,10 +649,10 @@ def test_two_processes_are_one_run(tmp_path):
     ]
     printed = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
-    lines = [[line for line in out.splitlines() if line.startswith(("refused", "run"))] for out, _ in printed]
+    lines = [[line for line in out.splitlines() if line.startswith(("refused", "drawn", "run"))] for out, _ in printed]
     assert lines[0] == lines[1]
-    *refused, run = lines[0]
-    assert refused == ["refused: True"] * 2
+    *refused, drawn, run = lines[0]
+    assert refused == ["refused: True"] * 2 and drawn.startswith("drawn")
     mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
     stream = dpmf.NoiseStream(mechanism, key, run=run.removeprefix("run "), dimension=10)
     stream.skip_to(2)
