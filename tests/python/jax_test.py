@@ -1043,6 +1043,33 @@ def test_micro_batches_without_members_are_not_computed():
     assert sorted(set(calls)) == list(range(12))
 
 
+def test_devices_sum_their_parts_and_update_outside():
+    """Data in parallel: the sum over devices of clipped sums is that of the whole batch, and one example moves it by at most ζ."""
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    examples = jnp.asarray(1 + np.random.default_rng(2).random((64, 5)), jnp.float32)
+
+    def part(parameters, examples, mask):
+        total, _ = dpmf.jax.accumulate(lambda p, x: p @ x, parameters, examples, clip=1.0, mask=mask, parts=2)
+        return jax.lax.psum(total, "data")
+
+    spread = jax.shard_map(part, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec("data")),
+                           out_specs=PartitionSpec(), check_vma=False)
+    noise = transformation()
+
+    @jax.jit
+    def step(parameters, state):
+        return noise.update(spread(parameters, examples, jnp.ones(64, bool)), state)
+
+    noisy, _ = step(jnp.zeros(5), noise.init(jnp.zeros(5)))
+    sums = jax.jit(spread)
+    row = np.array(sums(jnp.zeros(5), examples, jnp.ones(64, bool)))
+    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(row.tolist(), np.asarray(rest).tolist()))
+             for rest in (sums(jnp.zeros(5), examples, jnp.arange(64) != index) for index in range(0, 64, 9))]
+    assert Fraction(0.999) ** 2 < max(moves) <= 1
+    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5).add_to(row)
+    assert np.asarray(noisy).tobytes() == row.tobytes()
+
+
 def test_mistakes_with_accumulate_are_answered():
     def accumulate(*examples, loss=lambda p, *e: p * jnp.sum(e[0]), parameters=jnp.float32(1), **options):
         return dpmf.jax.accumulate(loss, parameters, *examples, **{**dict(clip=1.0), **options})
