@@ -252,8 +252,8 @@ def sgd(
 def adam_steps(steps: int, *, b1: float = 0.9, schedule: Any = None) -> np.ndarray[Any, Any]:
     """The step sizes of Adam as those of SGD with momentum b1, for plan(momentum=b1, schedule=adam_steps(steps, b1=b1)).
 
-    Adam steps by the mean of gradients m̂_t = (1 − β₁)/(1 − β₁ᵗ)·Σ β₁ᵗ⁻ˢ g_s, coordinate by coordinate over √v̂_t, which moves slowly. But
-    for that it is heavy-ball momentum with the step sizes (1 − β₁)/(1 − β₁ᵗ). schedule, a number for each step, multiplies them.
+    Adam steps by the mean of gradients m̂_t = (1 − β₁)/(1 − β₁ᵗ)·Σ β₁ᵗ⁻ˢ g_s over √v̂_t, which moves slowly. But for that it is
+    heavy-ball momentum with the step sizes (1 − β₁)/(1 − β₁ᵗ). schedule, a number for each step, multiplies them.
     """
     if not 0 <= b1 < 1:
         raise ValueError(f"b1 is {b1}, but it must be at least 0 and below 1")
