@@ -170,9 +170,8 @@ def with_jax_privacy():
 
 
 def with_flower():
-    """What dpmf.flower.PrivateFedAvg does with a round that nobody answers: noise through the journal, mean, update.
-
-    Without the file of the model, whose time is that of the disk: it is written as ever, but not timed.
+    """The noise of a round of dpmf.flower.PrivateFedAvg that nobody answers, through its journal. The strategy then moves the model
+    and writes it to disk, as ever, and this is not timed: nor is it for the rival.
     """
     import dpmf
     import dpmf.flower
@@ -187,9 +186,6 @@ def with_flower():
         run = dpmf.flower._Run(mechanism, strategy.directory, start, strategy.arithmetic, strategy.clients())
         run.clients.begin({f"{unit:04}" for unit in range(4000)}, run.key)
         strategy._run = run
-        saved = []
-        save = run._save
-        run._save = lambda: saved.append(timed(save)[0])
         expected = Expected(mechanism, run.key, run.stream.run)
         release = run.stream.release
         released = []
@@ -201,16 +197,16 @@ def with_flower():
                 return getattr(stream, name)
 
             def release(self, values):
-                step = release(values)
-                released[:] = [values]
+                seconds, step = timed(lambda: release(values))
+                released[:] = [seconds, values.copy()]
                 return step
 
         stream, run.stream = run.stream, Stream()
         nothing = np.zeros(dimension)
         while True:
-            seconds, _ = timed(lambda: strategy.aggregate_train(1, []))
-            expected.check(nothing, released[0], 1)
-            yield seconds - saved.pop()
+            strategy.aggregate_train(1, [])
+            expected.check(nothing, released[1], 1)
+            yield released[0]
 
 
 def with_flower_dp():

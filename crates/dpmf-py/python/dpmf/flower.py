@@ -232,7 +232,8 @@ class PrivateFedAvg(Strategy):
         except StepReusedError:
             run.stream.burn()
             released = False
-        run.advance(self.optimizer, noisy / run.clients.denominator if released else None)
+        noisy /= run.clients.denominator
+        run.advance(self.optimizer, noisy if released else None)
         statement = run.stream.privacy
         assert statement is not None
         counted = "" if run.clients.secret else f", {len(updates)} of {run.clients.denominator:g} clients"
@@ -352,16 +353,17 @@ class _Optimizer:
             learning_rates=self.rates,
         )
 
-    def advance(self, step: int, model: Vector, velocity: Vector, gradient: Vector) -> tuple[Vector, Vector]:
-        """Model and velocity after a step."""
+    def advance(self, step: int, model: Vector, velocity: Vector, gradient: Vector) -> None:
+        """Moves model and velocity by a step, where they are: new arrays of that size would take longer than the noise."""
         rate = self.rates[step]
         if self.coupled:
             gradient = gradient + self.decay * model
-        velocity = self.momentum * velocity + gradient
-        direction = gradient + self.momentum * velocity if self.nesterov else velocity
-        if not self.coupled:
-            direction = direction + self.decay * model
-        return model - rate * direction, velocity
+        velocity *= self.momentum
+        velocity += gradient
+        change = rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
+        if self.decay and not self.coupled:
+            change += (rate * self.decay) * model
+        model -= change
 
 
 class _Run:
@@ -428,7 +430,7 @@ class _Run:
     def advance(self, optimizer: _Optimizer, gradient: Vector | None) -> None:
         """Does a step and keeps it; without a gradient for one that was given up."""
         gradient = np.zeros(self.dimension) if gradient is None else gradient
-        self.model, self.velocity = optimizer.advance(self.step, self.model, self.velocity, gradient)
+        optimizer.advance(self.step, self.model, self.velocity, gradient)
         self.step += 1
         self._save()
 
