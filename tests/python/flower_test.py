@@ -736,6 +736,8 @@ def test_separation_holds_across_restarts_and_new_node_numbers(tmp_path):
 def test_a_client_that_joins_again_under_its_name_waits_for_its_turn(tmp_path):
     """It leaves after it was asked, and is back under another node number before the next round."""
     class Rejoining(Nodes):
+        joined = 0
+
         def send_and_receive(self, messages, *, timeout=None):
             messages = list(messages)
             replies = super().send_and_receive(messages, timeout=timeout)
@@ -743,8 +745,9 @@ def test_a_client_that_joins_again_under_its_name_waits_for_its_turn(tmp_path):
                 for message in messages:
                     old = message.metadata.dst_node_id
                     partition = self.contexts.pop(old).node_config["partition-id"]
-                    # Nothing is left of its own memory either.
-                    new = old + 2**33 + len(self.trained)
+                    # Nothing is left of its own memory either. Numbers of nodes never come again.
+                    self.joined += 1
+                    new = 2**40 + self.joined
                     self.contexts[new] = Context(1, new, {"partition-id": partition}, RecordDict(), {})
             return replies
 
