@@ -1,4 +1,5 @@
-"""What the Python layer costs: a stream step and a factorization from Python beside the same calls in Rust.
+"""What the Python layer costs: a stream step and a factorization from Python beside the same calls in Rust, and then a step through
+each framework beside those of others (bench/frameworks.py).
 
 Both alternate in one run, in two processes of which one sleeps while the other works; printed are medians, the median
 and spread of the paired ratio, and the ratio of processor time (from /proc), which other programs on the machine do not
@@ -14,6 +15,7 @@ import subprocess
 import time
 
 import dpmf
+import frameworks
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -22,6 +24,7 @@ parser.add_argument("--rust", default=ROOT / "target/release/examples/overhead",
 parser.add_argument("--dimension", type=lambda text: int(float(text)), default=10**7)
 parser.add_argument("--steps", type=lambda text: int(float(text)), default=10**5)
 parser.add_argument("--rounds", type=int, default=15)
+parser.add_argument("--no-frameworks", action="store_true", help="leave out PyTorch, JAX and Flower")
 parser.add_argument("--json", action="store_true")
 arguments = parser.parse_args()
 
@@ -82,9 +85,7 @@ for task in ("noise", "factorize"):
 rust.stdin.close()
 rust.wait()
 
-if arguments.json:
-    print(json.dumps(report))
-else:
+if not arguments.json:
     for task, name in (("noise", f"stream step, d = {arguments.dimension}"),
                        ("factorize", f"factorization, n = {arguments.steps}")):
         row = report[task]
@@ -92,6 +93,10 @@ else:
         print(f"{name}: Python {1e3 * row['python_seconds']:.1f} ms, Rust {1e3 * row['rust_seconds']:.1f} ms, "
               f"ratio {row['ratio']:.3f} (quartiles {low:.3f} to {high:.3f}), of processor time "
               f"{row['processor_ratio']:.3f}")
+if not arguments.no_frameworks:
+    report["frameworks"] = frameworks.run(arguments.dimension, quiet=arguments.json)
+if arguments.json:
+    print(json.dumps(report))
 slow = [task for task in ("noise", "factorize") if report[task]["ratio"] > 1.1]
 if slow:
     raise SystemExit(f"above 1.1 times Rust: {', '.join(slow)}")

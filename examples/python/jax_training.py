@@ -1,6 +1,6 @@
-"""Private training in JAX: logistic regression on three classes, in one pass over the data.
+"""Private training in JAX: logistic regression on three classes, in five passes over the data.
 
-    pip install dpmf[jax] && python jax_training.py
+    pip install dpmf[jax] && python jax_training.py [SEED]
 """
 
 import sys
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-STEPS, BATCH, CLASSES, FEATURES = 100, 64, 3, 10
+EXAMPLES, BATCH, EPOCHS, CLASSES, FEATURES = 6000, 240, 5, 3, 10
 random = np.random.default_rng(0)
 centres = random.standard_normal((CLASSES, FEATURES))
 
@@ -27,33 +27,32 @@ def loss(parameters, inputs, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-# 1. Plan for the optimizer.
-mechanism = dpmf.plan(
-    steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=3, delta=1e-6, clip=1.0
+# 1. Plan: what there is, what the optimizer does, what is promised.
+plan = dpmf.plan(
+    examples=EXAMPLES, batch=BATCH, epochs=EPOCHS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=1, delta=1e-6, clip=1.0
 )
 key = dpmf.NoiseKey.from_seed(int(sys.argv[1])) if len(sys.argv) > 1 else dpmf.NoiseKey.generate()
-# 2. Take the optimizer that was planned, with noise. The mean divides by the planned size of a batch.
-optimizer = dpmf.jax.sgd(mechanism, key, learning_rate=0.2, denominator=BATCH)
+# 2. Take its batches, and the optimizer that was planned, with noise.
+batches = dpmf.jax.Batches(plan, key)
+optimizer = dpmf.jax.sgd(plan.mechanism, key, learning_rate=0.2, batches=batches)
+inputs, labels = draw(EXAMPLES)
 
 
 @jax.jit
-def step(parameters, state, inputs, labels):
-    gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(parameters, inputs, labels)
-    # 3. Clip every example.
-    total = dpmf.jax.clipped_sum(gradients, mechanism.privacy.clip)
-    updates, state = optimizer.update(total, state, parameters)
-    return optax.apply_updates(parameters, updates), state
+def step(parameters, state, batch):
+    examples = inputs[batch.indices], labels[batch.indices]
+    # 3. Clip every example. What was seen on the way is not covered by the guarantee.
+    total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, mask=batch.mask, micro_batch=64)
+    updates, state = optimizer.update(total, state, parameters, step=batch.step)
+    return optax.apply_updates(parameters, updates), state, seen
 
 
-inputs, labels = draw(STEPS * BATCH)
 parameters = {"weights": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
 state = optimizer.init(parameters)
-for i in range(STEPS):
-    # One pass over disjoint batches: every record takes part once.
-    batch = slice(i * BATCH, (i + 1) * BATCH)
-    parameters, state = step(parameters, state, inputs[batch], labels[batch])
+for batch in batches:
+    parameters, state, seen = step(parameters, state, batch)
 
 test_inputs, test_labels = draw(5000)
 predictions = jnp.argmax(test_inputs @ parameters["weights"] + parameters["bias"], axis=1)
-print(mechanism.privacy, "\n")
+print(plan, "\n")
 print(f"test accuracy {float(jnp.mean(predictions == test_labels)):.3f}")

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -311,6 +313,7 @@ class Crashing:
 
         opened = dpmf.flower._Run._open_stream
         monkeypatch.setattr(dpmf.flower, "write_durably", crashing_write)
+        monkeypatch.setattr(dpmf._flower_clients, "write_durably", crashing_write)
         monkeypatch.setattr(dpmf.flower._Run, "_open_stream", lambda run, saved: Stream(opened(run, saved)))
 
     def tick(self):
@@ -319,8 +322,54 @@ class Crashing:
             raise Crash
 
 
+def made(name, steps, sampling=None, participation="single", **options):
+    """A mechanism of a name, with what it counts on."""
+    mechanism = dpmf.make_mechanism(dpmf.Workload.sgd(steps, momentum=0.9), name, participation=participation)
+    mechanism = mechanism if sampling is None else mechanism.with_sampling(sampling)
+    return mechanism.calibrate(8, 1e-6, CLIP, unit="user")
+
+
+#: Every way in which clients take part, with mechanisms that are planned for it: what to give to the strategy.
+WAYS = {
+    "single": lambda: dict(mechanism=MECHANISM),
+    "recall, epochs": lambda: dict(mechanism=made("recall", 6, participation="epochs:3")),
+    "blt, min-separation": lambda: dict(mechanism=made("blt", 6, participation="min-separation:3:2")),
+    "banded-toeplitz, min-separation": lambda: dict(mechanism=made("banded-toeplitz:bands=2", 6,
+                                                                   participation="min-separation:2")),
+    "banded-toeplitz, cyclic Poisson": lambda: sampled(made("banded-toeplitz:bands=2", 6, "cyclic-poisson:2:0.7")),
+    "blt, balls in bins": lambda: sampled(dpmf.plan(examples=12, batch=4, epochs=2, momentum=0.9, epsilon=8, delta=1e-6,
+                                                    clip=CLIP, unit="user", cache=False)),
+}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def sampled(mechanism):
+    return dict(mechanism=mechanism, cohort=None, clients=12)
+
+
+def mechanism_of(options):
+    given = options["mechanism"]
+    return given.mechanism if isinstance(given, dpmf.Plan) else given
+
+
+def check_participation(trained, mechanism):
+    """That no client was asked sooner again, or more often, than the mechanism covers."""
+    separation, times = dpmf._checks.participation_of(mechanism)
+    rounds = {}
+    for step, partition in trained:
+        rounds.setdefault(partition, set()).add(step)
+    for steps in rounds.values():
+        assert len(steps) <= times
+        assert all(np.diff(sorted(steps)) >= separation)
+    return rounds
+
+
 @pytest.mark.parametrize("repeatable", [True, False], ids=["same updates again", "other updates"])
-def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repeatable):
+@ways
+def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repeatable, way):
+    options = way()
+    mechanism = mechanism_of(options)
+    steps = mechanism.steps
     random = np.random.default_rng(0)
     app = client(None if repeatable else lambda partition: random.standard_normal(DIMENSION))
     crashes = 0
@@ -331,7 +380,7 @@ def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repe
             while True:
                 nodes = Nodes(app)
                 try:
-                    result = strategy(directory).start(nodes, arrays(START))
+                    result = strategy(directory, **options).start(nodes, arrays(START))
                     break
                 except Crash:
                     stops += 1
@@ -342,18 +391,39 @@ def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repe
         inputs = {}
         for step, given, released in crash.released:
             assert inputs.setdefault(step, (given, released)) == (given, released)
-        rounds = {}
-        for step, partition in trained:
-            assert rounds.setdefault(partition, step) == step, "a client took part in two rounds"
-        given_up = result.train_metrics_clientapp[ROUNDS]["given-up"] if result.train_metrics_clientapp else 0
+        check_participation(trained, mechanism)
+        given_up = result.train_metrics_clientapp[steps]["given-up"] if result.train_metrics_clientapp else 0
         if repeatable:
-            assert given_up == 0 and sorted(inputs) == list(range(ROUNDS))
-        assert len(inputs) >= ROUNDS - 2
+            assert given_up == 0 and sorted(inputs) == list(range(steps))
+        assert len(inputs) >= steps - 2
         if stops == 0:
             break
         crashes += 1
     # Four files at the start, and at least three points in every round.
-    assert crashes >= 4 + 3 * ROUNDS
+    assert crashes >= 4 + 3 * steps
+
+
+@ways
+def test_a_run_that_is_interrupted_ends_with_the_same_bits(tmp_path, monkeypatch, way):
+    options = way()
+    # Whom a ledger chooses is decided anew at every round; here in the same way for both.
+    monkeypatch.setattr(dpmf._flower_clients.random, "SystemRandom", lambda: random.Random(5))
+    strategy(tmp_path / "whole", **options).start(Nodes(client()), arrays(START), num_rounds=0)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    whole = strategy(tmp_path / "whole", **options).start(Nodes(client()), arrays(START))
+    stops = 0
+    with monkeypatch.context() as patch:
+        crash = Crashing(patch, 4)
+        while True:
+            try:
+                parts = strategy(tmp_path / "parts", **options).start(Nodes(client()), arrays(START))
+                break
+            except Crash:
+                stops += 1
+                crash.left = 4 + stops % 3
+    assert stops >= 3
+    assert np.array_equal(vector(whole.arrays), vector(parts.arrays))
+    assert not np.array_equal(vector(whole.arrays), START)
 
 
 def test_a_run_that_is_resumed_ends_where_an_unbroken_one_ends(tmp_path):
@@ -431,8 +501,10 @@ def test_cohorts_that_are_damaged_or_of_another_size(tmp_path):
     with pytest.raises(dpmf.MismatchError, match="cohort is 2, but the run in .* has cohorts of 3"):
         strategy(tmp_path, cohort=2).start(Nodes(client()), arrays(START))
     kept = (tmp_path / "cohorts.json").read_text()
-    cohorts = json.loads(kept)
-    for damaged in (kept[:20], json.dumps(cohorts[:2]), json.dumps([cohorts[0]] * ROUNDS), "3"):
+    good = json.loads(kept)
+    cohorts = good["cohorts"]
+    bad = [cohorts[:2], [cohorts[0]] * ROUNDS, [[1, 2, 3], *cohorts[1:]], 3]
+    for damaged in (kept[:20], "3", "{}", *(json.dumps({**good, "cohorts": other}) for other in bad)):
         (tmp_path / "cohorts.json").write_text(damaged)
         with pytest.raises(dpmf.FormatError, match="cohorts.json is damaged"):
             strategy(tmp_path).start(Nodes(client()), arrays(START))
@@ -507,7 +579,7 @@ def test_a_simulation_is_killed_and_resumed(tmp_path):
     done = steps_done(directory)
     assert 2 <= done < 6, "it was killed too late"
     before = (directory / "journal").read_bytes()
-    cohorts = (directory / "cohorts.json").read_bytes()
+    asked = ledger(directory)
 
     second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=300)
     assert "error after 6 rounds" in second.stdout, second.stdout + second.stderr
@@ -515,7 +587,9 @@ def test_a_simulation_is_killed_and_resumed(tmp_path):
     assert steps_done(directory) == 6 and released(directory) == 6
     # What was journalled stays as it was: no step was released anew.
     assert (directory / "journal").read_bytes().startswith(before)
-    assert (directory / "cohorts.json").read_bytes() == cohorts
+    assert ledger(directory)[: len(asked)] == asked
+    check_participation([(round, int(name)) for round, names in enumerate(ledger(directory)) for name in names],
+                        dpmf.Mechanism.load(directory / "mechanism.safetensors"))
 
 
 def free_ports(count):
@@ -547,16 +621,16 @@ def test_a_deployment_on_loopback(tmp_path):
         listening = lambda: socket.socket().connect_ex(("127.0.0.1", link_port)) == 0  # noqa: E731
         until(listening, 60, "the SuperLink", *processes, logs=[log])
         run = [programs / "flwr", "run", str(APP), "loopback", "--stream", "--run-config",
-               f'rounds=2 cohort=2 directory="{directory}"']
+               f'rounds=4 cohort=2 directory="{directory}"']
         seen = tmp_path / "stream"
         processes.append(start(*run, log=seen, **environment))
-        ended = lambda: "error after 2 rounds" in seen.read_text()  # noqa: E731
-        until(ended, 180, "two rounds of a deployment", *processes[:-1], logs=[log, seen])
+        ended = lambda: "error after 4 rounds" in seen.read_text()  # noqa: E731
+        until(ended, 180, "four rounds of a deployment", *processes[:-1], logs=[log, seen])
     finally:
         for process in reversed(processes):
             stop(process)
-    assert steps_done(directory) == 2 and released(directory) == 2
-    assert seen.read_text().count("2 of 2 clients;") == 2
+    assert steps_done(directory) == 4 and released(directory) == 4
+    assert seen.read_text().count(", 2 of 2 clients;") == 4
 
 
 def test_the_app_learns(tmp_path):
@@ -565,16 +639,297 @@ def test_the_app_learns(tmp_path):
         from private_app import client_app, server_app, task
     finally:
         sys.path.remove(str(APP))
-    nodes = Nodes(client_app.app, count=40)
-    context = Context(1, 1, {}, RecordDict(), dict(rounds=10, cohort=4, epsilon=50.0, directory=str(tmp_path)))
+    nodes = Nodes(client_app.app, count=20)
+    context = Context(1, 1, {}, RecordDict(), dict(rounds=10, cohort=4, epochs=2, epsilon=50.0, directory=str(tmp_path)))
     server_app.main(nodes, context)
     with np.load(tmp_path / "state.npz") as state:
         learned = task.error(state["model"])
     assert learned < 0.5 * task.error(np.zeros(task.FEATURES))
 
 
-def test_client_sampling_by_a_plan_is_not_there_yet(tmp_path):
-    made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(6), "banded-toeplitz:bands=2")
-    mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5, unit="user")
-    with pytest.raises(dpmf.UnsupportedError, match='is not there yet: plan with sampling="none"'):
-        dpmf.flower.PrivateFedAvg(mechanism, tmp_path / "run", cohort=3)
+# ---------------------------------------------------------------------------------------------------------------------
+# Several rounds for every client
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@ways
+def test_the_model_is_the_workload_whoever_takes_part(tmp_path, way):
+    options = way()
+    mechanism = mechanism_of(options)
+    nodes = Nodes(client())
+    result = strategy(tmp_path, **options).start(nodes, arrays(np.zeros(DIMENSION)))
+    rounds = check_participation(nodes.trained, mechanism)
+    sums = np.zeros((mechanism.steps, DIMENSION))
+    for step, partition in nodes.trained:
+        sums[step] += clipped(partition)
+    denominator = COHORT
+    metrics = result.train_metrics_clientapp[mechanism.steps]
+    if mechanism.sampling != "none":
+        key = dpmf.NoiseKey.read(tmp_path / "noise.key")
+        with dpmf.DurableStream.open(mechanism, key, tmp_path / "journal", dimension=DIMENSION) as journal:
+            sampler = dpmf.Sampler(mechanism.sampling, key, units=12, steps=mechanism.steps, run=journal.run)
+        names = json.loads((tmp_path / "clients.json").read_text())["clients"]
+        for step in range(mechanism.steps):
+            drawn = {int(names[unit]) for unit in sampler.members(step)}
+            assert {partition for round, partition in nodes.trained if round == step} == drawn
+        denominator = sampler.expected_batch
+        # How many were drawn is a secret.
+        assert "clients" not in metrics
+    else:
+        assert all(sum(step == round for round, _ in nodes.trained) == COHORT for step in range(mechanism.steps))
+        assert metrics["clients"] == COHORT
+    rows = noisy_sums(tmp_path, sums, mechanism)
+    expected = -(mechanism.workload.matrix() @ rows)[-1] / denominator
+    assert close(vector(result.arrays), expected, mechanism)
+    assert len(rounds) >= COHORT and max(map(len, rounds.values())) <= dpmf._checks.participation_of(mechanism)[1]
+
+
+def test_epochs_are_cohorts_that_take_turns(tmp_path):
+    mechanism = made("recall", 7, participation="epochs:3")
+    nodes = Nodes(client(), count=9)
+    strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(START))
+    rounds = check_participation(nodes.trained, mechanism)
+    assert sorted(map(sorted, rounds.values())) == [[0, 3, 6]] * 3 + [[1, 4]] * 3 + [[2, 5]] * 3
+    with pytest.raises(dpmf.MismatchError, match="7 clients enrolled.*3 cohorts take turns: use cohort=2"):
+        strategy(tmp_path / "few", mechanism=mechanism).start(Nodes(client(), count=7), arrays(START))
+
+
+def ledger(directory):
+    return json.loads((directory / "ledger.json").read_text())["rounds"]
+
+
+SEPARATED = made("blt", 6, participation="min-separation:3:2")
+
+
+def test_a_client_that_did_not_answer_counts_as_one_that_took_part(tmp_path):
+    """In every round one fails and one is too late: both have had the model."""
+    def tamper(replies):
+        first, second, third = replies
+        return [Message(Error(0, "out of memory"), reply_to=message_to(first)), third]
+
+    def message_to(reply):
+        asked = Message(RecordDict(), dst_node_id=reply.metadata.src_node_id, message_type="train")
+        return asked
+
+    nodes = Nodes(client(), tamper=tamper)
+    result = strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START))
+    rounds = check_participation(nodes.trained, SEPARATED)
+    assert sum(map(len, rounds.values())) == 6 * COHORT
+    assert result.train_metrics_clientapp[6]["clients"] == 1
+    assert [sorted(names) for names in ledger(tmp_path)] == [
+        sorted(str(partition) for step, partition in nodes.trained if step == round) for round in range(6)]
+
+
+def test_separation_holds_across_restarts_and_new_node_numbers(tmp_path):
+    """Every start has other nodes for the same clients, as after they re-joined."""
+    trained = []
+    for rounds in range(1, 7):
+        nodes = Nodes(client(), count=9)
+        strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START), num_rounds=rounds)
+        assert len(nodes.trained) == COHORT
+        trained += nodes.trained
+    # Nine clients and three in three rounds: everyone takes part twice, three rounds apart.
+    rounds = check_participation(trained, SEPARATED)
+    assert sorted(map(len, rounds.values())) == [2] * 9
+
+
+def test_a_client_that_joins_again_under_its_name_waits_for_its_turn(tmp_path):
+    """It leaves after it was asked, and is back under another node number before the next round."""
+    class Rejoining(Nodes):
+        joined = 0
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = super().send_and_receive(messages, timeout=timeout)
+            if messages and messages[0].metadata.message_type == "train":
+                for message in messages:
+                    old = message.metadata.dst_node_id
+                    partition = self.contexts.pop(old).node_config["partition-id"]
+                    # Nothing is left of its own memory either. Numbers of nodes never come again.
+                    self.joined += 1
+                    new = 2**40 + self.joined
+                    self.contexts[new] = Context(1, new, {"partition-id": partition}, RecordDict(), {})
+            return replies
+
+    nodes = Rejoining(client(), count=9)
+    strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START))
+    rounds = check_participation(nodes.trained, SEPARATED)
+    assert sorted(map(len, rounds.values())) == [2] * 9
+
+
+def test_a_client_that_joins_late_is_asked(tmp_path):
+    strategy(tmp_path, mechanism=SEPARATED).start(Nodes(client(), count=9), arrays(START), num_rounds=3)
+    nodes = Nodes(client(), count=30)
+    strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START))
+    assert any(partition >= 9 for _, partition in nodes.trained)
+
+
+def test_too_few_clients_that_may_be_asked(tmp_path):
+    with pytest.raises(dpmf.MismatchError, match="8 clients enrolled.*need 9, since a client takes part in 2 rounds at most, 3"):
+        strategy(tmp_path / "few", mechanism=SEPARATED).start(Nodes(client(), count=8), arrays(START))
+    strategy(tmp_path, mechanism=SEPARATED).start(Nodes(client(), count=9), arrays(START), num_rounds=1)
+    # Only those who took part and one other are still there: the round is theirs, and the mean divides by three.
+    asked = {int(name) for name in ledger(tmp_path)[0]}
+    other = min(set(range(9)) - asked)
+
+    def only(partitions):
+        nodes = Nodes(client(), count=9)
+        nodes.contexts = {n: c for n, c in nodes.contexts.items() if c.node_config["partition-id"] in partitions}
+        return nodes
+
+    nodes = only(asked | {other})
+    before = vector(strategy(tmp_path, mechanism=SEPARATED).start(only(set()), arrays(START), num_rounds=1).arrays)
+    result = strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START), num_rounds=2)
+    assert nodes.trained == [(1, other)] and result.train_metrics_clientapp[2]["clients"] == 1
+    # Then nobody may be asked: it is said, and nothing is released.
+    nodes = only(asked | {other})
+    kept, journal = (tmp_path / "state.npz").read_bytes(), released(tmp_path)
+    with pytest.raises(dpmf.MismatchError, match="nobody may be asked in round 3: of 4 clients that are connected, 0 took part 2"):
+        strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START))
+    assert not nodes.trained and (tmp_path / "state.npz").read_bytes() == kept and released(tmp_path) == journal
+    # It goes on with others.
+    result = strategy(tmp_path, mechanism=SEPARATED).start(Nodes(client(), count=9), arrays(START), num_rounds=3)
+    assert not np.array_equal(vector(result.arrays), before)
+
+
+def test_clients_that_all_took_part_often_enough_end_a_run(tmp_path):
+    """A third round for the same three clients would be far enough apart, but one too many."""
+    mechanism = made("blt", 6, participation="min-separation:1:2")
+    strategy(tmp_path, mechanism=mechanism).start(Nodes(client(), count=9), arrays(START), num_rounds=1)
+    asked = {int(name) for name in ledger(tmp_path)[0]}
+
+    def same():
+        nodes = Nodes(client(), count=9)
+        nodes.contexts = {n: c for n, c in nodes.contexts.items() if c.node_config["partition-id"] in asked}
+        return nodes
+
+    strategy(tmp_path, mechanism=mechanism).start(same(), arrays(START), num_rounds=2)
+    nodes = same()
+    with pytest.raises(dpmf.MismatchError, match="nobody may be asked in round 3: of 3 clients that are connected, 3 took part 2"):
+        strategy(tmp_path, mechanism=mechanism).start(nodes, arrays(START))
+    assert not nodes.trained
+
+
+@pytest.mark.parametrize("fault", ["lost", "rolled back", "of another run", "ahead", "too soon", "garbled", "other terms"])
+def test_a_ledger_that_does_not_match_the_journal_is_refused(tmp_path, fault):
+    directory, path = tmp_path / "run", tmp_path / "run" / "ledger.json"
+    strategy(directory, mechanism=SEPARATED).start(Nodes(client()), arrays(START), num_rounds=2)
+    kept = json.loads(path.read_text())
+    match = "ledger.json is damaged"
+    if fault == "lost":
+        path.unlink()
+        match = "ledger.json is missing, and without it clients that took part would be asked again"
+    elif fault == "rolled back":
+        path.write_text(json.dumps({**kept, "rounds": kept["rounds"][:1]}))
+        match = "ends with round 1, but the journal says that 2 were begun"
+    elif fault == "of another run":
+        strategy(tmp_path / "other", mechanism=SEPARATED).start(Nodes(client()), arrays(START), num_rounds=2)
+        shutil.copy(tmp_path / "other" / "ledger.json", path)
+        match = "belongs to run .*, but the journal beside it to"
+    elif fault == "ahead":
+        path.write_text(json.dumps({**kept, "rounds": [*kept["rounds"], ["a"], ["b"]]}))
+    elif fault == "too soon":
+        path.write_text(json.dumps({**kept, "rounds": [kept["rounds"][0]] * 2}))
+        match = "took part in round 2 before it was its turn"
+    elif fault == "garbled":
+        path.write_bytes(path.read_bytes()[:50])
+    else:
+        path.write_text(json.dumps({**kept, "participation": "min-separation:1"}))
+    nodes = Nodes(client())
+    with pytest.raises(dpmf.FormatError, match=match):
+        strategy(directory, mechanism=SEPARATED).start(nodes, arrays(START))
+    assert not nodes.trained
+    # The journal is let go of: it can be opened once the file is back.
+    path.write_text(json.dumps(kept))
+    strategy(directory, mechanism=SEPARATED).start(Nodes(client()), arrays(START))
+
+
+def test_a_ledger_is_written_before_anyone_is_asked(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        sent = Nodes.send_and_receive
+
+        def sending(nodes, messages, *, timeout=None):
+            messages = list(messages)
+            if messages and messages[0].metadata.message_type == "train":
+                asked = {str(nodes.contexts[message.metadata.dst_node_id].node_config["partition-id"]) for message in messages}
+                assert set(ledger(tmp_path)[-1]) == asked
+                raise Crash
+            return sent(nodes, messages, timeout=timeout)
+
+        patch.setattr(Nodes, "send_and_receive", sending)
+        with pytest.raises(Crash):
+            strategy(tmp_path, mechanism=SEPARATED).start(Nodes(client()), arrays(START))
+    # Those who were asked are asked again, for the same round, and nobody else.
+    (asked,) = ledger(tmp_path)
+    nodes = Nodes(client())
+    strategy(tmp_path, mechanism=SEPARATED).start(nodes, arrays(START), num_rounds=1)
+    assert sorted(str(partition) for _, partition in nodes.trained) == asked
+
+
+def test_a_client_holds_the_server_to_what_it_said(tmp_path):
+    context = Context(1, 5, {"partition-id": 0}, RecordDict(), {})
+    app = client()
+
+    def ask(step, separation=3, times=3, run="r"):
+        config = ConfigRecord({"dpmf-clip": CLIP, "dpmf-step": step, "dpmf-run": run, "dpmf-separation": separation,
+                               "dpmf-times": times})
+        content = RecordDict({"arrays": arrays(START), "config": config})
+        return app(Message(content, dst_node_id=5, message_type="train"), context)
+
+    assert not ask(0).has_error()
+    assert "took part in round 1 and takes part in 3 rounds at most, 3 apart at least: round 3" in ask(2).error.reason
+    assert ask(2, separation=1, times=9).has_error(), "the server changed its terms"
+    assert not ask(3).has_error() and not ask(3).has_error() and not ask(8).has_error()
+    assert "round 1, 4, 9" in ask(12).error.reason
+    assert not ask(0, run="another").has_error()
+
+
+def test_a_client_that_was_drawn_and_is_missing_takes_no_part(tmp_path):
+    options = WAYS["banded-toeplitz, cyclic Poisson"]()
+    mechanism = options["mechanism"]
+    whole = Nodes(client())
+    strategy(tmp_path, **options).start(whole, arrays(np.zeros(DIMENSION)), num_rounds=3)
+    # Half of them do not come back; others have come that are not of the run.
+    nodes = Nodes(client(), count=20)
+    nodes.contexts = {n: c for n, c in nodes.contexts.items() if c.node_config["partition-id"] >= 6}
+    result = strategy(tmp_path, **options).start(nodes, arrays(START))
+    assert all(6 <= partition < 12 for _, partition in nodes.trained)
+    sums = np.zeros((6, DIMENSION))
+    for step, partition in whole.trained + nodes.trained:
+        sums[step] += clipped(partition)
+    rows = noisy_sums(tmp_path, sums, mechanism)
+    assert close(vector(result.arrays), -(mechanism.workload.matrix() @ rows)[-1] / (12 / 2 * 0.7), mechanism)
+
+
+def test_mistakes_with_sampling_are_answered(tmp_path):
+    mechanism = WAYS["banded-toeplitz, cyclic Poisson"]()["mechanism"]
+    with pytest.raises(ValueError, match="cohort is given, but this mechanism counts on sampling"):
+        dpmf.flower.PrivateFedAvg(mechanism, tmp_path, cohort=3)
+    with pytest.raises(ValueError, match="clients is missing"):
+        dpmf.flower.PrivateFedAvg(mechanism, tmp_path)
+    with pytest.raises(ValueError, match="clients is 0"):
+        dpmf.flower.PrivateFedAvg(mechanism, tmp_path, clients=0)
+    with pytest.raises(ValueError, match="does not count on sampling"):
+        strategy(tmp_path, clients=3)
+    with pytest.raises(ValueError, match="cohort is missing"):
+        strategy(tmp_path, cohort=None)
+    with pytest.raises(dpmf.MismatchError, match="7 clients enrolled.*but 12 are planned: give clients=7"):
+        strategy(tmp_path, **sampled(mechanism)).start(Nodes(client(), count=7), arrays(START))
+    strategy(tmp_path, **sampled(mechanism)).start(Nodes(client()), arrays(START), num_rounds=1)
+    path = tmp_path / "clients.json"
+    kept = path.read_text()
+    for damaged in ("{}", kept[:30], kept.replace('"1"', '"0"'), json.dumps({**json.loads(kept), "clients": []})):
+        path.write_text(damaged)
+        with pytest.raises(dpmf.FormatError, match="clients.json is damaged"):
+            strategy(tmp_path, **sampled(mechanism)).start(Nodes(client()), arrays(START))
+    path.unlink()
+    with pytest.raises(dpmf.FormatError, match="clients.json is missing"):
+        strategy(tmp_path, **sampled(mechanism)).start(Nodes(client()), arrays(START))
+
+
+def test_a_plan_says_the_cohort(tmp_path):
+    plan = dpmf.plan(examples=12, batch=3, epochs=2, epsilon=8, delta=1e-6, clip=CLIP, unit="user", sampling="none", cache=False)
+    nodes = Nodes(client())
+    result = dpmf.flower.PrivateFedAvg(plan, tmp_path, enrolment_timeout=0.0).start(nodes, arrays(START))
+    assert result.train_metrics_clientapp[8]["clients"] == 3
+    assert set(map(len, check_participation(nodes.trained, plan.mechanism).values())) == {2}

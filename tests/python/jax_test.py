@@ -1,5 +1,7 @@
 """dpmf.jax against streams drawn directly: jit, scan, replays, restarts, and two devices that draw their own shards."""
 
+import functools
+import json
 import os
 import pathlib
 import socket
@@ -47,6 +49,13 @@ def expected_rows(steps=STEPS, **options):
     for row in rows:
         stream.add_to(row)
     return rows
+
+
+def host_of(noise):
+    """What lives outside of jit."""
+    cells = [cell.cell_contents for cell in noise.update.__closure__]
+    (host,) = [cell for cell in cells if isinstance(cell, dpmf.jax._Host)]
+    return host
 
 
 def failure(call):
@@ -112,7 +121,7 @@ def test_lanes_with_large_leaves_keep_apart():
     size = 3 * dpmf._jax_layout.PIECE + 5
     noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="lanes")
     state = noise.init(jnp.zeros(size))
-    host = noise.update.__closure__[1].cell_contents
+    host = host_of(noise)
     taken = []
     take = host.uploads.take
     host.uploads.take = lambda *arguments: taken.append(take(*arguments)) or taken[-1].copy()
@@ -254,7 +263,7 @@ def test_a_journal_lets_a_restart_repeat_and_go_on(tmp_path):
 
 def close(noise):
     """Lets go of the journal locks, as the end of a process does."""
-    noise.update.__closure__[1].cell_contents.stream.close()
+    host_of(noise).stream.close()
 
 
 def test_a_journal_refuses_other_data_or_burns(tmp_path):
@@ -389,13 +398,85 @@ def test_what_is_not_finite_is_refused_before_it_is_released(value, compile, pla
     assert flat(noisy).tobytes() == expected_rows()[0].tobytes()
 
 
-def test_parts_of_a_step_are_added_up_before_the_update():
+def test_multi_steps_of_optax_is_refused_before_anything_is_released():
     optimizer = optax.MultiSteps(dpmf.jax.sgd(MECHANISM, KEY), every_k_schedule=2)
+    for start in (optimizer.init, jax.jit(optimizer.init)):
+        with pytest.raises(dpmf.UnsupportedError, match=r"updates at every part.*micro_batch=…\).*multi_steps\(optimizer"):
+            start(tree(0))
+
+
+@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_parts_of_a_step_are_added_up(compile):
+    optimizer = dpmf.jax.multi_steps(transformation(), 3)
+    update = compile(optimizer.update)
     state = optimizer.init(tree(0))
-    _, state = optimizer.update(tree(0), state)
-    assert "optax.MultiSteps does not: add up the parts, and update once" in failure(
-        lambda: optimizer.update(tree(1), state)
-    )
+    stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION)
+    for step in range(STEPS):
+        for part in range(3):
+            updates, state = update(tree(3 * step + part), state)
+            assert flat(updates).any() == (part == 2)
+        expected = flat(tree(3 * step)) + flat(tree(3 * step + 1)) + flat(tree(3 * step + 2))
+        stream.add_to(expected)
+        assert flat(updates).tobytes() == expected.tobytes()
+    assert dpmf.jax.step_of(state) == STEPS
+
+
+def some_frozen(names=("kernel",)):
+    return {name: name in names for name in SHAPES}
+
+
+def test_leaving_out_parameters_around_the_noise_is_refused():
+    """Their sums would go on without noise."""
+    for wrapped in (
+        optax.masked(transformation(), some_frozen()),
+        optax.multi_transform({True: optax.sgd(0.1), False: dpmf.jax.sgd(MECHANISM, KEY)}, some_frozen()),
+    ):
+        with pytest.raises(dpmf.UnsupportedError, match="hand their sums on without noise.*behind the noise"):
+            wrapped.init(tree(0))
+
+
+def test_parameters_are_frozen_behind_the_noise_and_thawed_later():
+    rows = expected_rows()
+    frozen = optax.chain(transformation(), optax.masked(optax.set_to_zero(), some_frozen()))
+    other = {True: optax.set_to_zero(), False: optax.sgd(1.0)}
+    labelled = optax.chain(transformation(), optax.multi_transform(other, some_frozen()))
+
+    for optimizer, sign in ((frozen, 1), (labelled, -1)):
+        state = optimizer.init(tree(0))
+        for step, row in enumerate(rows):
+            updates, state = jax.jit(optimizer.update)(tree(step), state, tree(0))
+            assert not updates["kernel"].any()
+            assert flat(updates["bias"]).tobytes() == (sign * row[:4]).tobytes()
+    # Thawed after three steps: from then on the row of the stream, as if it had never been frozen.
+    noise = transformation()
+    state = noise.init(tree(0))
+
+    @jax.jit
+    def update(gradient, state):
+        cold = state.step < 3
+        updates, state = noise.update(gradient, state)
+        return {**updates, "kernel": jnp.where(cold, 0.0, updates["kernel"])}, state
+
+    for step, row in enumerate(rows):
+        updates, state = update(tree(step), state)
+        assert flat(updates["kernel"]).tobytes() == (row[4:52] if step >= 3 else np.zeros(48, np.float32)).tobytes()
+
+
+def test_pmap_and_shard_map_around_it_are_refused():
+    noise = transformation()
+    state = noise.init(jnp.zeros(4))
+    with pytest.raises(dpmf.UnsupportedError, match="on each of several devices.*call update outside"):
+        jax.pmap(lambda gradient: noise.update(gradient, state))(jnp.zeros((2, 4)))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    spread = jax.shard_map(lambda gradient: noise.update(gradient, state)[0], mesh=mesh, in_specs=PartitionSpec("data"),
+                           out_specs=PartitionSpec("data"))
+    with pytest.raises(dpmf.UnsupportedError, match="on each of several devices \\(data\\)"):
+        jax.jit(spread)(jnp.zeros(8))
+    # Nothing was released.
+    noisy, _ = noise.update(jnp.zeros(4), state)
+    row = np.zeros(4, np.float32)
+    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=4).add_to(row)
+    assert np.asarray(noisy).tobytes() == row.tobytes()
 
 
 OPTIMIZERS = {
@@ -543,11 +624,13 @@ try:
     print("two models were taken")
 except dpmf.UnsupportedError as refused:
     print("refused:", "train a model of its own" in str(refused))
-noise = dpmf.jax.add_correlated_noise(mechanism, key, journal=directory + "/journal")
+batches = dpmf.jax.Batches(mechanism, key, examples=30)
+print("drawn", batches.run, batches.at(1).indices.tolist())
+noise = dpmf.jax.add_correlated_noise(mechanism, key, batches=batches, denominator=1.0, journal=directory + "/journal")
 state = noise.init(placed)
 update = jax.jit(noise.update)
-for _ in range(3):
-    noisy, state = update(placed, state)
+for batch in batches:
+    noisy, state = update(placed, state, step=batch.step)
 np.save(f"{directory}/{rank}.npy", np.asarray(noisy.addressable_shards[0].data))
 print("run", np.asarray(state.run.addressable_shards[0].data).tobytes().hex())
 """
@@ -566,10 +649,10 @@ def test_two_processes_are_one_run(tmp_path):
     ]
     printed = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
-    lines = [[line for line in out.splitlines() if line.startswith(("refused", "run"))] for out, _ in printed]
+    lines = [[line for line in out.splitlines() if line.startswith(("refused", "drawn", "run"))] for out, _ in printed]
     assert lines[0] == lines[1]
-    *refused, run = lines[0]
-    assert refused == ["refused: True"] * 2
+    *refused, drawn, run = lines[0]
+    assert refused == ["refused: True"] * 2 and drawn.startswith("drawn")
     mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
     stream = dpmf.NoiseStream(mechanism, key, run=run.removeprefix("run "), dimension=10)
     stream.skip_to(2)
@@ -582,7 +665,7 @@ def test_two_processes_are_one_run(tmp_path):
 def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(STEPS), "banded-toeplitz:bands=2")
     mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5)
-    with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.1.*give sampler="):
+    with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.1.*give batches="):
         dpmf.jax.sgd(mechanism, KEY)
 
     def sampler(sampling="cyclic-poisson:2:0.1", steps=STEPS):
@@ -601,3 +684,449 @@ def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     dpmf.NoiseStream(mechanism, KEY, run="test", dimension=4).add_to(row)
     np.testing.assert_allclose(updates["w"], row / sampler().expected_batch, rtol=1e-6)
     assert sampler().expected_batch == 5.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several epochs
+# ---------------------------------------------------------------------------------------------------------------------
+
+EXAMPLES, BATCH, EPOCHS = 60, 20, 4
+
+
+def planned(**options):
+    defaults = dict(examples=EXAMPLES, batch=BATCH, epochs=EPOCHS, momentum=0.9, epsilon=8, delta=1e-5, cache=False)
+    return dpmf.plan(**{**defaults, **options})
+
+
+@functools.lru_cache
+def made(name, sampling=None, participation="single"):
+    """A mechanism of a name, with what it counts on, for the steps of the plans here."""
+    workload = dpmf.Workload.sgd(EXAMPLES // BATCH * EPOCHS, momentum=0.9)
+    mechanism = dpmf.make_mechanism(workload, name, participation=participation)
+    return (mechanism if sampling is None else mechanism.with_sampling(sampling)).calibrate(8, 1e-5)
+
+
+@functools.lru_cache
+def blt_in_bins():
+    """As the planner fits it, since bins count on an encoder that is not negative."""
+    plan = planned()
+    assert (plan.chosen["mechanism"], plan.sampling) == ("blt", "balls-in-bins:3")
+    return plan.mechanism
+
+
+#: Every mechanism that is planned for several epochs, under every sampler.
+SEVERAL = {
+    "blt, balls in bins": lambda: blt_in_bins(),
+    "banded-inverse, balls in bins": lambda: made("banded-inverse:bands=2", "balls-in-bins:3"),
+    "banded-toeplitz, balls in bins": lambda: made("banded-toeplitz:bands=3", "balls-in-bins:3"),
+    "banded-toeplitz, cyclic Poisson": lambda: made("banded-toeplitz:bands=3", "cyclic-poisson:3:0.9"),
+    "banded, cyclic Poisson": lambda: made("banded:bands=3", "cyclic-poisson:3:0.9"),
+    "independent, Poisson": lambda: made("independent", "cyclic-poisson:1:0.3"),
+    "recall, epochs": lambda: made("recall", None, "epochs:4"),
+    "blt, min-separation": lambda: made("blt", None, "min-separation:3:2"),
+    "banded-toeplitz, epochs": lambda: made("banded-toeplitz:bands=3", None, "epochs:4"),
+}
+several = pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
+
+DATA = np.random.default_rng(3).standard_normal((EXAMPLES, 5)).astype(np.float32)
+
+
+def loss(parameters, example):
+    return jnp.sum(jnp.sin(parameters["w"] * example)) + parameters["b"]
+
+
+@several
+def test_batches_are_those_of_the_sampler_in_one_shape(make):
+    mechanism = make()
+    batches = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, experiment="test")
+    assert len(batches) == mechanism.steps == len(list(batches))
+    taken = [[] for _ in range(EXAMPLES)]
+    for step, batch in enumerate(batches):
+        assert batch.step == step and batch.indices.shape == batch.mask.shape == (batches.size,)
+        members = batch.indices[batch.mask]
+        assert sorted(set(members.tolist())) == sorted(members.tolist()) == sorted(batches.members(step).tolist())
+        for member in members:
+            taken[member].append(step)
+        if mechanism.sampling != "none":
+            drawn = dpmf.Sampler(mechanism.sampling, KEY, units=EXAMPLES, steps=mechanism.steps, run="test")
+            assert drawn.members(step).tolist() == members.tolist()
+            assert batches.expected_batch == drawn.expected_batch
+    if mechanism.sampling == "none":
+        separation, times = dpmf._checks.participation_of(mechanism)
+        assert all(1 <= len(steps) <= times and all(np.diff(steps) >= separation) for steps in taken)
+        assert batches.size == -(-EXAMPLES // max(separation, -(-mechanism.steps // times)))
+
+
+def test_batches_without_sampling_keep_their_order_for_a_run():
+    """The order is a function of the run alone, so that a newer numpy goes on with it."""
+    mechanism = made("recall", None, "epochs:4")
+    first = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, experiment="test")
+    assert first.members(0)[:6].tolist() == [18, 27, 41, 9, 46, 56]
+    other = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
+    assert other.members(0).tolist() != dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES).members(0).tolist()
+
+
+def test_the_size_of_batches_is_seldom_exceeded_and_does_not_depend_on_the_draws():
+    from scipy.stats import binom
+
+    for units, rate in ((60_000, 0.01), (1000, 0.3), (50, 0.02), (10, 1.0), (200, 0.9)):
+        size = dpmf._jax_data._seldom_longer(units, rate, 1e12)
+        assert binom.sf(size, units, rate) <= 1e-12
+        # And not much longer than it has to be.
+        assert size == units or binom.sf(0.9 * size - 3, units, rate) > 1e-12
+    plan = planned()
+    sizes = {dpmf.jax.Batches(plan, dpmf.NoiseKey.generate()).size for _ in range(5)}
+    assert len(sizes) == 1
+
+
+def test_a_batch_beyond_the_size_is_refused_and_nobody_left_out():
+    plan = planned()
+    whole = dpmf.jax.Batches(plan, KEY, experiment="test")
+    longest = max(len(whole.members(step)) for step in range(plan.steps))
+    narrow = dpmf.jax.Batches(plan, KEY, experiment="test", size=longest - 1)
+    with pytest.raises(dpmf.MismatchError, match=f"has {longest} examples, but size is {longest - 1}.*size={longest}"):
+        list(narrow)
+    assert len(list(dpmf.jax.Batches(plan, KEY, experiment="test", size=longest))) == plan.steps
+
+
+def test_mistakes_with_batches_are_answered():
+    plan = planned()
+    with pytest.raises(ValueError, match="examples is missing"):
+        dpmf.jax.Batches(plan.mechanism, KEY)
+    with pytest.raises(ValueError, match="the same at every start"):
+        dpmf.jax.Batches(plan, dpmf.NoiseKey.generate(), experiment="a")
+    batches = dpmf.jax.Batches(plan, KEY)
+    with pytest.raises(dpmf.MismatchError, match="those of another mechanism"):
+        dpmf.jax.sgd(planned(epsilon=4).mechanism, KEY, batches=batches)
+    with pytest.raises(ValueError, match="both say who takes part"):
+        dpmf.jax.sgd(plan.mechanism, KEY, batches=batches, sampler=plan.sampler(KEY))
+    with pytest.raises(ValueError, match=f"there are {plan.steps} steps"):
+        batches.at(plan.steps)
+    noise = dpmf.jax.add_correlated_noise(plan.mechanism, KEY, batches=batches)
+    state = noise.init(tree(0))
+    with pytest.raises(dpmf.MismatchError, match="step=batch.step"):
+        noise.update(tree(0), state)
+    assert "drawn for step 1, but the optimizer's state is at step 0" in failure(
+        lambda: jax.jit(noise.update)(tree(0), state, step=batches.at(1).step))
+    # It was refused before the noise was used.
+    _, state = noise.update(tree(0), state, step=batches.at(0).step)
+    assert dpmf.jax.step_of(state) == 1
+    with pytest.raises(ValueError, match="holds 0 of add_correlated_noise"):
+        dpmf.jax.step_of(optax.sgd(0.1).init(tree(0)))
+
+
+def trainer(mechanism, journal=None, *, batches=None, **options):
+    """An optimizer of a run, a compiled step, and its batches."""
+    named = dict(experiment="test") if journal is None else dict(journal=journal)
+    if batches is None:
+        batches = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, **named)
+    optimizer = dpmf.jax.sgd(mechanism, KEY, 0.1, batches=batches, **named)
+
+    @jax.jit
+    def step(parameters, state, batch):
+        total, seen = dpmf.jax.accumulate(loss, parameters, jnp.asarray(DATA)[batch.indices], clip=1.0, mask=batch.mask, **options)
+        updates, state = optimizer.update(total, state, parameters, step=batch.step)
+        return optax.apply_updates(parameters, updates), state, seen
+
+    return optimizer, step, batches
+
+
+START = {"w": jnp.linspace(-1, 1, 5), "b": jnp.float32(0.5)}
+
+
+@several
+def test_training_is_the_workload_of_noisy_clipped_sums(make):
+    mechanism = make()
+    optimizer, step, batches = trainer(mechanism)
+    parameters, state = START, optimizer.init(START)
+    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=6)
+    rows, iterates = [], []
+    for batch in batches:
+        row = np.zeros(6)
+        for member in batches.members(int(batch.step)):
+            gradient = flat(jax.grad(loss)(parameters, jnp.asarray(DATA[member]))).astype(np.float64)
+            row += gradient * min(1, 1 / np.linalg.norm(gradient))
+        row = row.astype(np.float32)
+        stream.add_to(row)
+        rows.append(row / batches.expected_batch)
+        parameters, state, seen = step(parameters, state, batch)
+        assert int(seen.examples) == len(batches.members(int(batch.step)))
+        iterates.append(flat(parameters))
+    expected = flat(START) - 0.1 * mechanism.workload.matrix() @ np.stack(rows)
+    np.testing.assert_allclose(np.stack(iterates), expected, atol=2e-3 * np.abs(expected).max())
+    assert step._cache_size() == 1, "it was compiled again"
+
+
+@several
+def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(make, tmp_path):
+    """Killed twice, once with a state that is two steps old, and once before anything was saved."""
+    mechanism = make()
+    optimizer, step, batches = trainer(mechanism, tmp_path / "journal")
+    parameters, state = START, optimizer.init(START)
+    kept = parameters, state
+    drawn = [batches.members(number).tolist() for number in range(mechanism.steps)]
+    reached = {}
+
+    def go(optimizer, step, batches, parameters, state, saves, until):
+        kept = None
+        for batch in batches.after(state):
+            if batch.step == until:
+                break
+            parameters, state, _ = step(parameters, state, batch)
+            bits = flat(parameters).tobytes()
+            assert reached.setdefault(int(batch.step), bits) == bits, "another iterate of the same step"
+            if batch.step + 1 == saves:
+                kept = jax.device_get((parameters, state))
+        close_chain(optimizer)
+        return kept
+
+    assert go(optimizer, step, batches, parameters, state, None, 3) is None
+    for saves, until in ((3, 5), (None, mechanism.steps)):
+        optimizer, step, batches = trainer(mechanism, tmp_path / "journal")
+        optimizer.init(START)
+        assert [batches.members(number).tolist() for number in range(mechanism.steps)] == drawn
+        kept = go(optimizer, step, batches, *kept, saves, until)
+    assert sorted(reached) == list(range(mechanism.steps))
+    # An unbroken run with the same noise and draws ends there too.
+    runs = json.loads((tmp_path / "journal" / "run.json").read_text())
+    stream = dpmf.NoiseStream(mechanism, KEY, run=runs["run"], dimension=6)
+    parameters, velocity = START, np.zeros(6, np.float32)
+    summed = jax.jit(lambda p, b: dpmf.jax.accumulate(loss, p, jnp.asarray(DATA)[b.indices], clip=1.0, mask=b.mask))
+    for number in range(mechanism.steps):
+        total, _ = summed(parameters, batches.at(number))
+        row = flat(total)
+        stream.add_to(row)
+        velocity = np.float32(0.9) * velocity + row / np.float32(batches.expected_batch)
+        values = flat(parameters) + -np.float32(0.1) * velocity
+        np.testing.assert_allclose(values, np.frombuffer(reached[number], np.float32), rtol=1e-5, atol=1e-6)
+        values = np.frombuffer(reached[number], np.float32)
+        parameters = {"b": jnp.float32(values[0]), "w": jnp.asarray(values[1:])}
+
+
+def close_chain(optimizer):
+    """Lets go of the journal of a chain whose first member is the noise."""
+    cells = [cell.cell_contents for cell in optimizer.update.__closure__]
+    (updates,) = [cell for cell in cells if isinstance(cell, tuple) and cell and callable(cell[0])]
+    members = [cell.cell_contents for cell in updates[0].__closure__]
+    (host,) = [cell for cell in members if isinstance(cell, dpmf.jax._Host)]
+    host.stream.close()
+
+
+@several
+@pytest.mark.parametrize("specs", [SPECS["leading rows"], SPECS["last axes"]], ids=["rows", "last axes"])
+def test_shards_of_every_mechanism_are_the_bits_of_the_whole(make, specs):
+    mechanism = make()
+    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="test", denominator=1.0,
+                                          batches=dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES))
+    update = jax.jit(noise.update)
+    state = noise.init(sharded(tree(0), specs))
+    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
+    for step in range(mechanism.steps):
+        noisy, state = update(sharded(tree(step), specs), state, step=step)
+        row = flat(tree(step))
+        stream.add_to(row)
+        assert flat(noisy).tobytes() == row.tobytes()
+
+
+def test_a_journal_is_bound_to_its_draws(tmp_path):
+    mechanism = made("recall", None, "epochs:4")
+    optimizer, step, batches = trainer(mechanism, tmp_path)
+    step(START, optimizer.init(START), batches.at(0))
+    close_chain(optimizer)
+    anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
+    with pytest.raises(dpmf.BindingError, match=r"took part before would come again.*journal=that directory"):
+        trainer(mechanism, tmp_path, batches=anew)[0].init(START)
+    with pytest.raises(dpmf.BindingError, match="and now they are of None"):
+        dpmf.jax.sgd(mechanism, KEY, journal=tmp_path).init(START)
+    more = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES + 1, journal=tmp_path)
+    with pytest.raises(dpmf.BindingError, match="took part before would come again"):
+        trainer(mechanism, tmp_path, batches=more)[0].init(START)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(dpmf.FormatError, match="not the description of a run"):
+        dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, journal=tmp_path)
+
+
+def test_a_scan_over_batches_is_the_loop():
+    optimizer, step, batches = trainer(blt_in_bins())
+    parameters, state = START, optimizer.init(START)
+    for batch in batches:
+        parameters, state, _ = step(parameters, state, batch)
+    looped = flat(parameters)
+
+    optimizer, step, batches = trainer(blt_in_bins())
+    parameters, state = START, optimizer.init(START)
+
+    @jax.jit
+    def several_steps(parameters, state, chunk):
+        def body(carry, batch):
+            parameters, state, seen = step(*carry, batch)
+            return (parameters, state), seen
+
+        return jax.lax.scan(body, (parameters, state), chunk)
+
+    for start in (0, 6):
+        chunk = jax.tree.map(lambda *leaves: np.stack(leaves), *[batches.at(start + i) for i in range(6)])
+        before = parameters, state
+        (parameters, state), seen = several_steps(parameters, state, chunk)
+        assert seen.unprotected_loss.shape == (6,)
+        # The same chunk with the same state again is refused, inside of the scan.
+        assert "good for one update" in failure(lambda: several_steps(*before, chunk))
+    np.testing.assert_allclose(flat(parameters), looped, rtol=1e-5, atol=1e-6)
+
+
+def test_a_journalled_scan_goes_on_after_a_restart(tmp_path):
+    mechanism = made("recall", None, "epochs:4")
+
+    def run(state=None, parameters=START, until=12):
+        optimizer, step, batches = trainer(mechanism, tmp_path)
+        fresh = optimizer.init(START)
+        state = fresh if state is None else state
+        chunk = jax.tree.map(lambda *leaves: np.stack(leaves),
+                             *[batches.at(i) for i in range(dpmf.jax.step_of(state), until)])
+        scan = jax.jit(lambda p, s, c: jax.lax.scan(lambda carry, batch: (step(*carry, batch)[:2],) * 2, (p, s), c)[1])
+        iterates = jax.device_get(scan(parameters, state, chunk))
+        close_chain(optimizer)
+        return iterates
+
+    first = run(until=8)
+    # The scan died after it had released eight steps; what was saved is the state after five.
+    parameters, state = jax.tree.map(lambda leaf: leaf[4], first)
+    second = run(state, parameters)
+    for name in START:
+        assert np.array_equal(second[0][name][:3], first[0][name][5:8])
+
+
+def test_accumulate_takes_trees_and_names_and_says_what_it_saw():
+    random = np.random.default_rng(5)
+    inputs = {"a": random.standard_normal((7, 3)).astype(np.float32), "b": [random.standard_normal((7, 2)).astype(np.float32)]}
+    weights, mask = np.arange(1, 8, dtype=np.float32), np.array([1, 1, 0, 1, 1, 1, 0], bool)
+    inputs["a"][4] = np.nan
+    parameters = {"w": jnp.ones(3), "v": jnp.ones(2)}
+
+    def loss(parameters, inputs, *, weight, power=2):
+        return weight * (inputs["a"] @ parameters["w"] + inputs["b"][0] @ parameters["v"]) ** power
+
+    gradients = [flat(jax.grad(loss)(parameters, jax.tree.map(lambda leaf: leaf[i], inputs), weight=weights[i])) for i in range(7)]
+    losses = [float(loss(parameters, jax.tree.map(lambda leaf: leaf[i], inputs), weight=weights[i])) for i in range(7)]
+    norms = np.linalg.norm(gradients, axis=1)
+    kept = mask & np.isfinite(norms)
+    expected = sum(g * min(1, 5 / n) if n > 0 else g for g, n, k in zip(gradients, norms, kept) if k)
+    sums = {}
+    for micro_batch in (None, 1, 2, 3, 7, 9):
+        total, seen = jax.jit(lambda w, m: dpmf.jax.accumulate(
+            loss, parameters, inputs, clip=5.0, mask=m, weight=w, micro_batch=micro_batch))(weights, mask)
+        assert jax.tree.structure(total) == jax.tree.structure(parameters)
+        np.testing.assert_allclose(flat(total), expected, rtol=1e-3)
+        assert int(seen.examples) == 5
+        # One is not finite: it counts as clipped, and shows in the loss.
+        assert float(seen.unprotected_clipped) == pytest.approx(np.mean(~(norms[mask] <= 5)))
+        assert np.isnan(float(seen.unprotected_loss))
+        sums[micro_batch] = total
+    total, seen = dpmf.jax.accumulate(loss, parameters, inputs, clip=5.0, mask=kept, weight=weights, micro_batch=2)
+    assert float(seen.unprotected_loss) == pytest.approx(np.mean(np.array(losses)[kept]), rel=1e-5)
+    for empty in (None, 2):
+        nobody, seen = dpmf.jax.accumulate(loss, parameters, inputs, clip=5.0, mask=0 * mask > 0, weight=weights, micro_batch=empty)
+        assert not flat(nobody).any() and int(seen.examples) == 0 and np.isnan(float(seen.unprotected_loss))
+
+
+def test_micro_batches_without_members_are_not_computed():
+    calls = []
+
+    def counted(parameters, example):
+        jax.debug.callback(lambda value: calls.append(float(value)), example)
+        return parameters * example
+
+    mask = np.arange(64) < 9
+    jax.block_until_ready(jax.jit(lambda m: dpmf.jax.accumulate(
+        counted, jnp.float32(1), jnp.arange(64.0), clip=1.0, mask=m, micro_batch=4))(mask))
+    jax.effects_barrier()
+    assert sorted(set(calls)) == list(range(12))
+
+
+def test_devices_sum_their_parts_and_update_outside():
+    """Data in parallel: the sum over devices of clipped sums is that of the whole batch, and one example moves it by at most ζ."""
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    examples = jnp.asarray(1 + np.random.default_rng(2).random((64, 5)), jnp.float32)
+
+    def part(parameters, examples, mask):
+        total, _ = dpmf.jax.accumulate(lambda p, x: p @ x, parameters, examples, clip=1.0, mask=mask, parts=2)
+        return jax.lax.psum(total, "data")
+
+    spread = jax.shard_map(part, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec("data")),
+                           out_specs=PartitionSpec(), check_vma=False)
+    noise = transformation()
+
+    @jax.jit
+    def step(parameters, state):
+        return noise.update(spread(parameters, examples, jnp.ones(64, bool)), state)
+
+    noisy, _ = step(jnp.zeros(5), noise.init(jnp.zeros(5)))
+    sums = jax.jit(spread)
+    row = np.array(sums(jnp.zeros(5), examples, jnp.ones(64, bool)))
+    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(row.tolist(), np.asarray(rest).tolist()))
+             for rest in (sums(jnp.zeros(5), examples, jnp.arange(64) != index) for index in range(0, 64, 9))]
+    assert Fraction(0.999) ** 2 < max(moves) <= 1
+    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5).add_to(row)
+    assert np.asarray(noisy).tobytes() == row.tobytes()
+
+
+def test_mistakes_with_accumulate_are_answered():
+    def accumulate(*examples, loss=lambda p, *e: p * jnp.sum(e[0]), parameters=jnp.float32(1), **options):
+        return dpmf.jax.accumulate(loss, parameters, *examples, **{**dict(clip=1.0), **options})
+
+    with pytest.raises(ValueError, match="there are no examples"):
+        accumulate()
+    with pytest.raises(ValueError, match="belongs into loss"):
+        accumulate(jnp.zeros(3), jnp.float32(2))
+    with pytest.raises(ValueError, match="the same number"):
+        accumulate(jnp.zeros(3), jnp.zeros(4))
+    with pytest.raises(ValueError, match=r"mask is float32\[3\], but it must be bool\[3\]"):
+        accumulate(jnp.zeros(3), mask=jnp.ones(3))
+    with pytest.raises(ValueError, match="micro_batch is 0"):
+        accumulate(jnp.zeros(3), micro_batch=0)
+    with pytest.raises(ValueError, match="nothing to train"):
+        accumulate(jnp.zeros(3), parameters={})
+
+
+@pytest.mark.parametrize("micro_batch", [None, 64, 100])
+def test_one_example_moves_an_accumulated_sum_by_at_most_the_clip(micro_batch):
+    """Micro-batches need no room for rounding: they are added as whole numbers."""
+    examples = jnp.asarray(1 + np.random.default_rng(1).random((1000, 5)), jnp.float32)
+    sums = jax.jit(lambda mask: dpmf.jax.accumulate(
+        lambda p, x: p @ x, jnp.zeros(5), examples, clip=1.0, mask=mask, micro_batch=micro_batch)[0])
+    whole = np.asarray(sums(np.ones(1000, bool)), np.float64)
+    moves = []
+    for index in range(0, 1000, 37):
+        rest = np.asarray(sums(np.arange(1000) != index), np.float64)
+        moves.append(sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(whole.tolist(), rest.tolist())))
+    assert Fraction(0.998) ** 2 < max(moves) <= 1
+
+
+def test_adam_is_that_of_optax_on_noisy_gradients():
+    steps, b1 = 12, 0.8
+    plan = planned(momentum=b1, schedule=dpmf.jax.adam_steps(steps, b1=b1, schedule=np.linspace(1, 0.1, steps)))
+    batches = dpmf.jax.Batches(plan, KEY, experiment="test")
+    ours = dpmf.jax.adam(plan.mechanism, KEY, 0.05, b2=0.95, eps=1e-3, batches=batches, experiment="test")
+    theirs = optax.adam(lambda step: 0.05 * jnp.asarray(np.linspace(1, 0.1, steps), jnp.float32)[step], b1=b1, b2=0.95, eps=1e-3)
+    stream = dpmf.NoiseStream(plan.mechanism, KEY, run="test", dimension=DIMENSION)
+    state, other = ours.init(tree(0)), theirs.init(jnp.zeros(DIMENSION))
+    for step in range(steps):
+        updates, state = jax.jit(ours.update)(tree(step), state, step=step)
+        row = flat(tree(step))
+        stream.add_to(row)
+        expected, other = theirs.update(jnp.asarray(row / batches.expected_batch), other)
+        np.testing.assert_allclose(flat(updates), expected, rtol=1e-4, atol=1e-7)
+    with pytest.raises(dpmf.MismatchError, match="planned with nesterov or weight decay"):
+        dpmf.jax.adam(dpmf.plan(steps=4, momentum=0.9, nesterov=True, epsilon=8, delta=1e-6), KEY)
+    with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
+        dpmf.jax.adam(dpmf.plan(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6), KEY)
+    with pytest.raises(ValueError, match="one number for each of 4 steps"):
+        dpmf.jax.adam_steps(4, schedule=[1.0])
+
+
+def test_adam_steps_are_the_weights_of_its_mean():
+    b1, steps = 0.7, 9
+    matrix = dpmf.Workload.sgd(steps, momentum=b1, schedule=dpmf.jax.adam_steps(steps, b1=b1)).matrix()
+    means = np.diff(matrix, axis=0, prepend=0)
+    assert np.allclose(means.sum(axis=1), 1)
+    assert np.allclose(means[5, :6], b1 ** np.arange(5, -1, -1) * (1 - b1) / (1 - b1**6))

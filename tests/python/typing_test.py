@@ -26,8 +26,8 @@ def test_stubs_match_the_module():
     "library, files",
     [
         (None, ["__init__.py", "_checks.py", "_disk.py", "_errors.py", "_plan.py", "_plot.py", "_sums.py"]),
-        ("optax", ["jax.py", "_jax_layout.py", "_jax_sums.py"]),
-        ("flwr", ["flower.py"]),
+        ("optax", ["jax.py", "_jax_data.py", "_jax_layout.py", "_jax_sums.py"]),
+        ("flwr", ["flower.py", "_flower_clients.py"]),
     ],
 )
 def test_the_package_is_typed(library, files):

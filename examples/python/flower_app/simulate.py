@@ -1,4 +1,4 @@
-"""Runs the app in Flower's simulation engine: python simulate.py [DIRECTORY [ROUNDS [COHORT]]]"""
+"""Runs the app in Flower's simulation engine: python simulate.py [DIRECTORY [ROUNDS [COHORT [EPOCHS]]]]"""
 
 import sys
 import tempfile
@@ -13,13 +13,14 @@ arguments = sys.argv[1:]
 directory = arguments[0] if arguments else tempfile.mkdtemp()
 rounds = int(arguments[1]) if len(arguments) > 1 else 10
 cohort = int(arguments[2]) if len(arguments) > 2 else 4
+epochs = int(arguments[3]) if len(arguments) > 3 else 2
 
 server_app = ServerApp()
 
 
 @server_app.main()
 def run(grid: Grid, context: Context) -> None:
-    context.run_config.update(rounds=rounds, cohort=cohort, epsilon=8.0, directory=directory)
+    context.run_config.update(rounds=rounds, cohort=cohort, epochs=epochs, epsilon=8.0, directory=directory)
     main(grid, context)
 
 
@@ -27,6 +28,6 @@ if __name__ == "__main__":
     run_simulation(
         server_app,
         client_app,
-        num_supernodes=rounds * cohort,
+        num_supernodes=-(-rounds // epochs) * cohort,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )

@@ -154,6 +154,7 @@ class Layout:
         release: Callable[..., Any],
         uploads: Uploads,
         step: jax.Array,
+        meant: jax.Array,
         run: jax.Array,
         leaves: Sequence[jax.Array],
         *,
@@ -166,7 +167,7 @@ class Layout:
         added to them in float32.
         """
 
-        def on_device(device: Any, step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+        def on_device(device: Any, step: jax.Array, meant: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
             shapes = [jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)]
             shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in local]
             # It depends on every leaf, so that the lanes of a vmap ask one after the other, where a call without it would
@@ -176,32 +177,34 @@ class Layout:
                 not_finite = jax.lax.psum(not_finite, axes)
             mark = _mark(local, run, device, axes) if marked else jnp.zeros(0)
             ticket, rest = uploads.send(local, not_finite) if exact else (jnp.int32(0), [])
-            following, kept, *rows = io_callback(release, shapes, device, step, run, not_finite, mark, ticket, *rest)
+            following, kept, *rows = io_callback(
+                release, shapes, device, step, meant, run, not_finite, mark, ticket, *rest
+            )
             noisy = rows if exact else [leaf + row for leaf, row in zip(local, rows)]
             return [following, *(jnp.where(kept, leaf, 0.0) for leaf in noisy)]
 
         axes: tuple[str, ...] = ()
         if self.shardings is None:
-            return on_device(jnp.int32(0), step, run, *leaves)
+            return on_device(jnp.int32(0), step, meant, run, *leaves)
         mesh = self.shardings[0].mesh
         axes = tuple(mesh.axis_names)
         specs = [sharding.spec for sharding in self.shardings]
 
-        def on_shard(step: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+        def on_shard(step: jax.Array, meant: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
             device: Any = jnp.int32(0)
             for name in mesh.axis_names:
                 device = device * mesh.shape[name] + jax.lax.axis_index(name)
-            return on_device(device, step, run, *local)
+            return on_device(device, step, meant, run, *local)
 
         # The replicas of a step agree by the way they are made, which the checker cannot know.
         shard = jax.shard_map(
             on_shard,
             mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(), *specs),
+            in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(), *specs),
             out_specs=[PartitionSpec(), *specs],
             check_vma=False,
         )
-        return shard(step, run, *leaves)
+        return shard(step, meant, run, *leaves)
 
 
 def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,63 +21,196 @@ BLOCK = 256
 CLIP_SLACK = 2.0**-13
 
 
-def clipped_sum(gradients: Any, clip: float, *, parts: int = 1) -> Any:
+class Seen(NamedTuple):
+    """What accumulate saw. ε does not cover it: it is for your eyes, not for release."""
+
+    examples: jax.Array
+    """Number of examples in the call, without those that are masked."""
+    unprotected_loss: jax.Array
+    """Mean of the loss before the step; NaN for no examples."""
+    unprotected_clipped: jax.Array
+    """Share whose gradient was longer than the clip, or not finite; NaN for no examples."""
+
+
+def clipped_sum(gradients: Any, clip: float, *, mask: Any = None, parts: int = 1) -> Any:
     """The sum of per-example gradients, each clipped to a norm: what the mechanism takes, in float32.
 
-    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). parts
-    is the number of such sums, each of so many examples, that are added up in float32 for one step.
+    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). mask, a
+    boolean for each, leaves out those that are False. parts is the number of such sums, each of so many examples, that are
+    added up in float32 for one step.
 
     Guarantee: replacing one example with zero moves the sum, or that of all parts, by at most clip, as real numbers and
     rounding included. A gradient that is not finite counts as zero.
 
     What is clipped is clipped lower for it, by a share of 2⁻¹³, and of 2⁻²² for every example: 0.1 % for 4096.
     """
-    # A contribution has norm at most ζ' = (1 − x)ζ. It is put on a grid of whole numbers hi + 2⁻ᵇ·lo in units of 2ᵉ⁻ᵇ,
-    # 2ᵉ ≥ ζ', whose two halves int32 adds exactly. The sum of n, of norm at most nζ', is rounded at most twice on its way to
-    # float32, and once more with each further part: two neighbours are at most 2·2⁻²³·nζ' + 2·(p − 1)·2⁻²⁴·pnζ' further
-    # apart than the exact sums, which x covers. On a grid so coarse that float32 adds a cohort without error, 2⁻²⁴·nζ wide,
-    # there would be no x, but all coordinates of a contribution that are below half of it would be lost.
-    _sums.check_clip(clip)
-    if parts < 1:
-        raise ValueError(f"parts is {parts}, but it must be at least 1")
+    leaves, tree = _leaves(gradients)
+    grid = _Grid.of(clip, leaves[0].shape[0], sum(math.prod(leaf.shape[1:]) for leaf in leaves), parts)
+    whole, _ = grid.whole(leaves, mask)
+    return jax.tree.unflatten(tree, grid.sums(whole))
+
+
+def accumulate(
+    loss: Callable[..., Any],
+    parameters: Any,
+    *examples: Any,
+    clip: float,
+    mask: Any = None,
+    micro_batch: int | None = None,
+    parts: int = 1,
+    **named: Any,
+) -> tuple[Any, Seen]:
+    """The sum of the clipped gradients of a loss, one for each example, and what was seen on the way.
+
+    loss(parameters, *example, **named example) is the loss of one example, a number. examples and named are trees whose leaves
+    have one leading axis of examples; what is the same for all of them belongs into loss (functools.partial). mask, a boolean
+    for each example, leaves out those that are False, as the padding of a dpmf.jax.Batches is.
+
+    micro_batch examples are differentiated at once, all by default, and micro-batches without any are passed over; all of them
+    are summed without error, so they are one part. parts and the guarantee are those of clipped_sum: give the sum to update(),
+    and keep Seen to yourself.
+
+    Cost: micro_batch model-sized arrays.
+    """
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}, but it must be at least 1")
+    given = [jnp.asarray(leaf) for leaf in jax.tree.leaves((examples, named))]
+    if not given:
+        raise ValueError("there are no examples: give accumulate(loss, parameters, inputs, labels, clip=…)")
+    if any(leaf.ndim == 0 for leaf in given):
+        raise ValueError("an example is a number without an axis: what is the same for all of them belongs into loss")
+    count = _count(given)
+    if mask is None:
+        mask = jnp.ones(count, jnp.bool_)
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_ or mask.shape != (count,):
+        raise ValueError(f"mask is {mask.dtype}{list(mask.shape)}, but it must be bool[{count}], one for each example")
+    trained = jax.tree.leaves(parameters)
+    if not trained:
+        raise ValueError("parameters has no leaves, so there is nothing to train")
+    grid = _Grid.of(clip, count, sum(int(np.prod(np.shape(leaf))) for leaf in trained), parts)
+
+    def one(parameters: Any, example: Any) -> Any:
+        arguments, keywords = example
+        return loss(parameters, *arguments, **keywords)
+
+    def part(chunk: Any) -> Any:
+        example, kept = chunk
+        losses, gradients = jax.vmap(jax.value_and_grad(one), in_axes=(None, 0))(parameters, example)
+        whole, clipped = grid.whole(_leaves(gradients)[0], kept)
+        return whole, jnp.sum(jnp.where(kept, losses, 0.0)), jnp.sum(kept & clipped, dtype=jnp.int32)
+
+    size = count if micro_batch is None else min(micro_batch, count)
+    if size == count:
+        whole, total_loss, clipped = part(((examples, named), mask))
+    else:
+        # A number of chunks that does not depend on the mask, so that one compiled function serves every batch.
+        width = -count % size
+
+        def cut(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(-1, size, *leaf.shape[1:])
+
+        chunks = jax.tree.map(lambda leaf: cut(_padded(jnp.asarray(leaf), width)), (examples, named))
+        masks = cut(jnp.pad(mask, (0, width)))
+        nothing = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(part, jax.tree.map(lambda leaf: leaf[0], (chunks, masks))),
+        )
+
+        def body(carry: Any, chunk: Any) -> Any:
+            found = jax.lax.cond(jnp.any(chunk[1]), part, lambda _: nothing, chunk)
+            return jax.tree.map(jnp.add, carry, found), None
+
+        (whole, total_loss, clipped), _ = jax.lax.scan(body, nothing, (chunks, masks))
+    kept = jnp.sum(mask, dtype=jnp.int32)
+    # 0 / 0 is the NaN of no examples.
+    seen = Seen(kept, total_loss / kept, clipped / kept)
+    return jax.tree.unflatten(jax.tree.structure(parameters), grid.sums(whole)), seen
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Whole numbers that stand for contributions.
+
+    A contribution has norm at most ζ' = (1 − x)ζ. It is put on a grid of whole numbers hi + 2⁻ᵇ·lo in units of 2ᵉ⁻ᵇ, 2ᵉ ≥ ζ',
+    whose two halves int32 adds exactly. The sum of n, of norm at most nζ', is rounded at most twice on its way to float32, and
+    once more with each further part: two neighbours are at most 2·2⁻²³·nζ' + 2·(p − 1)·2⁻²⁴·pnζ' further apart than the exact
+    sums, which x covers. On a grid so coarse that float32 adds a cohort without error, 2⁻²⁴·nζ wide, there would be no x, but
+    all coordinates of a contribution that are below half of it would be lost.
+    """
+
+    bits: int
+    exponent: int
+    target: np.float32
+
+    @staticmethod
+    def of(clip: float, examples: int, dimension: int, parts: int) -> _Grid:
+        _sums.check_clip(clip)
+        if parts < 1:
+            raise ValueError(f"parts is {parts}, but it must be at least 1")
+        room = (1.0 + 2.0**-9) * examples * (2.0**-22 + 2.0**-23 * parts * (parts - 1))
+        if room > 0.25 or examples > _sums.MOST:
+            raise ValueError(
+                f"{parts} parts of {examples} examples are too many to add in float32: add fewer, larger parts, of at most "
+                f"{_sums.MOST} examples"
+            )
+        limit = clip * (1.0 - room)
+        bits = min(15, 30 - max(examples - 1, 0).bit_length())
+        target = np.float32(limit * (1.0 - CLIP_SLACK - 2.0 ** (-2 * bits) * math.sqrt(dimension)))
+        return _Grid(bits, math.frexp(limit)[1], target)
+
+    def whole(self, leaves: list[jax.Array], mask: Any) -> tuple[list[tuple[jax.Array, jax.Array]], jax.Array]:
+        """The exact sum of contributions, clipped, as two whole numbers for each coordinate; and which of them were clipped."""
+        # Scaled by its largest entry, a square neither overflows nor vanishes.
+        largest = jnp.max(jnp.stack([_largest(leaf) for leaf in leaves]), axis=0)
+        unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+        squares = [_sum_squares(leaf / _spread(unit, leaf)) for leaf in leaves]
+        norm = jnp.sqrt(_blocked_sum(jnp.stack(squares, axis=1))) * unit
+        finite = jnp.isfinite(largest) & jnp.isfinite(norm)
+        counted = finite if mask is None else finite & jnp.asarray(mask)
+        factor = jnp.where(counted & (norm > 0), jnp.minimum(1.0, self.target / norm), 0.0)
+
+        def halves(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+            clipped = jnp.where(_spread(counted, leaf), leaf, 0.0) * _spread(factor, leaf)
+            scaled = clipped * np.float32(2.0 ** (self.bits - self.exponent))
+            high = jnp.round(scaled)
+            low = jnp.round((scaled - high) * np.float32(2**self.bits))
+            return jnp.sum(high.astype(jnp.int32), axis=0), jnp.sum(low.astype(jnp.int32), axis=0)
+
+        return [halves(leaf) for leaf in leaves], ~(norm <= self.target)
+
+    def sums(self, whole: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+        """What the whole numbers stand for, in float32."""
+
+        def number(highs: jax.Array, lows: jax.Array) -> jax.Array:
+            carry = lows >> self.bits
+            high = (highs + carry).astype(jnp.float32) * np.float32(2**self.bits)
+            low = (lows - (carry << self.bits)).astype(jnp.float32)
+            back: jax.Array = (high + low) * np.float32(2.0 ** (self.exponent - 2 * self.bits))
+            return back
+
+        return [number(highs, lows) for highs, lows in whole]
+
+
+def _leaves(gradients: Any) -> tuple[list[jax.Array], Any]:
+    """The leaves in float32, all of the same number of examples."""
     leaves, tree = jax.tree.flatten(gradients)
     leaves = [jnp.asarray(leaf, jnp.float32) for leaf in leaves]
-    examples = leaves[0].shape[0]
-    if any(leaf.shape[0] != examples for leaf in leaves):
-        raise ValueError(f"the leaves have {[leaf.shape[0] for leaf in leaves]} examples, but all need the same number")
-    dimension = sum(leaf[0].size if examples else 0 for leaf in leaves)
-    room = (1.0 + 2.0**-9) * examples * (2.0**-22 + 2.0**-23 * parts * (parts - 1))
-    if room > 0.25 or examples > _sums.MOST:
-        raise ValueError(
-            f"{parts} parts of {examples} examples are too many to add in float32: add fewer, larger parts, of at most "
-            f"{_sums.MOST} examples"
-        )
-    limit = clip * (1.0 - room)
-    bits = min(15, 30 - max(examples - 1, 0).bit_length())
-    exponent = math.frexp(limit)[1]
-    target = np.float32(limit * (1.0 - CLIP_SLACK - 2.0 ** (-2 * bits) * math.sqrt(dimension)))
+    _count(leaves)
+    return leaves, tree
 
-    # Scaled by its largest entry, a square neither overflows nor vanishes.
-    largest = jnp.max(jnp.stack([_largest(leaf) for leaf in leaves]), axis=0)
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    squares = [_sum_squares(leaf / _spread(unit, leaf)) for leaf in leaves]
-    norm = jnp.sqrt(_blocked_sum(jnp.stack(squares, axis=1))) * unit
-    finite = jnp.isfinite(largest) & jnp.isfinite(norm)
-    factor = jnp.where(finite & (norm > 0), jnp.minimum(1.0, target / norm), 0.0)
 
-    def total(leaf: jax.Array) -> jax.Array:
-        clipped = jnp.where(_spread(finite, leaf), leaf, 0.0) * _spread(factor, leaf)
-        scaled = clipped * np.float32(2.0 ** (bits - exponent))
-        high = jnp.round(scaled)
-        low = jnp.round((scaled - high) * np.float32(2**bits))
-        highs = jnp.sum(high.astype(jnp.int32), axis=0)
-        lows = jnp.sum(low.astype(jnp.int32), axis=0)
-        carry = lows >> bits
-        whole = (highs + carry).astype(jnp.float32) * np.float32(2**bits) + (lows - (carry << bits)).astype(jnp.float32)
-        scaled_back: jax.Array = whole * np.float32(2.0 ** (exponent - 2 * bits))
-        return scaled_back
+def _count(leaves: list[jax.Array]) -> int:
+    """The number of examples, the same for all leaves."""
+    counts = [leaf.shape[0] for leaf in leaves]
+    if any(count != counts[0] for count in counts):
+        raise ValueError(f"the leaves have {counts} examples, but all need the same number")
+    return int(counts[0])
 
-    return jax.tree.unflatten(tree, [total(leaf) for leaf in leaves])
+
+def _padded(leaf: jax.Array, width: int) -> jax.Array:
+    """More examples, all of them like the first, so that no loss meets what it does not know."""
+    return jnp.concatenate([leaf, jnp.broadcast_to(leaf[:1], (width, *leaf.shape[1:]))])
 
 
 def _largest(leaf: jax.Array) -> jax.Array:

@@ -1,15 +1,15 @@
 """Correlated noise for Flower: a strategy for federated training that is private for every client.
 
-    mechanism = dpmf.plan(steps=rounds, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5, unit="user")
-    strategy = dpmf.flower.PrivateFedAvg(mechanism, "run", cohort=20)
+    plan = dpmf.plan(examples=clients, batch=20, epochs=4, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5, unit="user")
+    strategy = dpmf.flower.PrivateFedAvg(plan, "run")
     strategy.start(grid, initial_arrays)
 
 and, in the client, clipping_mod among the mods and answer_enrolment(app).
 
-Every client is put into one cohort before training, and each round asks one cohort. The server clips what the clients
-send, adds the noise through a journal, divides by the planned cohort and does the step of the optimizer that the
-mechanism was planned for. All of it lives in one directory, and a strategy that is started on the same directory goes
-on where the last one was, whatever stopped it.
+Who takes part in which round is as the mechanism covers: cohorts that take turns, clients that are asked again after enough
+rounds, or clients that the plan's sampler draws. The server clips what the clients send, adds the noise through a journal,
+divides by the planned cohort and does the step of the optimizer that the mechanism was planned for. All of it lives in one
+directory, and a strategy that is started on the same directory goes on where the last one was, whatever stopped it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,9 +36,10 @@ from numpy.typing import NDArray
 
 from . import _sums
 from ._checks import check_unit, statement_of
-from ._core import DurableStream, Mechanism, NoiseKey
+from ._core import DurableStream, Mechanism, NoiseKey, Plan
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, HaltedError, MismatchError, StepReusedError, UnsupportedError
+from ._flower_clients import Clients, Cohorts, Drawn, Ledger
 
 __all__ = ["PrivateFedAvg", "answer_enrolment", "clipping_mod"]
 
@@ -55,17 +55,30 @@ Vector = NDArray[np.float64]
 
 
 class PrivateFedAvg(Strategy):
-    """Federated averaging with correlated noise, for clients that each take part in one round.
+    """Federated averaging with correlated noise, for clients that take part in several rounds.
 
-    mechanism comes from dpmf.plan, with one step a round and unit="user"; directory holds the run (mechanism, key, journal,
-    cohorts, model), and is private but for the mechanism; cohort is the number of clients a round, and the denominator of
-    every mean, also when clients drop out. learning_rate multiplies the planned step sizes. arithmetic is "exact", where the
-    sum is released with ideal noise, correctly rounded, or "float", where noise is made in single precision: faster, but the
-    lowest bits of a release are outside of the guarantee. It is fixed for a run.
+    mechanism is a dpmf.Plan for clients, or a Mechanism, from dpmf.plan with one step a round and unit="user"; directory holds
+    the run (mechanism, key, journal, clients, model), and is private but for the mechanism. learning_rate multiplies the planned
+    step sizes. arithmetic is "exact", where the sum is released with ideal noise, correctly rounded, or "float", where noise is
+    made in single precision: faster, but the lowest bits of a release are outside of the guarantee. It is fixed for a run.
+
+    Who takes part is as the mechanism covers:
+
+    - participation="single" and "epochs:K": clients are put into cohorts before training, which take turns, K times each.
+    - "min-separation:B:K": every round asks clients that are connected, none of them within B rounds, nor more than K times.
+      To have been asked counts, also for a client that failed or did not answer in time, and across restarts. Clients may join
+      later. A round with fewer than cohort asks those that there are; with none it is refused, and nothing released.
+    - A plan that counts on sampling: its sampler draws from the clients that enrolled, and all that it draws are asked.
+
+    cohort is the number of clients a round, that of the plan by default, and the denominator of every mean, also when clients drop
+    out. Under sampling it is left out: the denominator is the expected number. clients is the number to wait for under sampling,
+    that of the plan by default.
 
     Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
     client, provided that the names under which nodes enrol are those of different users. What clients report beside
-    their model is not covered, and is discarded; the server's log says how many replied, and is not covered either.
+    their model is not covered, and is discarded; the server's log says how many replied, and is not covered either. Under
+    sampling it is for those who do not see who is asked, and takes for granted that a client's answer does not depend on whether
+    it was asked in other rounds.
 
     A round whose clients all drop out releases noise alone. After a crash, a round that was journalled is repeated; if
     its clients now send something else, its noise is given up and its step made without a gradient.
@@ -73,28 +86,24 @@ class PrivateFedAvg(Strategy):
 
     def __init__(
         self,
-        mechanism: Mechanism,
+        mechanism: Mechanism | Plan,
         directory: str | Path,
         *,
-        cohort: int,
+        cohort: int | None = None,
+        clients: int | None = None,
         learning_rate: float = 1.0,
         arithmetic: Literal["exact", "float"] = "exact",
         enrolment_timeout: float = 600.0,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
     ) -> None:
+        plan = mechanism if isinstance(mechanism, Plan) else None
+        mechanism = mechanism.mechanism if isinstance(mechanism, Plan) else mechanism
         statement = statement_of(mechanism)
         check_unit(mechanism, "user")
         _sums.check_clip(statement.clip)
-        if not 1 <= cohort <= _sums.MOST:
-            raise ValueError(f"cohort is {cohort}, but it must be at least 1 and at most {_sums.MOST}")
-        if mechanism.sampling != "none":
-            raise UnsupportedError(
-                f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, but clients are put into cohorts here, "
-                'and sampling them as a plan does is not there yet: plan with sampling="none"'
-            )
-        mechanism.check_sampling("single-epoch")
-        self.mechanism, self.directory, self.cohort = mechanism, Path(directory), cohort
+        self.mechanism, self.directory = mechanism, Path(directory)
+        self.clients = self._participation(plan, cohort, clients)
         self.optimizer = _Optimizer(mechanism, learning_rate)
         self.clip = statement.clip
         self.arithmetic: Literal["exact", "float"] = arithmetic
@@ -103,6 +112,31 @@ class PrivateFedAvg(Strategy):
         self._run: _Run | None = None
         self._names: dict[int, str] = {}
         self._asked: dict[int, str] = {}
+
+    def _participation(self, plan: Plan | None, cohort: int | None, clients: int | None) -> Callable[[], Clients]:
+        """How to make, at every start, what knows who takes part."""
+        mechanism, directory = self.mechanism, self.directory
+        if mechanism.sampling != "none":
+            if cohort is not None:
+                raise ValueError(
+                    f"cohort is given, but this mechanism counts on sampling {mechanism.sampling}, which decides how many are asked: "
+                    "leave it out, and plan with that batch"
+                )
+            population = plan.examples if clients is None and plan is not None else clients
+            if population is None:
+                raise ValueError("clients is missing: say from how many clients the sampler draws")
+            if not 1 <= population <= _sums.MOST:
+                raise ValueError(f"clients is {population}, but it must be at least 1 and at most {_sums.MOST}")
+            return lambda: Drawn(mechanism, directory, population)
+        if clients is not None:
+            raise ValueError("clients is given, but this mechanism does not count on sampling: leave it out")
+        size = plan.batch if cohort is None and plan is not None else cohort
+        if size is None:
+            raise ValueError("cohort is missing: say how many clients take part in a round")
+        if not 1 <= size <= _sums.MOST:
+            raise ValueError(f"cohort is {size}, but it must be at least 1 and at most {_sums.MOST}")
+        kind = Ledger if mechanism.participation.startswith("min-separation") else Cohorts
+        return lambda: kind(mechanism, directory, size)
 
     def summary(self) -> None:
         """Logs the guarantee."""
@@ -128,13 +162,8 @@ class PrivateFedAvg(Strategy):
         rounds = self.mechanism.steps if num_rounds is None else num_rounds
         self.mechanism.check_steps(rounds)
         self._names.clear()
-        with _Run(self.mechanism, self.directory, initial_arrays, self.arithmetic) as self._run:
+        with _Run(self.mechanism, self.directory, initial_arrays, self.arithmetic, self.clients()) as self._run:
             try:
-                if any(len(members) != self.cohort for members in self._run.cohorts):
-                    raise MismatchError(
-                        f"cohort is {self.cohort}, but the run in {self.directory} has cohorts of {len(self._run.cohorts[0])}: "
-                        "it is fixed for a run"
-                    )
                 self._run.catch_up(self.optimizer)
                 self._enrol(grid)
                 done = self._run.step
@@ -159,23 +188,33 @@ class PrivateFedAvg(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The model for every client of the round's cohort that is connected, and for no other."""
+        """The model for every client that is asked in the round and is connected, and for no other."""
         del server_round
         run = self._open_run
-        members = set(run.cohorts[run.step])
+        deadline = time.monotonic() + self.enrolment_timeout
         self._ask_names(grid)
-        self._asked = {node: name for node, name in self._names.items() if name in members}
-        _log.info(
-            "configure_train: round %d asks %d of the %d clients of its cohort",
-            run.step + 1,
-            len(self._asked),
-            len(members),
-        )
+        # Others may connect who may be asked; of cohorts and draws, those that are missing are missing.
+        while isinstance(run.clients, Ledger) and run.step >= len(run.clients.rounds):
+            if len(run.clients.may_be_asked(run.step, set(self._names.values()))) >= run.clients.size:
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+            self._ask_names(grid)
+        chosen = run.clients.ask(run.step, set(self._names.values()))
+        self._asked = {node: name for node, name in self._names.items() if name in chosen}
+        if run.clients.secret:
+            _log.info("configure_train: round %d asks the clients that were drawn for it", run.step + 1)
+        else:
+            cohort = int(run.clients.denominator)
+            note = "" if len(chosen) >= cohort else "; the mean divides by the planned number all the same"
+            _log.info("configure_train: round %d asks %d of %d clients%s", run.step + 1, len(chosen), cohort, note)
         sent = ConfigRecord(dict(config))
         sent["server-round"] = run.step + 1
         sent["dpmf-clip"] = self.clip
         sent["dpmf-step"] = run.step
         sent["dpmf-run"] = run.stream.run
+        sent["dpmf-separation"], sent["dpmf-times"] = run.clients.separation, run.clients.times
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: sent})
         return [Message(record, dst_node_id=node, message_type=MessageType.TRAIN) for node in self._asked]
 
@@ -193,20 +232,23 @@ class PrivateFedAvg(Strategy):
         except StepReusedError:
             run.stream.burn()
             released = False
-        run.advance(self.optimizer, noisy / self.cohort if released else None)
+        noisy /= run.clients.denominator
+        run.advance(self.optimizer, noisy if released else None)
         statement = run.stream.privacy
         assert statement is not None
+        counted = "" if run.clients.secret else f", {len(updates)} of {run.clients.denominator:g} clients"
         _log.info(
-            "aggregate_train: round %d of %d, %d of %d clients%s; ε = %.4g at δ = %.2g for every client over the run",
+            "aggregate_train: round %d of %d%s%s; ε = %.4g at δ = %.2g for every client over the run",
             run.step,
             self.mechanism.steps,
-            len(updates),
-            self.cohort,
+            counted,
             "" if released else ", given up after a restart",
             statement.epsilon,
             statement.delta,
         )
-        metrics: dict[str, Any] = dict(epsilon=statement.epsilon, delta=statement.delta, clients=len(updates))
+        metrics: dict[str, Any] = dict(epsilon=statement.epsilon, delta=statement.delta)
+        if not run.clients.secret:
+            metrics["clients"] = len(updates)
         metrics["given-up"] = len(run.stream.burned)
         return run.arrays, MetricRecord(metrics)
 
@@ -245,33 +287,31 @@ class PrivateFedAvg(Strategy):
         return updates
 
     def _enrol(self, grid: Grid) -> None:
-        """Waits for the clients, and puts each of them into a cohort if that was not done before."""
+        """Waits for the clients, and settles who takes part when if that was not done before."""
         run = self._open_run
-        steps = self.mechanism.steps
-        wanted = {name for members in run.cohorts[run.step :] for name in members} if run.cohorts else set()
+        wanted = run.clients.wanted(run.step) if run.clients.begun else set()
         deadline = time.monotonic() + self.enrolment_timeout
         while True:
             self._ask_names(grid)
             found = set(self._names.values())
-            complete = wanted <= found if run.cohorts else len(found) >= steps * self.cohort
+            complete = wanted <= found if run.clients.begun else len(found) >= run.clients.needed
             if complete or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-        if run.cohorts:
+        if run.clients.begun:
             if not complete:
                 _log.warning("PrivateFedAvg: %d clients of the run are not connected", len(wanted - found))
+            run.clients.resume(run.key)
             return
         if not complete:
-            raise MismatchError(
-                f"{len(found)} clients enrolled within {self.enrolment_timeout:g} s, but {steps} rounds with "
-                f"{self.cohort} clients each need {steps * self.cohort}, since a client takes part in one round: plan "
-                f"with steps={len(found) // self.cohort}, or use a smaller cohort"
-            )
-        run.assign(found, self.cohort)
+            raise MismatchError(run.clients.lacking(len(found), self.enrolment_timeout))
+        run.clients.begin(found, run.key)
 
     def _ask_names(self, grid: Grid) -> None:
-        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts."""
-        nodes = [node for node in grid.get_node_ids() if node not in self._names]
+        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts, while it is connected."""
+        connected = set(grid.get_node_ids())
+        self._names = {node: name for node, name in self._names.items() if node in connected}
+        nodes = [node for node in connected if node not in self._names]
         if not nodes:
             return
         queries = [
@@ -313,25 +353,31 @@ class _Optimizer:
             learning_rates=self.rates,
         )
 
-    def advance(self, step: int, model: Vector, velocity: Vector, gradient: Vector) -> tuple[Vector, Vector]:
-        """Model and velocity after a step."""
+    def advance(self, step: int, model: Vector, velocity: Vector, gradient: Vector) -> None:
+        """Moves model and velocity by a step, where they are: new arrays of that size would take longer than the noise."""
         rate = self.rates[step]
         if self.coupled:
             gradient = gradient + self.decay * model
-        velocity = self.momentum * velocity + gradient
-        direction = gradient + self.momentum * velocity if self.nesterov else velocity
-        if not self.coupled:
-            direction = direction + self.decay * model
-        return model - rate * direction, velocity
+        velocity *= self.momentum
+        velocity += gradient
+        change = rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
+        if self.decay and not self.coupled:
+            change += (rate * self.decay) * model
+        model -= change
 
 
 class _Run:
-    """A run in its directory: mechanism, key, journal, cohorts, and the model after the last step."""
+    """A run in its directory: mechanism, key, journal, clients, and the model after the last step."""
 
     def __init__(
-        self, mechanism: Mechanism, directory: Path, initial: ArrayRecord, arithmetic: Literal["exact", "float"]
+        self,
+        mechanism: Mechanism,
+        directory: Path,
+        initial: ArrayRecord,
+        arithmetic: Literal["exact", "float"],
+        clients: Clients,
     ) -> None:
-        self.mechanism, self.directory = mechanism, directory
+        self.mechanism, self.directory, self.clients = mechanism, directory, clients
         self.arithmetic: Literal["exact", "float"] = arithmetic
         self.layout = _layout(initial)
         self.dimension = sum(int(np.prod(shape)) for _, shape in self.layout)
@@ -344,21 +390,22 @@ class _Run:
             )
         mechanism.save(stored)
         self._check_files()
-        self.cohorts = self._read_cohorts()
         self.step, self.model = 0, _flatten(initial)
         self.velocity = np.zeros(self.dimension)
         checkpoint = self._load()
         self.stream = self._open_stream(checkpoint)
-        if not self.cohorts and (self.step > 0 or self.stream.recorded_steps > 0):
+        try:
+            clients.open(self.stream.run, self.step, self.stream.recorded_steps)
+        except BaseException:
             self.stream.close()
-            raise self._missing(directory / "cohorts.json", "clients that took part would be asked again")
+            raise
         if checkpoint is None:
             self._save()
 
     def _check_files(self) -> None:
         """Refuses a run that lost a file. They are made in this order, so each shows that those before it were there."""
         made = [("journal", "a noise row could be released twice"), ("state.npz", "the run would begin again")]
-        names = [name for name, _ in made] + ["cohorts.json"]
+        names = [name for name, _ in made] + [self.clients.file]
         for number, (name, harm) in enumerate(made):
             if not (self.directory / name).exists() and any((self.directory / later).exists() for later in names[number:]):
                 raise self._missing(self.directory / name, harm)
@@ -368,19 +415,6 @@ class _Run:
         return FormatError(
             f"{path} is missing, and without it {harm}: restore it, or begin a new run in another directory"
         )
-
-    def _read_cohorts(self) -> list[list[str]]:
-        path = self.directory / "cohorts.json"
-        if not path.exists():
-            return []
-        try:
-            cohorts = json.loads(path.read_text())
-            names = [name for members in cohorts for name in members]
-        except (ValueError, TypeError) as damage:
-            raise FormatError(f"{path} is damaged: {damage}") from damage
-        if len(cohorts) != self.mechanism.steps or len(set(names)) != len(names):
-            raise FormatError(f"{path} is damaged: it must have {self.mechanism.steps} cohorts, and each client once")
-        return cast("list[list[str]]", cohorts)
 
     def __enter__(self) -> _Run:
         return self
@@ -393,18 +427,10 @@ class _Run:
         """The model as the clients get it."""
         return _unflatten(self.model.astype(np.float32), self.layout)
 
-    def assign(self, names: set[str], cohort: int) -> None:
-        """Puts every client into at most one cohort, by a draw of the operating system, for good."""
-        order = sorted(names)
-        random.SystemRandom().shuffle(order)
-        steps = self.mechanism.steps
-        self.cohorts = [order[cohort * step : cohort * (step + 1)] for step in range(steps)]
-        write_durably(self.directory / "cohorts.json", json.dumps(self.cohorts, indent=1).encode())
-
     def advance(self, optimizer: _Optimizer, gradient: Vector | None) -> None:
         """Does a step and keeps it; without a gradient for one that was given up."""
         gradient = np.zeros(self.dimension) if gradient is None else gradient
-        self.model, self.velocity = optimizer.advance(self.step, self.model, self.velocity, gradient)
+        optimizer.advance(self.step, self.model, self.velocity, gradient)
         self.step += 1
         self._save()
 
@@ -416,17 +442,18 @@ class _Run:
     def _open_stream(self, checkpoint: bytes | None) -> DurableStream:
         journal, key = self.directory / "journal", self.directory / "noise.key"
         if journal.exists():
+            self.key = NoiseKey.read(key)
             return DurableStream.open(
                 self.mechanism,
-                NoiseKey.read(key),
+                self.key,
                 journal,
                 checkpoint=checkpoint,
                 dimension=self.dimension,
                 arithmetic=self.arithmetic,
             )
-        made = NoiseKey.read(key) if key.exists() else NoiseKey.create(key)
+        self.key = NoiseKey.read(key) if key.exists() else NoiseKey.create(key)
         return DurableStream.create(
-            self.mechanism, made, journal, dimension=self.dimension, arithmetic=self.arithmetic
+            self.mechanism, self.key, journal, dimension=self.dimension, arithmetic=self.arithmetic
         )
 
     def _save(self) -> None:
@@ -465,23 +492,31 @@ class _Run:
 
 
 def clipping_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Sends the clipped difference to the model that came, and nothing else; takes part in one round of a run.
+    """Sends the clipped difference to the model that came, and nothing else; takes part as often as the run said at first.
 
     The server clips as well, and its guarantee does not rest on this mod. With it, nobody on the way sees more of a
-    client than one clipped update, and a client declines to take part twice, whatever the server asks.
+    client than clipped updates, and a client declines to take part more often, or sooner again, than it was told when it first
+    took part in the run, whatever the server asks.
     """
     config = next((record for record in message.content.config_records.values() if "dpmf-clip" in record), None)
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN or config is None:
         return call_next(message, context)
     run, step, clip = cast(str, config["dpmf-run"]), cast(int, config["dpmf-step"]), cast(float, config["dpmf-clip"])
+    separation, times = cast(int, config.get("dpmf-separation", 1)), cast(int, config.get("dpmf-times", 1))
     before = context.state.config_records.get("dpmf")
-    if before is not None and before["run"] == run and before["step"] != step:
-        reason = (
-            f"this client took part in round {cast(int, before['step']) + 1} and takes part once: round {step + 1} is "
-            "declined"
-        )
-        return Message(Error(DECLINED, reason), reply_to=message)
-    context.state["dpmf"] = ConfigRecord(dict(run=run, step=step))
+    taken: list[int] = []
+    if before is not None and before["run"] == run:
+        taken = list(cast("list[int]", before["steps"]))
+        separation, times = cast(int, before["separation"]), cast(int, before["times"])
+    # The same round comes again after a crash of the server.
+    if step not in taken:
+        if len(taken) >= times or any(abs(step - other) < separation for other in taken):
+            rounds = ", ".join(str(other + 1) for other in taken)
+            often = "once" if times == 1 else f"in {times} rounds at most, {separation} apart at least"
+            reason = f"this client took part in round {rounds} and takes part {often}: round {step + 1} is declined"
+            return Message(Error(DECLINED, reason), reply_to=message)
+        taken.append(step)
+    context.state["dpmf"] = ConfigRecord(dict(run=run, steps=taken, separation=separation, times=times))
     model = next(iter(message.content.array_records.values()))
     layout, start = _layout(model), _flatten(model)
     reply = call_next(message, context)

@@ -1,14 +1,19 @@
 """Correlated noise for JAX: an optax.GradientTransformation that works under jit and on sharded arrays.
 
-    optimizer = dpmf.jax.sgd(mechanism, key, learning_rate=0.5, denominator=cohort)
+    plan = dpmf.plan(examples=len(labels), batch=256, epochs=5, momentum=0.9, epsilon=3, delta=1e-6)
+    batches = dpmf.jax.Batches(plan, key)
+    optimizer = dpmf.jax.sgd(plan.mechanism, key, learning_rate=0.5, batches=batches)
     state = optimizer.init(parameters)
 
     @jax.jit
     def step(parameters, state, batch):
-        gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(parameters, batch)
-        total = dpmf.jax.clipped_sum(gradients, mechanism.privacy.clip)
-        updates, state = optimizer.update(total, state, parameters)
+        examples = inputs[batch.indices], labels[batch.indices]
+        total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, mask=batch.mask)
+        updates, state = optimizer.update(total, state, parameters, step=batch.step)
         return optax.apply_updates(parameters, updates), state
+
+    for batch in batches:
+        parameters, state = step(parameters, state, batch)
 
 What is released is made on the host, in a callback. The optimizer's state carries the step, and the new step comes out of the
 callback, so steps run in order, and a state that is used twice is refused.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,23 +45,31 @@ from ._checks import check_experiment, statement_of
 from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, Sampler, new_run
 from ._disk import write_durably
 from ._errors import BindingError, FormatError, MismatchError, StepReusedError, UnsupportedError
+from ._jax_data import Batch, Batches, CorrelatedNoiseState, step_of
 from ._jax_layout import MARKS, Layout, Uploads
-from ._jax_sums import clipped_sum
+from ._jax_sums import Seen, accumulate, clipped_sum
 
-__all__ = ["CorrelatedNoiseState", "add_correlated_noise", "clipped_sum", "sgd"]
-
-
-class CorrelatedNoiseState(NamedTuple):
-    """What the optimizer's state holds: the next step, and the run it belongs to."""
-
-    step: jax.Array
-    run: jax.Array
+__all__ = [
+    "Batch",
+    "Batches",
+    "CorrelatedNoiseState",
+    "Seen",
+    "accumulate",
+    "adam",
+    "adam_steps",
+    "add_correlated_noise",
+    "clipped_sum",
+    "multi_steps",
+    "sgd",
+    "step_of",
+]
 
 
 def add_correlated_noise(
     mechanism: Mechanism,
     key: NoiseKey,
     *,
+    batches: Batches | None = None,
     denominator: float | None = None,
     sampler: Sampler | None = None,
     experiment: str | None = None,
@@ -66,18 +80,21 @@ def add_correlated_noise(
 ) -> optax.GradientTransformation:
     """Adds the next row of correlated noise to a sum of clipped gradients, and divides by a fixed denominator.
 
-    The rest of the chain must be the optimizer that the mechanism was planned for; sgd() makes it. The gradients are
+    The rest of the chain must be the optimizer that the mechanism was planned for; sgd() and adam() make it. The gradients are
     float32; their leaves, flattened in the order of jax.tree.leaves, are the coordinates of the noise. They come from
-    clipped_sum or the like, which is for the caller to see to, as is that the data takes part in one step; gradients that
-    are not finite are refused.
+    accumulate or clipped_sum, which is for the caller to see to; gradients that are not finite are refused.
 
-    denominator is the planned size of a cohort; without it, sampler.expected_batch, or 1 where there is no sampler. A mechanism
-    that counts on sampling needs the sampler that draws its batches, plan.sampler(key): that update number i is given the sum of
-    sampler.members(i) is for the caller to see to; sums of nobody are zero.
+    batches, a Batches of the same mechanism, says who takes part in which step. Every update then says which batch its sum is of,
+    update(total, state, parameters, step=batch.step), and one of another step is refused. A mean divides by
+    batches.expected_batch, unless denominator, the planned size of a cohort, is given. Without batches, that the data takes part
+    as the mechanism covers is for the caller to see to. A mechanism that counts on sampling needs batches, or at least sampler,
+    plan.sampler(key), whose members(i) update number i is given the sum of.
 
     Every state is good for one update: an update from an old state fails and releases nothing. A failure inside jit
-    surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. optax.MultiSteps updates at every part, so
-    it does not go around this: add up the parts (clipped_sum(…, parts=…)) and update once.
+    surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. It works in jax.lax.scan and jax.lax.cond. What
+    would release sums without noise, or noise for parts of a step, is refused: optax.MultiSteps, for which there is
+    multi_steps(); optax.masked and optax.multi_transform around it, which come after it in a chain instead; and pmap and
+    shard_map around it.
 
     journal is a directory that makes restarts safe: what was released is synced there first, and after a restart a
     step that was released comes again for the same input only. Without one, a run ends with its process. experiment names a
@@ -100,16 +117,21 @@ def add_correlated_noise(
     arithmetic, noise travels to the device only. A shard of whole leading rows is one stream; others are one stream for every
     run of consecutive coordinates.
     """
+    if batches is not None and sampler is not None:
+        raise ValueError("batches and sampler are both given, and both say who takes part: leave one out")
+    if batches is not None and batches.mechanism.identity != mechanism.identity:
+        raise MismatchError("the batches are those of another mechanism: make both from one plan")
     if sampler is not None:
         mechanism.check_sampling(sampler.sampling)
         mechanism.check_steps(sampler.steps)
-    elif mechanism.sampling != "none":
+    elif batches is None and mechanism.sampling != "none":
         raise MismatchError(
             f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, and nothing here shows that the examples "
-            'are drawn so: give sampler=plan.sampler(key) and train on its members, or plan with sampling="none"'
+            'are drawn so: give batches=dpmf.jax.Batches(plan, key) and train on them, or plan with sampling="none"'
         )
     if denominator is None:
-        denominator = 1.0 if sampler is None else sampler.expected_batch
+        drawn = batches if batches is not None else sampler
+        denominator = 1.0 if drawn is None else drawn.expected_batch
     if not denominator > 0:
         raise ValueError(f"denominator is {denominator}, but it must be above zero: it is the planned cohort")
     if lost_input not in ("refuse", "burn"):
@@ -117,26 +139,69 @@ def add_correlated_noise(
     if arithmetic not in ("exact", "float"):
         raise ValueError(f"arithmetic is {arithmetic!r}, but it must be exact or float")
     directory = None if journal is None else Path(journal)
-    host = _Host(mechanism, key, experiment, directory, lost_input == "burn", arithmetic)
+    host = _Host(mechanism, key, experiment, directory, lost_input == "burn", arithmetic, batches)
 
     def init(params: optax.Params) -> CorrelatedNoiseState:
+        _check_surroundings(params)
         host.lay_out(params, shardings)
         return CorrelatedNoiseState(jnp.zeros((), jnp.int32), jnp.asarray(host.run_words))
 
     def update(
-        updates: optax.Updates, state: CorrelatedNoiseState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: CorrelatedNoiseState,
+        params: optax.Params | None = None,
+        *,
+        step: Any = None,
+        **others: Any,
     ) -> tuple[optax.Updates, CorrelatedNoiseState]:
-        del params
+        del params, others
+        _check_surroundings(updates)
+        if step is None and batches is not None:
+            raise MismatchError(
+                "nothing says which batch this sum is of, and the guarantee is for every batch in its own step: "
+                "optimizer.update(total, state, parameters, step=batch.step)"
+            )
         layout = host.lay_out(updates, shardings)
         leaves, tree = jax.tree.flatten(updates)
         marked, exact = host.journal is not None, host.arithmetic == "exact"
-        step, *noisy = layout.call(
-            host.release, host.uploads, state.step, state.run, leaves, marked=marked, exact=exact
+        meant = jnp.asarray(-1 if step is None else step, jnp.int32)
+        following, *noisy = layout.call(
+            host.release, host.uploads, state.step, meant, state.run, leaves, marked=marked, exact=exact
         )
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
-        return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(step, state.run)
+        return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(following, state.run)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_surroundings(tree: Any) -> None:
+    """Refuses to be called where sums would go past the noise, or a part of a step would be taken for the whole.
+
+    Traced once, so that it is said before anything is released; what is not recognised here is refused at the second update.
+    """
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    if any(isinstance(node, optax.MaskedNode) for node in nodes):
+        raise UnsupportedError(
+            "optax.masked or optax.multi_transform leaves out some parameters here, and would hand their sums on without noise: "
+            "put it behind the noise, optax.chain(dpmf.jax.add_correlated_noise(…), optax.masked(…)), or leave parameters that "
+            "are never trained out of the tree"
+        )
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        # Only the frames tell: it hands the parts on as if each were a step.
+        if frame.f_code.co_name in ("init", "update") and isinstance(frame.f_locals.get("self"), optax.MultiSteps):
+            raise UnsupportedError(
+                "optax.MultiSteps updates at every part of a step and throws away what it gets, so that noise would be used "
+                "several times: give accumulate(…, micro_batch=…) the whole batch, or take dpmf.jax.multi_steps(optimizer, parts)"
+            )
+        frame = frame.f_back
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+    if axes := getattr(mesh, "manual_axes", ()):
+        raise UnsupportedError(
+            f"this is called on each of several devices ({', '.join(axes)}), under pmap or shard_map, and every one of them would "
+            "take a noise row of its own for its part: sum over the devices there (jax.lax.psum), and call update outside, under "
+            "jit, where it shards by itself"
+        )
 
 
 def sgd(
@@ -173,7 +238,7 @@ def sgd(
     def schedule(step: Any) -> jax.Array:
         return -jnp.asarray(table)[step]
 
-    parts = [add_correlated_noise(mechanism, key, **options)]
+    parts: list[Any] = [add_correlated_noise(mechanism, key, **options)]
     if decay and workload.coupled:
         parts.append(optax.add_decayed_weights(decay))
     if momentum:
@@ -182,6 +247,105 @@ def sgd(
         parts.append(optax.add_decayed_weights(decay))
     parts.append(optax.scale_by_schedule(schedule))
     return optax.chain(*parts)
+
+
+def adam_steps(steps: int, *, b1: float = 0.9, schedule: Any = None) -> np.ndarray[Any, Any]:
+    """The step sizes of Adam as those of SGD with momentum b1, for plan(momentum=b1, schedule=adam_steps(steps, b1=b1)).
+
+    Adam steps by the mean of gradients m̂_t = (1 − β₁)/(1 − β₁ᵗ)·Σ β₁ᵗ⁻ˢ g_s over √v̂_t, which moves slowly. But for that it is
+    heavy-ball momentum with the step sizes (1 − β₁)/(1 − β₁ᵗ). schedule, a number for each step, multiplies them.
+    """
+    if not 0 <= b1 < 1:
+        raise ValueError(f"b1 is {b1}, but it must be at least 0 and below 1")
+    rates: np.ndarray[Any, Any] = (1 - b1) / (1 - b1 ** np.arange(1.0, steps + 1))
+    if schedule is None:
+        return rates
+    factors = np.asarray(schedule, np.float64)
+    if factors.shape != (steps,):
+        raise ValueError(f"schedule has the shape {factors.shape}, but it must be one number for each of {steps} steps")
+    return rates * factors
+
+
+def adam(
+    mechanism: Mechanism,
+    key: NoiseKey,
+    learning_rate: float = 1e-3,
+    *,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    **options: Any,
+) -> optax.GradientTransformation:
+    """Private Adam, for a mechanism that was planned with momentum=b1 and schedule=adam_steps(steps, b1=b1).
+
+    b1 is the planned momentum. learning_rate multiplies the planned step sizes. The options are those of add_correlated_noise.
+
+    The guarantee is that of the noisy gradients: what Adam makes of them costs nothing. The plan is the best for its first moment;
+    that the second is estimated from noisy gradients too is not in it, and eps counts against noise of standard deviation
+    mechanism.privacy.noise_std over the denominator.
+
+    Raises MismatchError for a plan with nesterov or weight decay, and UnsupportedError for one from a matrix.
+    """
+    workload = mechanism.workload
+    rates, b1 = workload.learning_rates, workload.momentum
+    if rates is None or b1 is None:
+        raise UnsupportedError(
+            "the mechanism was planned from a matrix, which names no optimizer: chain add_correlated_noise with yours"
+        )
+    if workload.nesterov or workload.weight_decay:
+        raise MismatchError(
+            "the mechanism was planned with nesterov or weight decay, which adam() does not have: plan with momentum and "
+            "schedule=dpmf.jax.adam_steps(steps), or chain add_correlated_noise with an optimizer of your own"
+        )
+    table = np.asarray(learning_rate * rates / adam_steps(mechanism.steps, b1=b1), np.float32)
+
+    def schedule(step: Any) -> jax.Array:
+        return -jnp.asarray(table)[step]
+
+    return optax.chain(
+        add_correlated_noise(mechanism, key, **options),
+        optax.scale_by_adam(b1, b2, eps),
+        optax.scale_by_schedule(schedule),
+    )
+
+
+class MultiStepsState(NamedTuple):
+    """What multi_steps keeps: the number of parts that were added up, their sum, and the optimizer's state."""
+
+    part: jax.Array
+    total: Any
+    inner: Any
+
+
+def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.GradientTransformation:
+    """An optimizer that takes so many sums for one step, in place of optax.MultiSteps.
+
+    Its updates are zero but for every parts-th, which is that of the sum of all parts. Take each part with
+    accumulate(…, parts=parts), which leaves room for rounding. To differentiate a batch piece by piece,
+    accumulate(…, micro_batch=…) is simpler and needs no such room.
+    """
+    if parts < 1:
+        raise ValueError(f"parts is {parts}, but it must be at least 1")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: optax.Params) -> MultiStepsState:
+        return MultiStepsState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), inner.init(params))
+
+    def update(
+        updates: optax.Updates, state: MultiStepsState, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, MultiStepsState]:
+        total = jax.tree.map(jnp.add, state.total, updates)
+
+        def last(total: Any, inner_state: Any) -> Any:
+            made, inner_state = inner.update(total, inner_state, params, **extra)
+            return made, inner_state, jax.tree.map(jnp.zeros_like, total)
+
+        def earlier(total: Any, inner_state: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, updates), inner_state, total
+
+        made, inner_state, total = jax.lax.cond(state.part == parts - 1, last, earlier, total, state.inner)
+        return made, MultiStepsState((state.part + 1) % parts, total, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @dataclass
@@ -214,11 +378,13 @@ class _Host:
         journal: Path | None,
         burn: bool,
         arithmetic: Literal["exact", "float"],
+        batches: Batches | None = None,
     ) -> None:
         statement_of(mechanism)
         check_experiment(key, experiment)
         self.mechanism, self.key, self.journal, self.burn = mechanism, key, journal, burn
         self.arithmetic: Literal["exact", "float"] = arithmetic
+        self.draws = None if batches is None else batches.draws
         self.layout: Layout | None = None
         self.uploads = Uploads()
         self.segments: dict[tuple[int, int], tuple[NoiseStream, _Shared]] = {}
@@ -243,6 +409,7 @@ class _Host:
             ("key", self.key.fingerprint),
             ("mechanism", self.mechanism.identity),
             ("arithmetic", self.arithmetic),
+            ("batches", "none" if self.draws is None else str(self.draws["run"])),
             ("journal", f"begun: {begun}"),
         )
         for what, value in same:
@@ -275,7 +442,7 @@ class _Host:
         return self.layout
 
     def release(
-        self, device: Any, step: Any, run: Any, not_finite: Any, mark: Any, ticket: Any, *rest: Any
+        self, device: Any, step: Any, meant: Any, run: Any, not_finite: Any, mark: Any, ticket: Any, *rest: Any
     ) -> tuple[Any, ...]:
         """The next step, whether the gradient is kept, and what is released of the sums of a device, which came under a
         ticket but for the rest of each leaf; in float arithmetic its noise alone. The callback."""
@@ -294,6 +461,11 @@ class _Host:
             )
         if step >= self.mechanism.steps:
             self.mechanism.check_steps(step + 1)
+        if meant >= 0 and meant != step:
+            raise MismatchError(
+                f"the batch was drawn for step {int(meant)}, but the optimizer's state is at step {step}, and the guarantee is for "
+                "every batch in its own: take one update for each batch, as it comes; to go on elsewhere, take batches.after(state)"
+            )
         if not_finite:
             raise ValueError(
                 f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any "
@@ -321,8 +493,7 @@ class _Host:
             if step < expected:
                 raise StepReusedError(
                     f"the optimizer's state is at step {step}, but the noise of that step was released already: a "
-                    "state is good for one update, and each update must take the state of the one before it "
-                    "(optax.MultiSteps does not: add up the parts, and update once)"
+                    "state is good for one update, and each update must take the state of the one before it"
                 )
             if step > expected:
                 raise MismatchError(
@@ -448,6 +619,7 @@ class _Host:
             shapes=[list(shape) for shape in layout.shapes],
             shards=[str(sharding.spec) for sharding in layout.shardings or ()],
             devices=len(layout.devices),
+            draws=self.draws,
         )
         begun = self._read_journal()
         if begun is None:
@@ -455,6 +627,11 @@ class _Host:
             return
         # The journals of other shards do not say what these released.
         for name, value in described.items():
+            if name == "draws" and begun.get(name) != value:
+                raise BindingError(
+                    f"the journal at {self.journal} was begun with batches of {begun.get(name)}, and now they are of {value}: "
+                    "examples that took part before would come again. Go on with dpmf.jax.Batches(…, journal=that directory)"
+                )
             if begun.get(name) != value:
                 raise BindingError(
                     f"the journal at {self.journal} was begun with the {name} {begun.get(name)}, and now they are "

@@ -1,4 +1,4 @@
-"""The server: plans, and trains in one pass over cohorts of clients. Started again, it goes on where it stopped."""
+"""The server: plans, and trains with clients that take part several times. Started again, it goes on where it stopped."""
 
 from pathlib import Path
 
@@ -20,10 +20,18 @@ def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    rounds, directory = int(config["rounds"]), Path(str(config["directory"])).expanduser()
+    rounds, epochs = int(config["rounds"]), int(config["epochs"])
+    # A client takes part in as many rounds as there are epochs, and an epoch apart; which of them is up to who is there.
     mechanism = dpmf.plan(
-        steps=rounds, momentum=0.5, epsilon=float(config["epsilon"]), delta=1e-6, clip=0.5, unit="user"
+        steps=rounds,
+        participation=f"min-separation:{-(-rounds // epochs)}:{epochs}",
+        momentum=0.5,
+        epsilon=float(config["epsilon"]),
+        delta=1e-6,
+        clip=0.5,
+        unit="user",
     )
+    directory = Path(str(config["directory"])).expanduser()
     strategy = dpmf.flower.PrivateFedAvg(mechanism, directory, cohort=int(config["cohort"]), learning_rate=0.5)
     result = strategy.start(
         grid, ArrayRecord([np.zeros(FEATURES, np.float32)]), timeout=60, evaluate_fn=evaluate

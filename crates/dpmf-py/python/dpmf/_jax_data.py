@@ -1,0 +1,196 @@
+"""Batches of a plan as indices, all of one shape, so that a compiled step serves every one of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ._checks import check_experiment, participation_of
+from ._core import Mechanism, NoiseKey, Plan, Sampler, new_run
+from ._errors import FormatError, MismatchError
+
+#: A batch is longer than its size by default in at most one of so many runs, whatever the data.
+RUNS = 1e12
+
+
+class Batch(NamedTuple):
+    """The examples of one step. A tree of arrays, to be given to a compiled function as it is."""
+
+    step: Any
+    """The step that it is for, zero-based: update(total, state, parameters, step=batch.step)."""
+    indices: Any
+    """Which examples take part; behind them 0, up to the size of all batches."""
+    mask: Any
+    """True for those that take part, False for what is padded."""
+
+
+class Batches:
+    """The batches of a plan, step by step, each of them indices padded to one size, and a mask.
+
+        batches = dpmf.jax.Batches(plan, key)
+        optimizer = dpmf.jax.sgd(plan.mechanism, key, batches=batches)
+        for batch in batches:  # all epochs
+            parameters, state = step(parameters, state, batch)
+
+    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that counts on sampling, the
+    members are drawn by its sampler, and as secret as the noise. Otherwise the examples are shuffled once and cut into batches
+    that keep their members and take turns, as often and as far apart as the mechanism covers.
+
+    Batches differ in length; a mean divides by expected_batch, which does not. size is what they are padded to; without it, so
+    much that one run in 10¹² has a longer batch. It does not depend on what was drawn. A longer batch is refused before it is
+    handed out, and nobody is left out: the run goes on from there with a larger size.
+
+    To go on after a restart, give journal, the directory that the optimizer has too, which remembers the draws, and take
+    batches.after(state). experiment names draws that are the same at every start, for a key from a seed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Mechanism,
+        key: NoiseKey,
+        *,
+        examples: int | None = None,
+        size: int | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        experiment: str | None = None,
+    ) -> None:
+        check_experiment(key, experiment)
+        if isinstance(plan, Plan):
+            mechanism, examples = plan.mechanism, plan.examples if examples is None else examples
+        else:
+            mechanism = plan
+        if examples is None:
+            raise ValueError("examples is missing: a mechanism alone does not say how much data there is")
+        if not 1 <= examples < 2**31:
+            raise ValueError(f"examples is {examples}, but it must be at least 1 and below 2^31")
+        self.mechanism, self.examples, self.steps = mechanism, examples, mechanism.steps
+        begun = None if journal is None else _draws_of(Path(journal))
+        # Sampler turns the words of an experiment into the name of a run, as everywhere.
+        named = experiment and Sampler("balls-in-bins:1", key, units=1, steps=1, run=experiment).run
+        self.run: str = named or begun or _one_for_all(new_run())
+        self._sampler: Sampler | None = None
+        if mechanism.sampling == "none":
+            separation, times = participation_of(mechanism)
+            #: Batches that take turns.
+            self._phases = max(separation, -(-mechanism.steps // times))
+            # Raw words are the same in every version of numpy, and a stable sort makes one order of them.
+            words = np.random.PCG64(int(self.run, 16)).random_raw(examples)
+            self._order = np.argsort(words, kind="stable")
+            self.expected_batch = examples / self._phases
+            least = -(-examples // self._phases)
+        else:
+            self._sampler = Sampler(mechanism.sampling, key, units=examples, steps=mechanism.steps, run=self.run)
+            self.expected_batch = self._sampler.expected_batch
+            least = _seldom_longer(examples, self.expected_batch / examples, RUNS * mechanism.steps)
+        if size is not None and size < 1:
+            raise ValueError(f"size is {size}, but it must be at least 1")
+        self.size = least if size is None else size
+
+    @property
+    def draws(self) -> dict[str, Any]:
+        """What decides which example is in which batch; nothing in it is secret."""
+        return {"run": self.run, "sampling": self.mechanism.sampling, "units": self.examples}
+
+    def members(self, step: int) -> np.ndarray[Any, Any]:
+        """The examples of a step, without padding."""
+        if not 0 <= step < self.steps:
+            raise ValueError(f"step is {step}, but there are {self.steps} steps")
+        if self._sampler is not None:
+            return self._sampler.members(step)
+        return self._order[step % self._phases :: self._phases]
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step."""
+        members = self.members(step)
+        if len(members) > self.size:
+            raise MismatchError(
+                f"the batch of step {step} has {len(members)} examples, but size is {self.size}, and all that were drawn must "
+                f"take part: go on from this step with Batches(…, size={len(members)}) or more"
+            )
+        indices = np.zeros(self.size, np.int32)
+        indices[: len(members)] = members
+        return Batch(np.int32(step), indices, np.arange(self.size) < len(members))
+
+    def after(self, state: Any) -> Iterator[Batch]:
+        """The batches that are left from an optimizer's state on: all for a new one."""
+        for step in range(step_of(state), self.steps):
+            yield self.at(step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(self.steps):
+            yield self.at(step)
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return self.steps
+
+
+class CorrelatedNoiseState(NamedTuple):
+    """What the optimizer's state holds: the next step, and the run it belongs to."""
+
+    step: jax.Array
+    run: jax.Array
+
+
+def step_of(state: Any) -> int:
+    """The step that an optimizer's state is at: that of the CorrelatedNoiseState within it."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, CorrelatedNoiseState))
+    found = [leaf for leaf in leaves if isinstance(leaf, CorrelatedNoiseState)]
+    if len(found) != 1:
+        raise ValueError(f"the state holds {len(found)} of add_correlated_noise, but one is needed")
+    return int(found[0].step)
+
+
+def _draws_of(journal: Path) -> str | None:
+    """The run whose draws a journal was begun with; None if it was not begun."""
+    index = jax.process_index()
+    path = journal / ("run.json" if index == 0 else f"run-{index}.json")
+    if not path.exists():
+        return None
+    try:
+        begun = json.loads(path.read_text())
+        if not begun["ready"]:
+            return None
+        draws = begun.get("draws")
+        return None if draws is None else str(draws["run"])
+    except (ValueError, KeyError, TypeError, AttributeError) as damage:
+        raise FormatError(f"{path} is not the description of a run: {damage!r}") from damage
+
+
+def _one_for_all(run: str) -> str:
+    """The run of the first process."""
+    if jax.process_count() == 1:
+        return run
+    words = np.frombuffer(bytes.fromhex(run), np.uint8).astype(np.int32)
+    return np.asarray(multihost_utils.broadcast_one_to_all(words)).astype(np.uint8).tobytes().hex()
+
+
+def _seldom_longer(units: int, rate: float, seldom: float) -> int:
+    """A length that a sum of units independent draws, of that rate on average, exceeds with probability at most 1 / seldom.
+
+    By Chernoff's bound, P(X ≥ k) ≤ exp(−N·KL(k/N ‖ p)).
+    """
+    if rate >= 1.0:
+        return units
+
+    def bound(length: int) -> float:
+        share = length / units
+        rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+        return units * (share * math.log(share / rate) + rest)
+
+    low, high = math.ceil(units * rate), units
+    while low < high:
+        middle = (low + high) // 2
+        if bound(middle + 1) >= math.log(seldom) if middle < units else True:
+            high = middle
+        else:
+            low = middle + 1
+    return low
