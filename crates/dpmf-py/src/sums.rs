@@ -117,7 +117,7 @@ fn add_clipped(
             }
         });
     }
-    norms.iter().map(|norm| !(*norm <= target)).collect()
+    norms.iter().map(|norm| norm.is_nan() || *norm > target).collect()
 }
 
 /// One contribution to one parameter.
