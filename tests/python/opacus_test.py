@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 COUNT, BATCH, STEPS = 44, 8, 6
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "python" / "fashion_mnist.py"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 
 
 def data():
@@ -692,28 +692,50 @@ def test_one_engine_for_one_run():
         private(engine)
 
 
-# The example
+# The examples
 
 
-def test_the_example_runs_with_either_engine(tmp_path, monkeypatch, capsys):
-    """examples/python/fashion_mnist.py on images made up here, in the format of the data set."""
+@pytest.fixture
+def images(tmp_path):
+    """Images made up here, in the format of the data set."""
     generator = np.random.default_rng(0)
     for part, count in (("train", 320), ("t10k", 200)):
         labels = generator.integers(10, size=count, dtype=np.uint8)
-        images = generator.integers(80, size=(count, 28, 28), dtype=np.uint8)
-        images[np.arange(count), 2 * labels] = 255  # a bright line whose height is the class
-        for name, header, array in (("images-idx3", 16, images), ("labels-idx1", 8, labels)):
+        pictures = generator.integers(80, size=(count, 28, 28), dtype=np.uint8)
+        pictures[np.arange(count), 2 * labels] = 255  # a bright line whose height is the class
+        for name, header, array in (("images-idx3", 16, pictures), ("labels-idx1", 8, labels)):
             (tmp_path / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(bytes(header) + array.tobytes(), 1))
-    spec = importlib.util.spec_from_file_location("fashion_mnist", EXAMPLE)
+    return tmp_path
+
+
+def test_the_example_runs_with_either_engine(images, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("fashion_mnist", EXAMPLES / "fashion_mnist.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     for engine in ("opacus", "dpmf"):
-        arguments = ["--engine", engine, "--epsilon", "3", "--lr", "0.1", "--batch-size", "16"]
-        monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", *arguments, "--data", str(tmp_path)])
+        arguments = ["--engine", engine, "--epsilon", "3", "--lr", "0.1", "--batch-size", "16", "--epochs", "2"]
+        monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", *arguments, "--data", str(images)])
         example.main()
         result = json.loads(capsys.readouterr().out)
         assert result["engine"] == engine and result["spent"] == pytest.approx(3, rel=0.01)
         assert 0.0 <= result["accuracy"] <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
+def test_the_script_for_opacus_changes_in_one_line(images, monkeypatch, capsys):
+    """examples/python/opacus_mnist.py, and the same with the import of Opacus."""
+    ours = (EXAMPLES / "opacus_mnist.py").read_text()
+    line = "from dpmf.opacus import PrivacyEngine\n"
+    body = ours.split('"""\n', 1)[1]
+    assert body.count(line) == 1 and body.count("dpmf") == 1
+    theirs = body.replace(line, "from opacus import PrivacyEngine\n")
+    for script in (body, theirs):
+        arguments = ["--epochs", "2", "--batch-size", "16", "--data", str(images)]
+        monkeypatch.setattr(sys, "argv", ["opacus_mnist.py", *arguments])
+        exec(compile(script, "opacus_mnist.py", "exec"), {"__name__": "__main__", "__file__": str(EXAMPLES / "x.py"), "__doc__": ""})
+        printed = capsys.readouterr().out.splitlines()
+        assert len(printed) == 2 and all(text.startswith(f"epoch {epoch}: loss ") for epoch, text in enumerate(printed, 1))
+        assert float(printed[-1].partition("ε = ")[2].partition(",")[0]) == pytest.approx(3, rel=0.01)
 
 
 def test_a_plan_with_its_sampler():
