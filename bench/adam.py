@@ -39,10 +39,10 @@ def momentum(model, lr):
 
 #: Engine, optimizer, first guess of the learning rate, and whether the plan is for running sums whatever the optimizer.
 ROWS = {
-    "dpmf, Adam, effective workload": (dpmf.opacus.PrivacyEngine, adam, 2e-3, False),
-    "dpmf, Adam, running sums": (dpmf.opacus.PrivacyEngine, adam, 2e-3, True),
+    "dpmf, Adam, effective workload": (dpmf.opacus.PrivacyEngine, adam, 8e-3, False),
+    "dpmf, Adam, running sums": (dpmf.opacus.PrivacyEngine, adam, 8e-3, True),
     "dpmf, SGD with momentum": (dpmf.opacus.PrivacyEngine, momentum, 0.1, False),
-    "Opacus, Adam": (opacus.PrivacyEngine, adam, 2e-3, False),
+    "Opacus, Adam": (opacus.PrivacyEngine, adam, 8e-3, False),
     "Opacus, SGD with momentum": (opacus.PrivacyEngine, momentum, 0.1, False),
 }
 
