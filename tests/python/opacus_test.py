@@ -491,6 +491,33 @@ def test_checkpoints_of_the_engine(name, workers, tmp_path):
     assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_single_pass_is_resumed(by_hand, tmp_path):
+    """A mechanism for one participation: the order of the data comes from the state, or from who made the cohorts."""
+    key, mechanism = dpmf.NoiseKey.from_seed(6), dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5)
+
+    def begin(journal, seed=None, start=None, model_seed=0):
+        engine = dpmf.opacus.PrivacyEngine(key=key, experiment="once", journal=journal and tmp_path / journal, seed=seed)
+        model, loader = model_of(model_seed), DataLoader(data(), batch_size=BATCH, shuffle=True)
+        if start is not None:
+            loader = DataLoader(data(), batch_sampler=dpmf.torch.Cohorts(COUNT, BATCH, seed=seed, start=start))
+        made = engine.make_private(module=model, optimizer=sgd(model), data_loader=loader, mechanism=mechanism)
+        return engine, *made
+
+    engine, model, optimizer, loader = begin("journal", seed=9)
+    batches = iter(loader)
+    train(model, optimizer, [next(batches) for _ in range(2)])
+    engine.save_checkpoint(path=tmp_path / "state.pt", module=model, optimizer=optimizer)
+    optimizer.close()
+    arguments = dict(seed=9, start=2) if by_hand else {}
+    engine, model, optimizer, loader = begin("journal", model_seed=5, **arguments)
+    engine.load_checkpoint(path=tmp_path / "state.pt", module=model, optimizer=optimizer)
+    assert optimizer.next_step == 2 and len(loader) == STEPS - 2
+    assert torch.equal(train(model, optimizer, loader), train(*begin(None, seed=9)[1:]))
+    with pytest.raises(dpmf.MismatchError, match="second pass"):
+        next(iter(loader))
+
+
 def test_a_run_goes_on_with_its_own_data(tmp_path):
     key = dpmf.NoiseKey.from_seed(6)
 
