@@ -37,10 +37,10 @@ def momentum(model, lr):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
-#: Engine, optimizer, first guess of the learning rate, and whether the plan is for running sums whatever the optimizer.
+#: Engine, optimizer, first guess of the learning rate, and whether the plan is for Adam's iterates at a constant second moment.
 ROWS = {
-    "dpmf, Adam, effective workload": (dpmf.opacus.PrivacyEngine, adam, 8e-3, False),
-    "dpmf, Adam, running sums": (dpmf.opacus.PrivacyEngine, adam, 8e-3, True),
+    "dpmf, Adam, effective workload": (dpmf.opacus.PrivacyEngine, adam, 8e-3, True),
+    "dpmf, Adam, running sums": (dpmf.opacus.PrivacyEngine, adam, 8e-3, False),
     "dpmf, SGD with momentum": (dpmf.opacus.PrivacyEngine, momentum, 0.1, False),
     "Opacus, Adam": (opacus.PrivacyEngine, adam, 8e-3, False),
     "Opacus, SGD with momentum": (opacus.PrivacyEngine, momentum, 0.1, False),
@@ -56,15 +56,17 @@ def example():
 
 def train(script, row, data, epsilon, lr, seed):
     """The model, and the noise of a step."""
-    make, optimizer_of, _, running_sums = ROWS[row]
+    make, optimizer_of, _, effective = ROWS[row]
     torch.manual_seed(seed)
     engine, model = make(), script.perceptron()
     arguments = dict(
         module=model, optimizer=optimizer_of(model, lr), data_loader=DataLoader(data, batch_size=BATCH, shuffle=True)
     )
     budget = dict(target_epsilon=epsilon, target_delta=DELTA, epochs=EPOCHS, max_grad_norm=CLIP)
-    if running_sums:
-        plan = dpmf.plan(examples=len(data), batch=BATCH, epochs=EPOCHS, epsilon=epsilon, delta=DELTA, clip=CLIP)
+    if effective:
+        plan = dpmf.plan(
+            examples=len(data), batch=BATCH, epochs=EPOCHS, epsilon=epsilon, delta=DELTA, clip=CLIP, optimizer="adam:0.9"
+        )
         model, optimizer, loader = engine.make_private(mechanism=plan, **arguments)
     else:
         model, optimizer, loader = engine.make_private_with_epsilon(**arguments, **budget)

@@ -129,9 +129,9 @@ def plan(
     learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay. A workload takes the place of everything about the optimizer.
 
-    optimizer says all of that but the schedule: an optimizer of torch.optim, or "adam" or "adam:β" for a first moment of decay β.
-    Adam and its relatives are planned for as momentum with the step sizes of a corrected first moment, which is what they are
-    where their second moment varies slowly; others than these and SGD for running sums. The guarantee holds for any.
+    optimizer says all of that but the schedule: an optimizer of torch.optim. SGD is planned for as it is, Adam and all others for
+    running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
+    of a corrected first moment. The guarantee holds for any.
 
     unit is what the training code clips as one, and so what the statement protects: "record" where every example is
     clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.

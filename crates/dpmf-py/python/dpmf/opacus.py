@@ -429,8 +429,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
         """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
 
-        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and its
-        relatives are planned for by their first moment, optimizers without one for running sums.
+        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and all
+        other optimizers but SGD are planned for as running sums.
 
         poisson_sampling=True lets the plan count on secret sampling, of whatever kind has the least error. False counts on none:
         the data is shuffled once and cut into batches, which come in the same order in every epoch.

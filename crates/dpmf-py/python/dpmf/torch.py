@@ -149,8 +149,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     """Adds the noise of a mechanism to the clipped, summed gradient, then lets a torch.optim optimizer step.
 
     optimizer is any of torch.optim. Its momentum, weight decay and learning rates are checked against the mechanism's
-    workload at every step: the guarantee holds without, but not the optimality. check=False leaves that out. Adam and its
-    relatives go with a plan for them, dpmf.plan(…, optimizer=adam), or for running sums; so do all others.
+    workload at every step: the guarantee holds without, but not the optimality. check=False leaves that out. Adam and all
+    others but SGD go with dpmf.plan(…, optimizer=optimizer), a plan for running sums.
 
     The noise of a step covers all parameters that optimizer holds, whether they are trained or not. One that is frozen
     (requires_grad is False) at a step stays where it is and ignores its noise; it may be thawed later. Parameters that
