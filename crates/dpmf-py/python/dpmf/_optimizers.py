@@ -6,7 +6,7 @@ so which mechanism is the best.
 SGD is linear in the gradients, and planned for as it is. Adam moves by lr·m̂/(√v̂ + ε), where m̂ = m/(1 − β₁ᵗ) and
 m = β₁m + (1 − β₁)g: where v̂ varies slowly, these are the steps of momentum β₁ with step sizes lr·(1 − β₁)/(1 − β₁ᵗ), in
 coordinates that are scaled one by one. A plan for that, "adam:β₁", lets single steps have much noise, which m̂ smooths; but v̂ is
-made of single steps. A plan for running sums has three times less of it at five percent more error, and trained better
+made of single steps. A plan for running sums has 2.8 times less of it at five percent more error, and trained better
 (bench/adam.py), so that is what Adam and all others but SGD are planned for.
 """
 
