@@ -1,8 +1,8 @@
-"""Fashion-MNIST in one pass, with Opacus' independent noise or with correlated noise.
+"""Fashion-MNIST, with Opacus' independent noise or with correlated noise.
 
     scripts/data/fashion-mnist                        # the data, into data/cache/fashion-mnist
-    python examples/python/fashion_mnist.py --engine opacus --epsilon 3
-    python examples/python/fashion_mnist.py --engine dpmf --epsilon 3
+    python examples/python/fashion_mnist.py --engine opacus --epsilon 3 --epochs 5
+    python examples/python/fashion_mnist.py --engine dpmf --epsilon 3 --epochs 5
 
 From one to the other, a script that trains with Opacus changes in one import:
 
@@ -48,8 +48,8 @@ def perceptron():
     )
 
 
-def train(engine, data, epsilon, *, lr, momentum=0.9, batch_size=512, clip=1.0, delta=1e-5, seed=0):
-    """One private pass over the data; returns the model."""
+def train(engine, data, epsilon, *, lr, momentum=0.9, batch_size=512, epochs=1, clip=1.0, delta=1e-5, seed=0):
+    """Private passes over the data; returns the model."""
     torch.manual_seed(seed)
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
@@ -59,13 +59,14 @@ def train(engine, data, epsilon, *, lr, momentum=0.9, batch_size=512, clip=1.0, 
         data_loader=DataLoader(data, batch_size=batch_size, shuffle=True),
         target_epsilon=epsilon,
         target_delta=delta,
-        epochs=1,
+        epochs=epochs,
         max_grad_norm=clip,
     )
-    for images, labels in loader:
-        optimizer.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        optimizer.step()
+    for _ in range(epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
     return model
 
 
@@ -83,6 +84,7 @@ def main():
     parser.add_argument("--lr", type=float, nargs="+", default=[0.1], help="several are tried in turn")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--batch-size", type=int, nargs="+", default=[512])
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--validate", action="store_true", help="hold out 10 000 training images and test on those")
     parser.add_argument("--limit", type=int, help="use only so many training images")
@@ -103,7 +105,7 @@ def main():
                 for seed in range(arguments.seeds):
                     started = time.perf_counter()
                     engine = opacus.PrivacyEngine() if arguments.engine == "opacus" else dpmf.opacus.PrivacyEngine()
-                    options = dict(lr=lr, momentum=arguments.momentum, batch_size=batch_size, seed=seed)
+                    options = dict(lr=lr, momentum=arguments.momentum, batch_size=batch_size, epochs=arguments.epochs, seed=seed)
                     model = train(engine, data, epsilon, **options)
                     result = dict(engine=arguments.engine, epsilon=epsilon, spent=engine.get_epsilon(1e-5), **options)
                     result.update(accuracy=accuracy(model, test), seconds=time.perf_counter() - started)

@@ -1,5 +1,6 @@
 """torch.distributed: two processes on loopback, each with the noise of its shard only."""
 
+import copy
 import socket
 
 import numpy as np
@@ -58,7 +59,7 @@ def of_rank(rank, port, directory):
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
     )
-    for task in (draw, train_and_resume, release_exactly, disagree, forget_the_group):
+    for task in (draw, train_and_resume, release_exactly, disagree, forget_the_group, train_by_epochs):
         (directory / task.__name__).mkdir(exist_ok=True)
         task(rank, KEY, directory / task.__name__)
         torch.distributed.barrier()
@@ -234,6 +235,84 @@ def forget_the_group(rank, key, directory):
 
 def test_ranks_that_do_not_know_of_each_other_are_refused(directory):
     assert [(directory / "forget_the_group" / f"refused-{rank}").exists() for rank in range(WORLD)] == [True] * WORLD
+
+
+EXAMPLES, EPOCHS, PER_EPOCH = 60, 2, 6
+MADE = {
+    "banded": "cyclic-poisson:2:0.3",
+    "banded-toeplitz:bands=3": "cyclic-poisson:3:0.5",
+    "banded:bands=2": "balls-in-bins:6",
+    "banded-inverse:bands=2": "balls-in-bins:6",
+    "planned": "balls-in-bins:6",
+    "recall:buffers=2:recalls=2": "none",
+    "blt:buffers=2": "none",
+}
+
+
+def several_epochs(name):
+    sampling = MADE[name]
+    if name == "planned":
+        plan = dpmf.plan(examples=EXAMPLES, batch=10, epochs=EPOCHS, epsilon=4, delta=1e-5, momentum=0.9, cache=False)
+        assert (plan.chosen["mechanism"], plan.sampling) == ("blt", sampling)
+        return plan.mechanism
+    kind = "banded:bands=2" if name == "banded" else name
+    participation = "single" if sampling.startswith("cyclic") else f"epochs:{EPOCHS}"
+    made = dpmf.make_mechanism(dpmf.Workload.sgd(EPOCHS * PER_EPOCH, momentum=0.9), kind, participation=participation)
+    return (made if sampling == "none" else made.with_sampling(sampling)).calibrate(4, 1e-5)
+
+
+def epochs_of(name, directory=None, rank=0, world_size=1):
+    """A run that is resumed in the middle of its second epoch where there is a directory for its journal."""
+    mechanism, stop = several_epochs(name), None if directory is None else PER_EPOCH + 2
+    generator = torch.Generator().manual_seed(1)
+    data = torch.utils.data.TensorDataset(
+        torch.randn(EXAMPLES, 6, generator=generator), torch.randint(3, (EXAMPLES,), generator=generator)
+    )
+    kept = None
+    while True:
+        model, ranks = model_of(), dict(rank=rank, world_size=world_size)
+        if mechanism.sampling == "none":
+            batches = dpmf.torch.Cohorts(EXAMPLES, 10, epochs=EPOCHS, seed=3, **ranks)
+        else:
+            sampler = dpmf.Sampler(mechanism.sampling, KEY, units=EXAMPLES, steps=mechanism.steps, run="epochs")
+            batches = dpmf.torch.SampledBatches(sampler, epochs=EPOCHS, **ranks)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(data))
+        optimizer = dpmf.torch.PrivateOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            mechanism,
+            key=KEY,
+            experiment="epochs",
+            journal=directory and directory / f"journal-{name}-{rank}",
+            group=True if world_size > 1 else None,
+        )
+        if kept is not None:
+            model.load_state_dict(kept[0])
+            optimizer.load_state_dict(kept[1])
+        while optimizer.next_step < mechanism.steps and (kept is not None or optimizer.next_step != stop):
+            for inputs, targets in optimizer.batches(loader):
+                # One by one: gradients that do not depend on what is beside them.
+                optimizer.accumulate(model, cross_entropy, inputs, targets, vectorize=False)
+                optimizer.step()
+                if optimizer.next_step == stop and kept is None:
+                    break
+        if optimizer.next_step == mechanism.steps:
+            return model.state_dict()
+        kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        optimizer.close()
+
+
+def train_by_epochs(rank, key, directory):
+    for name in MADE:
+        torch.save(epochs_of(name, directory, rank, WORLD), directory / f"{name}-{rank}.pt")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_several_epochs_on_two_ranks_have_the_bits_of_one(directory, name):
+    expected = epochs_of(name)
+    assert any(not torch.equal(value, start) for value, start in zip(expected.values(), model_of().state_dict().values()))
+    for rank in range(WORLD):
+        got = torch.load(directory / "train_by_epochs" / f"{name}-{rank}.pt")
+        assert all(torch.equal(got[key], value) for key, value in expected.items())
 
 
 def test_ranks_that_meet_after_the_optimizer_was_made(monkeypatch):

@@ -1,5 +1,8 @@
 """From a plan through its sampler to a model, with PyTorch."""
 
+import copy
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/setup-torch makes an environment with it")
@@ -87,7 +90,6 @@ def test_two_epochs_that_are_killed_and_resumed(plan, data, tmp_path):
     second.load_state_dict(noise)
     assert second.denominator == sampler.expected_batch and sampler.next_step == second.next_step == 7
     for wrong, match in [
-        (plan.sampler(KEY, run="test"), "start=7"),
         (plan.sampler(KEY, run="other", start=7), "the run began with"),
         (plan.sampler(dpmf.NoiseKey.from_seed(6), run="test", start=7), "the run began with"),
     ]:
@@ -153,7 +155,7 @@ def test_a_batch_is_for_the_step_that_it_was_drawn_for(plan, data):
     batches = optimizer.batches(loader_of(data, plan.sampler(KEY, run="test")))
     next(batches)  # and not used
     optimizer.accumulate(model, mse_loss, *next(batches))
-    with pytest.raises(dpmf.MismatchError, match="drawn for step 1, but this is step 0.*start=0"):
+    with pytest.raises(dpmf.MismatchError, match="drawn for step 1, but this is step 0.*begins with step 0"):
         optimizer.step()
     assert optimizer.next_step == 0
     optimizer.zero_grad()
@@ -172,3 +174,127 @@ def test_several_epochs_that_count_on_no_sampling(data):
     sampler = dpmf.Sampler("balls-in-bins:6", KEY, units=EXAMPLES, steps=STEPS)
     train(optimizer, model, loader_of(data, sampler))
     assert optimizer.next_step == STEPS and optimizer.denominator == 40
+
+
+# Epoch by epoch, with every mechanism and sampler
+
+
+EPOCHS, PER_EPOCH = 3, 6
+MADE = {
+    "banded, cyclic Poisson": ("banded:bands=2", "cyclic-poisson:2:0.33"),
+    "banded Toeplitz, cyclic Poisson": ("banded-toeplitz:bands=3", "cyclic-poisson:3:0.5"),
+    "banded, balls in bins": ("banded:bands=2", "balls-in-bins:6"),
+    "banded inverse, balls in bins": ("banded-inverse:bands=2", "balls-in-bins:6"),
+    "blt, balls in bins": (None, "balls-in-bins:6"),
+    "recall, epochs without sampling": ("recall:buffers=2:recalls=2", "none"),
+    "blt, epochs without sampling": ("blt:buffers=2", "none"),
+    "dense, epochs without sampling": ("optimal", "none"),
+}
+
+
+@functools.lru_cache(maxsize=None)
+def mechanism_of(name):
+    kind, sampling = MADE[name]
+    if kind is None:
+        made = dpmf.plan(examples=EXAMPLES, batch=40, epochs=EPOCHS, epsilon=4, delta=1e-5, momentum=0.9, cache=False)
+        assert (made.chosen["mechanism"], made.sampling) == ("blt", sampling)
+        return made.mechanism
+    participation = "single" if sampling.startswith("cyclic") else f"epochs:{EPOCHS}"
+    workload = dpmf.Workload.sgd(EPOCHS * PER_EPOCH, momentum=0.9)
+    made = dpmf.make_mechanism(workload, kind, participation=participation, dense=kind == "optimal")
+    return (made if sampling == "none" else made.with_sampling(sampling)).calibrate(4, 1e-5)
+
+
+def batches_of(mechanism, rank=0, world_size=1):
+    """As a script makes them, at the start and to resume."""
+    ranks = dict(rank=rank, world_size=world_size)
+    if mechanism.sampling == "none":
+        return dpmf.torch.Cohorts(EXAMPLES, 40, epochs=EPOCHS, seed=3, **ranks)
+    sampler = dpmf.Sampler(mechanism.sampling, KEY, units=EXAMPLES, steps=mechanism.steps, run="test")
+    return dpmf.torch.SampledBatches(sampler, epochs=EPOCHS, **ranks)
+
+
+def by_epochs(data, mechanism, model, optimizer, loader, until=None, keep=None):
+    """From wherever the run is to its end; state is kept after step keep, and the run ends after step until."""
+    while optimizer.next_step < mechanism.steps:
+        for inputs, targets in optimizer.batches(loader):
+            for part in (slice(0, 9), slice(9, None)):  # in parts, as memory allows
+                optimizer.accumulate(model, mse_loss, inputs[part], targets[part])
+            optimizer.step()
+            if optimizer.next_step == keep:
+                kept = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+            if optimizer.next_step == until:
+                return kept
+    return None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", MADE)
+def test_epochs_that_are_killed_and_resumed(name, workers, data, tmp_path):
+    mechanism = mechanism_of(name)
+
+    def begin(**arguments):
+        model = model_of()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = dpmf.torch.PrivateOptimizer(sgd, mechanism, key=KEY, **arguments)
+        collate = dpmf.torch.EmptyCollate(data)
+        loader = DataLoader(data, batch_sampler=batches_of(mechanism), collate_fn=collate, num_workers=workers)
+        return model, optimizer, loader
+
+    whole, optimizer, loader = begin(experiment="test")
+    assert len(loader) == PER_EPOCH
+    by_epochs(data, mechanism, whole, optimizer, loader)
+    assert optimizer.next_step == EPOCHS * PER_EPOCH and optimizer.denominator == loader.batch_sampler.expected_batch
+    with pytest.raises(dpmf.MismatchError, match="all 18 steps were drawn"):
+        next(optimizer.batches(loader))
+
+    model, first, loader = begin(experiment="test", journal=tmp_path / "journal")
+    kept, parameters = by_epochs(data, mechanism, model, first, loader, until=11, keep=8)
+    first.close()
+
+    model, second, loader = begin(journal=tmp_path / "journal")
+    model.load_state_dict(parameters)
+    second.load_state_dict(kept)
+    assert second.next_step == 8
+    by_epochs(data, mechanism, model, second, loader)
+    assert torch.equal(weights(model), weights(whole))
+
+
+def test_fixed_cohorts_of_several_epochs(data):
+    cohorts = dpmf.torch.Cohorts(EXAMPLES, 37, epochs=3, seed=4)
+    assert (len(cohorts), cohorts.steps, cohorts.per_epoch) == (6, 18, 6) and cohorts.expected_batch == 40
+    epochs = [list(cohorts) for _ in range(3)]
+    assert epochs[0] == epochs[1] == epochs[2] and {len(members) for members in epochs[0]} == {40}
+    assert sorted(sum(epochs[0], [])) == list(range(EXAMPLES)) != sum(epochs[0], [])
+    with pytest.raises(dpmf.MismatchError, match="all 18 steps"):
+        iter(cohorts)
+    uneven = [len(members) for members in dpmf.torch.Cohorts(100, 13, epochs=2)]
+    assert len(uneven) == 8 and set(uneven) == {12, 13} and sum(uneven) == 100
+    parts = [list(dpmf.torch.Cohorts(EXAMPLES, 37, epochs=3, seed=4, rank=rank, world_size=2)) for rank in range(2)]
+    assert [sorted(a + b) for a, b in zip(*parts)] == [sorted(members) for members in epochs[0]]
+    with pytest.raises(ValueError, match="drop_last"):
+        dpmf.torch.Cohorts(100, 13, epochs=2, drop_last=True)
+
+
+def test_fixed_cohorts_are_not_sampled(plan, data):
+    """They count for the participation of a mechanism, never for a sampling that its guarantee counts on."""
+    model = model_of()
+    for epochs in (1, 2):
+        loader = DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=epochs))
+        with pytest.raises(dpmf.MismatchError, match="counts on sampling balls-in-bins:6"):
+            private(model, plan.mechanism).batches(loader)
+    single = dpmf.plan(steps=STEPS, epsilon=4, delta=1e-5)
+    with pytest.raises(dpmf.MismatchError, match="takes part in at most one step"):
+        private(model, single).batches(loader)
+    # Epochs of another length bring an example back sooner than is covered.
+    unsampled = dpmf.plan(examples=EXAMPLES, batch=40, epochs=2, epsilon=4, delta=1e-5, sampling="none", cache=False)
+    with pytest.raises(dpmf.MismatchError, match="balls-in-bins:3"):
+        private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 80, epochs=4)))
+    with pytest.raises(dpmf.MismatchError, match="18 steps are wanted"):
+        private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=3)))
+    optimizer = private(model, unsampled.mechanism)
+    batches = optimizer.batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=2)))
+    next(batches)
+    optimizer.accumulate(model, mse_loss, *next(batches))
+    with pytest.raises(dpmf.MismatchError, match="drawn for step 1, but this is step 0"):
+        optimizer.step()

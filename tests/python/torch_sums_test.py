@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
+from dpmf import _sums, _torch_gradients  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning")
@@ -440,3 +444,106 @@ def test_wrapped_modules():
     optimizer = private(model)
     with pytest.raises(ValueError, match=r"DataParallel.*module\.module.*group=True"):
         optimizer.accumulate(torch.nn.Sequential(torch.nn.DataParallel(model)), loss, torch.zeros(2, 2))
+
+
+# Both ways to the clipped sum
+
+
+def both_ways(rows, clip):
+    """By torch, elementwise, and over the memory itself; in units of the grid."""
+    dimension = sum(row.shape[1:].numel() for row in rows)
+    bounds = _sums.target(clip, dimension), _sums.spacing(clip)
+    by_torch, longer = _torch_gradients._clipped_by_torch(rows, *bounds)
+    in_place, also_longer = _torch_gradients._clipped_in_place(rows, *bounds)
+    assert torch.equal(longer, also_longer)
+    for row, one, other in zip(rows, by_torch, in_place):
+        assert one.dtype == other.dtype == torch.float64 and one.shape == other.shape == row.shape[1:]
+        assert torch.equal(other, other.round())
+    return by_torch, in_place, longer
+
+
+def contributions(count, dtype=torch.float32):
+    """To parameters of several blocks, of one and of none, some longer than 1, some not, and some on the grid."""
+    generator = torch.Generator().manual_seed(count)
+    rows = [torch.randn(count, *shape, generator=generator) for shape in ((3, 900), (), (17,), (0, 4))]
+    size = torch.logspace(-3, 0, count) if count else torch.ones(0)
+    return [(row * size.view(-1, *[1] * (row.dim() - 1))).to(dtype) for row in rows]
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.3, 1e-20, 1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 2, 97])
+def test_both_ways_give_one_sum(clip, dtype, count):
+    """To the unit where nothing is scaled; where it is, norms in another order may differ in the last bit, and with them one
+    unit for each contribution."""
+    by_torch, in_place, longer = both_ways(contributions(count, dtype), clip)
+    scaled = int(longer.sum())
+    assert clip in (0.3, 1.0) or scaled == (count if clip == 1e-20 else 0)
+    for one, other in zip(by_torch, in_place):
+        assert bool(((one - other).abs() <= scaled).all())
+        # Mostly none at all.
+        assert float((one != other).double().mean() if one.numel() else 0) < 0.02
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_both_ways_leave_out_what_is_not_finite(wrong):
+    rows = contributions(9)
+    without = [row.clone() for row in rows]
+    rows[0][2, 1, 899] = rows[2][4, 16] = rows[1][0] = wrong
+    for row in without:
+        row[[0, 2, 4]] = 0
+    for got, expected in zip(both_ways(rows, 1.0), both_ways(without, 1.0)[:2]):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected))
+    assert both_ways(rows, 1e20)[2].tolist() == [index in (0, 2, 4) for index in range(9)]
+    # Finite, but its square is not in float32.
+    assert float(both_ways([torch.full((1, 2), 3e38)], 1.0)[1][0].sum() * _sums.spacing(1.0)) == pytest.approx(2**0.5)
+
+
+def test_both_ways_see_memory_in_any_order():
+    rows = contributions(33)
+    strided = [row.transpose(0, -1).contiguous().transpose(0, -1) if row.dim() > 1 else row for row in rows]
+    strided[2] = torch.stack([rows[2]] * 2, 1)[:, 1]
+    assert not strided[0].is_contiguous() and not strided[2].is_contiguous()
+    for got, expected in zip(both_ways(strided, 1.0)[:2], both_ways(rows, 1.0)[:2]):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected))
+    same = torch.ones(1, 5).expand(4, 5)
+    assert torch.equal(both_ways([same], 10.0)[1][0] * _sums.spacing(10.0), torch.full((5,), 4.0).double())
+
+
+def test_a_sum_does_not_depend_on_the_number_of_threads():
+    """Large enough to be shared out."""
+    code = (
+        "import torch; from dpmf import _torch_gradients as g; torch.manual_seed(0); "
+        "rows = [torch.randn(64, 9000), torch.randn(64, 3)]; sums, _ = g.clipped_sum(rows, 0.7, 9003); "
+        "import hashlib; print(hashlib.sha256(torch.cat(sums).numpy().tobytes()).hexdigest())"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "RAYON_NUM_THREADS": threads},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2", "5")
+    }
+    assert len(printed) == 1
+
+
+def test_the_sum_over_memory_refuses_what_it_cannot_add():
+    rows, sums = np.ones((2, 3), np.float32), np.zeros(3)
+    add = dpmf._core._clipped_sum
+    assert add([rows], [sums], 1.0, 2.0**-32).tolist() == [True, True]
+    for wrong, match in [
+        (([rows.astype(np.float64)], [sums]), "float32"),
+        (([rows], [sums.astype(np.float32)]), "float64"),
+        (([rows.T], [np.zeros(2)]), "contiguous"),
+        (([rows], [np.zeros(4)]), "as many contributions"),
+        (([rows, rows[:1]], [sums, np.zeros(3)]), "as many contributions"),
+        (([rows], []), "as many contributions"),
+        (([rows, rows], [sums, sums]), "comes twice"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=match):
+            add(*wrong, 1.0, 2.0**-32)
+    for target, spacing in ((1.0, 2.0**-34), (0.0, 1.0), (float("nan"), 1.0), (1.0, -1.0)):
+        with pytest.raises(ValueError, match=r"at most 2\^33 spacings"):
+            add([rows], [sums], target, spacing)

@@ -465,13 +465,74 @@ def test_one_step_too_many(mechanism, check):
         train(optimizer, model, batches(STEPS + 1))
 
 
-def test_adam_only_when_told(mechanism):
-    model = model_of()
-    adam = torch.optim.Adam(model.parameters())
-    with pytest.raises(dpmf.MismatchError, match="check=False"):
-        dpmf.torch.PrivateOptimizer(adam, mechanism, denominator=8)
-    optimizer = dpmf.torch.PrivateOptimizer(adam, mechanism, denominator=8, check=False)
-    train(optimizer, model, batches())
+@pytest.mark.parametrize("beta", [0.9, 0.5, 0.0])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_what_adam_is_planned_for(name, beta):
+    """Gradients of size one leave the second moment at one, and then Adam is linear: the workload it is planned for."""
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    adam = getattr(torch.optim, name)([parameter], lr=0.01, betas=(beta, 0.99), eps=0.0, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1.0 - 0.1 * step)
+    iterates = []
+    for sign in signs:
+        parameter.grad = sign.double().view(1)
+        adam.step()
+        schedule.step()
+        iterates.append(-float(parameter))
+    plan = dict(schedule=[1.0 - 0.1 * step for step in range(len(signs))], epsilon=2, delta=1e-5)
+    workload = dpmf.plan(optimizer=f"adam:{beta}", **plan).workload
+    np.testing.assert_allclose(0.01 * workload.apply(signs.numpy()), iterates, rtol=1e-9, atol=1e-15)
+    # Given as it is, it is planned for as running sums.
+    assert dpmf.plan(optimizer=adam, **plan).workload == dpmf.plan(**plan).workload
+    if beta:
+        assert not np.allclose(0.01 * dpmf.plan(momentum=beta, **plan).workload.apply(signs.numpy()), iterates, rtol=0.1)
+
+
+def test_plans_for_adaptive_optimizers():
+    def optimizer_of(name, **arguments):
+        model = model_of()
+        return model, getattr(torch.optim, name)(model.parameters(), **arguments)
+
+    budget = dict(steps=STEPS, epsilon=3, delta=1e-6, clip=0.5)
+    running_sum = dpmf.plan(**budget)
+    for name, arguments in [
+        ("Adam", dict(betas=(0.8, 0.99))),
+        ("AdamW", dict(lr=0.01)),
+        ("NAdam", {}),
+        ("RAdam", {}),
+        ("Adamax", {}),
+        ("RMSprop", {}),
+        ("RMSprop", dict(momentum=0.7)),
+        ("Adagrad", {}),
+        ("Adadelta", {}),
+    ]:
+        model, optimizer = optimizer_of(name, **arguments)
+        planned = dpmf.plan(optimizer=optimizer, **budget)
+        assert planned.workload.is_prefix_sum
+        train(dpmf.torch.PrivateOptimizer(optimizer, planned, denominator=8), model, batches())
+        model, optimizer = optimizer_of(name, **arguments)
+        train(dpmf.torch.PrivateOptimizer(optimizer, running_sum, denominator=8), model, batches())
+
+    model, adam = optimizer_of("Adam")
+    train(dpmf.torch.PrivateOptimizer(adam, dpmf.plan(optimizer="adam", **budget), denominator=8), model, batches())
+    model, adam = optimizer_of("Adam")
+    with pytest.raises(dpmf.MismatchError, match="Adam, planned for as momentum 0.9, but the mechanism was planned for 0.5.*check=False"):
+        dpmf.torch.PrivateOptimizer(adam, dpmf.plan(momentum=0.5, **budget), denominator=8)
+    dpmf.torch.PrivateOptimizer(adam, dpmf.plan(momentum=0.5, **budget), denominator=8, check=False)
+    optimizer = dpmf.torch.PrivateOptimizer(adam, dpmf.plan(optimizer=adam, **budget), denominator=8)
+    train(optimizer, model, batches(1))
+    adam.param_groups[0]["lr"] *= 2
+    with pytest.raises(dpmf.MismatchError, match="schedule"):
+        train(optimizer, model, batches(1))
+    for wrong in ("sgd", "adam:1", "adam:x", "adam:-0.5"):
+        with pytest.raises(ValueError, match="momentum, nesterov, weight_decay and coupled"):
+            dpmf.plan(optimizer=wrong, **budget)
+    with pytest.raises(TypeError, match="optimizer of torch.optim"):
+        dpmf.plan(optimizer=3, **budget)
+    with pytest.raises(ValueError, match="optimizer is given and says what momentum is"):
+        dpmf.plan(optimizer="adam", momentum=0.9, **budget)
+    with pytest.raises(ValueError, match="leave out optimizer"):
+        dpmf.plan(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
 
 
 def test_half_precision(mechanism):

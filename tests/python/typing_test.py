@@ -25,7 +25,7 @@ def test_stubs_match_the_module():
 @pytest.mark.parametrize(
     "library, files",
     [
-        (None, ["__init__.py", "_checks.py", "_disk.py", "_errors.py", "_plan.py", "_plot.py", "_sums.py"]),
+        (None, ["__init__.py", "_checks.py", "_disk.py", "_errors.py", "_optimizers.py", "_plan.py", "_plot.py", "_sums.py"]),
         ("optax", ["jax.py", "_jax_data.py", "_jax_layout.py", "_jax_sums.py"]),
         ("flwr", ["flower.py", "_flower_clients.py"]),
     ],

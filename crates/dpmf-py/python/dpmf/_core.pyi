@@ -23,6 +23,7 @@ __all__ = [
     "Progress",
     "Sampler",
     "Workload",
+    "_clipped_sum",
     "_load_mechanism",
     "_load_workload",
     "_make_plan",
@@ -495,6 +496,9 @@ def audit(
     seed: int = 0,
 ) -> dict[str, Any]: ...
 def new_run() -> str: ...
+def _clipped_sum(
+    rows: Sequence[NDArray[np.float32]], sums: Sequence[NDArray[np.float64]], target: float, spacing: float
+) -> NDArray[np.bool_]: ...
 def _load_mechanism(data: bytes) -> Mechanism: ...
 def _load_workload(optimizer: str | None, values: ArrayLike) -> Workload: ...
 def _make_plan(

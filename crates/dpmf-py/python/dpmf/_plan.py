@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from . import _optimizers
 from ._core import Mechanism, Plan, Progress, Workload, _make_plan, _planned_steps, make_mechanism
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def plan(
     schedule: str | Sequence[float] | ArrayLike = "constant",
     learning_rate: float = 1.0,
     average: str | None = None,
+    optimizer: Any = None,
     buffers: int | None = None,
     sampling: Literal["auto", "none"] = "auto",
     unit: str = "record",
@@ -52,6 +54,7 @@ def plan(
     schedule: str | Sequence[float] | ArrayLike = "constant",
     learning_rate: float = 1.0,
     average: str | None = None,
+    optimizer: Any = None,
     workload: Workload | None = None,
     mechanism: str = "optimal",
     buffers: int | None = None,
@@ -80,6 +83,7 @@ def plan(
     schedule: str | Sequence[float] | ArrayLike = "constant",
     learning_rate: float = 1.0,
     average: str | None = None,
+    optimizer: Any = None,
     workload: Workload | None = None,
     mechanism: str = "optimal",
     buffers: int | None = None,
@@ -125,6 +129,10 @@ def plan(
     learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay. A workload takes the place of everything about the optimizer.
 
+    optimizer says all of that but the schedule: an optimizer of torch.optim. SGD is planned for as it is, Adam and all others for
+    running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
+    of a corrected first moment. The guarantee holds for any.
+
     unit is what the training code clips as one, and so what the statement protects: "record" where every example is
     clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
 
@@ -132,7 +140,7 @@ def plan(
     without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any mechanism.
     dense=True keeps none and draws all earlier noise again at every step.
     """
-    optimizer = dict(
+    of_optimizer = dict(
         momentum=(momentum, 0.0),
         nesterov=(nesterov, False),
         weight_decay=(weight_decay, 0.0),
@@ -165,9 +173,13 @@ def plan(
             raise ValueError(f"sampling is {sampling!r}, but it must be auto or none: the plan chooses")
         steps = _planned_steps(examples, batch, epochs)
     elif workload is not None:
-        extra = _given(optimizer | dict(steps=(steps, None)))
+        extra = _given(of_optimizer | dict(optimizer=(optimizer, None), steps=(steps, None)))
         if extra or not (isinstance(schedule, str) and schedule == "constant"):
             raise ValueError(f"workload is given and says what the optimizer does: leave out {extra or 'schedule'}")
+    if optimizer is not None:
+        if extra := _given(of_optimizer):
+            raise ValueError(f"optimizer is given and says what {extra} is: leave that out")
+        workload = _workload_of(optimizer, steps, schedule)
     if workload is None:
         workload = Workload.sgd(
             steps,
@@ -206,6 +218,22 @@ def plan(
         progress=progress,
     )
     return made.calibrate(epsilon, delta, clip, unit=unit, adjacency=adjacency, accountant=accountant)
+
+
+def _workload_of(optimizer: Any, steps: int | None, schedule: str | Sequence[float] | ArrayLike) -> Workload:
+    """The iterates of an optimizer."""
+    does, rate = _optimizers.as_one(optimizer)
+    rates = Workload.sgd(steps, schedule=schedule).learning_rates
+    assert rates is not None
+    # Step sizes in full come with a schedule of numbers; a schedule by name is relative.
+    scale = rate if isinstance(schedule, str) and does.weight_decay != 0.0 else 1.0
+    return Workload.sgd(
+        momentum=does.momentum,
+        nesterov=does.nesterov,
+        weight_decay=does.weight_decay,
+        coupled=does.coupled,
+        schedule=[float(size) * does.size(step) * scale for step, size in enumerate(rates)],
+    )
 
 
 def _given(arguments: dict[str, tuple[Any, Any]]) -> str:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, arange, randperm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, default_collate
 
-from ._core import Mechanism, Sampler
+from ._core import Mechanism, Sampler, _planned_steps
 from ._errors import MismatchError
 
 
@@ -18,15 +18,98 @@ class UncheckedDataWarning(UserWarning):
     """Nothing shows that each example takes part in one step."""
 
 
-class Cohorts(BatchSampler):
+class Batches(BatchSampler):
+    """Batches that belong to steps: which examples a step has does not depend on what was drawn before.
+
+    One pass gives the batches of an epoch and begins where the run is, so that the epochs of a loop follow each other, and an
+    epoch that was interrupted goes on.
+    """
+
+    steps: int
+    """Of all epochs."""
+    expected_batch: float
+    """Mean number of examples in a step, what a mean divides by."""
+    per_epoch: int
+    start: int
+
+    def _begin(self, steps: int, per_epoch: int, start: int) -> None:
+        self.steps, self.per_epoch, self.start = steps, per_epoch, start
+        #: The step after the last whose batch was handed out.
+        self.drawn = start
+        #: The step to begin a pass with, of the run that the batches are for.
+        self.place: Callable[[], int] | None = None
+        #: Whether who takes the batches counts them. Workers draw ahead, so that drawing tells nothing then.
+        self.counted = False
+        self.workers = 0
+        self._begun = False
+
+    def go_to(self, step: int) -> None:
+        """Lets the next pass begin with a step."""
+        self.drawn = step
+        if not self._begun:
+            self.start = step
+
+    def members(self, step: int) -> list[int]:
+        """The examples of a step."""
+        raise NotImplementedError
+
+    @property
+    def batch_size(self) -> float:  # type: ignore[override]
+        """The mean: what Opacus' BatchMemoryManager makes a length of."""
+        return self.expected_batch
+
+    def _end(self, step: int) -> int:
+        return (step // self.per_epoch + 1) * self.per_epoch
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch, or in what is left of the one that the run begins with."""
+        first = self.drawn < self._end(self.start) or self.per_epoch == self.steps
+        return min(self._end(self.start), self.steps) - self.start if first else self.per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.drawn if self.place is None else self.place()
+        if first >= self.steps:
+            raise MismatchError(
+                f"all {self.steps} steps were drawn, and the guarantee is for each of them once: plan a run of more epochs"
+            )
+        if self.workers > 0 and not self.counted:
+            raise MismatchError(
+                f"num_workers is {self.workers}, and workers draw batches ahead, so that nothing shows which one a step has "
+                "where batches are split: give num_workers=0 with BatchMemoryManager"
+            )
+        self.go_to(first)
+        self._begun = True
+        return self._pass(first, self.counted)
+
+    def _pass(self, first: int, counted: bool) -> Iterator[list[int]]:
+        for step in range(first, min(self._end(first), self.steps)):
+            if not counted:
+                self.drawn = step + 1
+            yield self.members(step)
+
+    def counting(self, begin: Callable[[], Iterator[Any]]) -> tuple[int, Iterator[Any]]:
+        """The first step of a pass of the loader that has these batches, and the pass; drawn is set by who takes them."""
+        self.counted = True
+        try:
+            batches = begin()
+        finally:
+            self.counted = False
+        return self.drawn, batches
+
+
+class Cohorts(Batches):
     """Batches in which every example comes once: shuffled once, cut into cohorts, gone through once.
 
     A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused:
     with a mechanism for single participation it would void the guarantee.
 
+    epochs is for a plan of several that counts on no sampling, dpmf.plan(…, epochs=K, sampling="none"): each pass is an epoch and
+    gives the same cohorts in the same order, so that every example keeps its place in the epoch. There are as many as the plan
+    has steps in an epoch, of sizes that differ by at most one.
+
     seed fixes the order; by default it comes from the operating system. To resume a run, give the seed of the first part
-    (cohorts.seed) and start, the number of batches that were used. The last cohort may be smaller; drop_last leaves it
-    out. shuffle=False keeps the order of the data.
+    (cohorts.seed) and, without epochs, start, the number of batches that were used. The last cohort may be smaller; drop_last
+    leaves it out. shuffle=False keeps the order of the data.
 
     With several ranks, batch_size is that of the whole cohort, of which each rank gets its part; all need one seed.
     """
@@ -36,6 +119,7 @@ class Cohorts(BatchSampler):
         length: int,
         batch_size: int,
         *,
+        epochs: int | None = None,
         seed: int | None = None,
         start: int = 0,
         drop_last: bool = False,
@@ -49,69 +133,91 @@ class Cohorts(BatchSampler):
             raise ValueError(f"rank is {rank}, but it must be at least 0 and below world_size, {world_size}")
         if world_size > 1 and shuffle and seed is None:
             raise ValueError("every rank would shuffle in its own way: give all of them the same seed")
+        if epochs is not None and drop_last:
+            raise ValueError("drop_last has no meaning with epochs, whose cohorts are all of one size: leave it out")
         self.length = length
-        self.batch_size = batch_size
+        self._batch_size = batch_size
+        self.epochs = epochs
         self.seed = secrets.randbits(63) if seed is None else seed
         self.drop_last = drop_last
         self.shuffle = shuffle
         self.rank, self.world_size = rank, world_size
-        if not 0 <= start <= self._cohorts():
-            raise ValueError(f"start is {start}, but there are {self._cohorts()} cohorts")
-        self.start = start
+        if epochs is not None:
+            steps = _planned_steps(length, batch_size, epochs)
+            count = steps // epochs
+            self.expected_batch = length / count
+        else:
+            steps = count = length // batch_size if drop_last else -(-length // batch_size)
+            self.expected_batch = batch_size
+        if not 0 <= start <= steps:
+            raise ValueError(f"start is {start}, but there are {steps} cohorts")
+        self._begin(steps, max(count, 1), start)
         self._started = False
-        #: The cohort after the last that was handed out.
-        self.drawn = start
+        self._shuffled: tuple[int, Tensor] | None = None
 
-    def _cohorts(self) -> int:
-        return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """As it was given."""
+        return self._batch_size
 
     @property
     def order(self) -> dict[str, int]:
         """What decides which example is in which cohort."""
-        return {"length": self.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
-
-    def __len__(self) -> int:
-        """Number of batches from start to the end."""
-        return self._cohorts() - self.start
+        order = {"length": self.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
+        return order if self.epochs is None else {**order, "epochs": self.epochs}
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self.epochs is not None:
+            return super().__iter__()
         if self._started:
             raise MismatchError(
                 "the data was gone through once, and a mechanism for single participation covers no second pass: train "
-                "for one epoch, or plan a run with smaller batches to take more steps"
+                "for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or take smaller batches"
             )
         self._started = True
-        generator = Generator().manual_seed(self.seed)
-        order = randperm(self.length, generator=generator) if self.shuffle else arange(self.length)
-        for cohort in range(self.start, self._cohorts()):
-            self.drawn = cohort + 1
-            members = order[cohort * self.batch_size : (cohort + 1) * self.batch_size]
-            yield members[self.rank :: self.world_size].tolist()
+        return self._pass(self.start, self.counted)
+
+    def members(self, step: int) -> list[int]:
+        """The examples of a step, or this rank's part of them."""
+        if self._shuffled is None or self._shuffled[0] != self.seed:
+            generator = Generator().manual_seed(self.seed)
+            order = randperm(self.length, generator=generator) if self.shuffle else arange(self.length)
+            self._shuffled = self.seed, order
+        order = self._shuffled[1]
+        if self.epochs is None:
+            members = order[step * self.batch_size : (step + 1) * self.batch_size]
+        else:
+            cohort = step % self.per_epoch
+            bounds = [self.length * place // self.per_epoch for place in (cohort, cohort + 1)]
+            members = order[bounds[0] : bounds[1]]
+        return members[self.rank :: self.world_size].tolist()
 
 
-class SampledBatches(BatchSampler):
+class SampledBatches(Batches):
     """The batches that a dpmf.Sampler draws, of other sizes from step to step, some perhaps empty.
 
     A batch_sampler for torch.utils.data.DataLoader, which needs collate_fn=dpmf.torch.EmptyCollate(dataset) for empty ones.
-    A mean divides by sampler.expected_batch, never by the size of a batch. One pass holds the steps of all epochs. To resume a
-    run, give a sampler of the same key and run, and start, the number of steps that were done; by default it is the sampler's
-    next_step. A second pass is refused: it would give steps anew.
+    A mean divides by sampler.expected_batch, never by the size of a batch. One pass holds the steps of all epochs or, with
+    epochs=K, of one of K, and the next goes on with the next. A run that is resumed goes on where it was, with a sampler of the
+    same key and run. Once all steps were handed out, a further pass is refused: it would give steps anew.
 
     With several ranks, each gets its part of every batch; all need one key and run.
     """
 
-    def __init__(self, sampler: Sampler, *, start: int | None = None, rank: int = 0, world_size: int = 1) -> None:
-        start = sampler.next_step if start is None else start
-        if not 0 <= start <= sampler.steps:
+    def __init__(
+        self, sampler: Sampler, *, epochs: int = 1, start: int | None = None, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if start is not None and not 0 <= start <= sampler.steps:
             raise ValueError(f"start is {start}, but there are {sampler.steps} steps")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}, but it must be at least 0 and below world_size, {world_size}")
+        if epochs < 1 or sampler.steps % epochs:
+            raise ValueError(f"epochs is {epochs}, but it must divide the {sampler.steps} steps of the sampler")
         self.drawing = sampler
-        self.start = start
+        self.epochs = epochs
         self.rank, self.world_size = rank, world_size
-        self._started = False
-        #: The step after the last whose batch was handed out.
-        self.drawn = start
+        self.expected_batch = sampler.expected_batch
+        self._begin(sampler.steps, sampler.steps // epochs, sampler.next_step if start is None else start)
 
     @property
     def order(self) -> dict[str, int | str]:
@@ -119,22 +225,27 @@ class SampledBatches(BatchSampler):
         state = self.drawing.state_dict()
         return {name: state[name] for name in ("sampling", "run", "key", "units")}
 
-    def __len__(self) -> int:
-        """Number of batches from start to the end."""
-        return self.drawing.steps - self.start
+    def members(self, step: int) -> list[int]:
+        """The examples of a step, or this rank's part of them."""
+        # The sampler's own place moves on with the batches, so that its state is that of the run.
+        members = next(self.drawing) if self.drawing.next_step == step else self.drawing.members(step)
+        return members[self.rank :: self.world_size].tolist()
 
-    def __iter__(self) -> Iterator[list[int]]:
-        if self._started:
-            raise MismatchError(
-                "these steps were drawn once, and the guarantee is for each of them once: go through the batches once, or "
-                "plan a run of more steps"
-            )
-        self._started = True
-        for step in range(self.start, self.drawing.steps):
-            self.drawn = step + 1
-            # The sampler's own place moves on with the batches, so that its state is that of the run.
-            members = next(self.drawing) if self.drawing.next_step == step else self.drawing.members(step)
-            yield members[self.rank :: self.world_size].tolist()
+
+class StepLoader(DataLoader[Any]):
+    """A DataLoader of Batches that counts what is taken from it, so that workers may draw ahead."""
+
+    def __iter__(self) -> Any:
+        batches = self.batch_sampler
+        assert isinstance(batches, Batches)
+        return self._count(batches, *batches.counting(super().__iter__))
+
+    @staticmethod
+    def _count(batches: Batches, step: int, taken: Iterator[Any]) -> Iterator[Any]:
+        for batch in taken:
+            step += 1
+            batches.drawn = step
+            yield batch
 
 
 class EmptyCollate:
@@ -174,8 +285,8 @@ def check_loader(
 
     Raises MismatchError, which says what to use instead.
     """
-    sampled = isinstance(loader.batch_sampler, SampledBatches)
-    if not sampled:
+    batches = loader.batch_sampler
+    if not in_order(batches):
         mechanism.check_sampling("epochs", epochs=epochs)
     if isinstance(loader.dataset, IterableDataset):
         raise MismatchError(
@@ -183,10 +294,10 @@ def check_loader(
             "length and dpmf.torch.Cohorts as batch_sampler"
         )
     _check_distinct(loader.dataset)
-    batches = loader.batch_sampler
-    if isinstance(batches, SampledBatches):
-        _check_sampled(mechanism, batches, loader, epochs, batches_per_step)
-    elif not isinstance(batches, Cohorts):
+    if isinstance(batches, Batches) and in_order(batches):
+        _check_in_order(mechanism, batches, loader, epochs, batches_per_step)
+        return
+    if not isinstance(batches, Cohorts):
         # Subclasses may do anything.
         sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
         name = type(sampler).__name__
@@ -210,27 +321,38 @@ def check_loader(
     mechanism.check_steps(-(-len(loader) // batches_per_step))
 
 
-def _check_sampled(
-    mechanism: Mechanism, batches: SampledBatches, loader: DataLoader[Any], epochs: int, batches_per_step: int
+def in_order(batches: Any) -> bool:
+    """Whether each batch belongs to a step, so that the guarantee is for it in that step only."""
+    return isinstance(batches, Batches) and not (isinstance(batches, Cohorts) and batches.epochs is None)
+
+
+def _check_in_order(
+    mechanism: Mechanism, batches: Batches, loader: DataLoader[Any], epochs: int, batches_per_step: int
 ) -> None:
     """Refuses batches that are drawn in another way, or from other data, than the guarantee is for."""
-    sampler, length = batches.drawing, len(loader.dataset)  # type: ignore[arg-type]
-    if type(batches) is not SampledBatches:
+    length = len(loader.dataset)  # type: ignore[arg-type]
+    if type(batches) not in (Cohorts, SampledBatches):
         raise MismatchError(
             f"the batch sampler is a {type(batches).__name__}, of which it is not known that it hands out what was drawn: give "
             "dpmf.torch.SampledBatches itself"
         )
-    mechanism.check_sampling(sampler.sampling)
-    if sampler.units != length:
-        raise MismatchError(
-            f"the sampler draws from {sampler.units} examples, but the data set has {length}: give units={length}"
-        )
+    if isinstance(batches, SampledBatches):
+        mechanism.check_sampling(batches.drawing.sampling)
+        units = batches.drawing.units
+    else:
+        if mechanism.sampling != "none":
+            mechanism.check_sampling("epochs", epochs=batches.epochs or 1)
+        # The participation is that of these bins, whatever put the examples there.
+        mechanism.check_sampling(f"balls-in-bins:{batches.per_epoch}")
+        units = batches.length
+    if units != length:
+        raise MismatchError(f"the sampler draws from {units} examples, but the data set has {length}: give units={length}")
     if epochs != 1 or batches_per_step != 1:
         raise MismatchError(
-            f"epochs is {epochs} and batches_per_step {batches_per_step}, but one pass of SampledBatches holds all epochs, and "
+            f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and "
             "every batch of it is one step: leave both out, and split large batches by calling accumulate() several times"
         )
-    mechanism.check_steps(sampler.steps)
+    mechanism.check_steps(batches.steps)
 
 
 def _repeats(indices: Any) -> bool:
@@ -257,17 +379,26 @@ class Passes:
         #: What decided that; None while nobody said.
         self.order: Mapping[str, int | str] | str | None = None
         self.known = False
-        #: Whether the batches are those of a sampler, each for the step that it was drawn for.
-        self.sampled = False
+        #: Whether the batches are those of a sampler, and whether each is for the step that it was drawn for.
+        self.sampled = self.in_order = False
         #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
         self.drawn: int | None = None
         self.batches_per_step = 1
 
     def hand_out(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The batches, counted."""
-        for batch in loader:
-            assert self.drawn is not None
-            self.drawn += 1
+        drawn = self.drawn
+        assert drawn is not None
+        batches = loader.batch_sampler
+        if isinstance(batches, Batches):
+            _, taken = batches.counting(lambda: iter(loader))
+        else:
+            taken = iter(loader)
+        for batch in taken:
+            drawn += 1
+            self.drawn = drawn
+            if isinstance(batches, Batches):
+                batches.drawn = drawn
             yield batch
 
     def check_step(self, step: int) -> None:
@@ -277,11 +408,11 @@ class Passes:
                 f"step {step} has no batch of its own, and that of the step before would take part twice: take one step "
                 "for each batch of optimizer.batches(loader)"
             )
-        if self.sampled and self.drawn is not None and self.drawn != step + 1:
+        if self.in_order and self.drawn is not None and self.drawn != step + 1:
             raise MismatchError(
                 f"the batch was drawn for step {self.drawn - 1}, but this is step {step}, and the guarantee is for every batch "
-                "in its own: take one step for each batch, as it comes; to go on elsewhere, give "
-                f"dpmf.torch.SampledBatches(sampler, start={step})"
+                "in its own: take one step for each batch, as it comes; a new loop over optimizer.batches(loader) begins "
+                f"with step {step}"
             )
 
     def check_drawn(self, mechanism: Mechanism) -> None:
@@ -297,7 +428,7 @@ class Passes:
         """Refuses a loader whose examples may have taken part before step."""
         check_loader(mechanism, loader, batches_per_step=batches_per_step)
         cohorts = loader.batch_sampler
-        if not isinstance(cohorts, (Cohorts, SampledBatches)):
+        if not isinstance(cohorts, Batches):
             if self.order is not None or step > 0:
                 raise MismatchError(
                     f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
@@ -311,13 +442,15 @@ class Passes:
                 f"the batches are those of {cohorts.order}, but the run began with {self.order}: examples that took part before "
                 "would come again"
             )
-        if cohorts.start != step * batches_per_step:
+        if in_order(cohorts):
+            cohorts.go_to(step)  # a batch is a function of its step
+        elif cohorts.start != step * batches_per_step:
             raise MismatchError(
                 f"the batches start with number {cohorts.start}, but the run is at step {step}: each has one step of its own, "
                 f"so give dpmf.torch.{type(cohorts).__name__}(…, start={step * batches_per_step})"
             )
         self._go_on(cohorts.order, step, batches_per_step)
-        self.sampled = isinstance(cohorts, SampledBatches)
+        self.sampled, self.in_order = isinstance(cohorts, SampledBatches), in_order(cohorts)
 
     def _go_on(self, order: Mapping[str, int | str] | str, step: int, batches_per_step: int) -> None:
         self.order, self.known = order, True

@@ -15,6 +15,7 @@ except ImportError:  # PyTorch 1
     from torch.nn.utils.stateless import functional_call
 
 from . import _sums
+from ._core import _clipped_sum
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
@@ -160,16 +161,41 @@ class PerExample:
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 
-def clipped_sum(rows: Sequence[torch.Tensor], clip: float, dimension: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+def clipped_sum(
+    rows: Sequence[torch.Tensor], clip: float, dimension: int, clips: Sequence[float] | None = None
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The sum of contributions, each scaled to norm clip if it is longer, and which of them were.
 
     rows has the contributions of all examples to one parameter each. A contribution that is not finite counts as zero.
-    The sums are float64, in units of the grid: whole numbers. All is elementwise in float64, which autocast and the
-    reduced precision of matrix products leave alone.
+    The sums are float64, in units of the grid: whole numbers. clips are for each parameter, which is then scaled by itself; the
+    sum of their squares is at most clip².
 
-    Guarantee: that of the module _sums.
+    Guarantee: that of the module _sums. With clips, every part is scaled to norm at most its share of the target, in proportion
+    to its clip: all parts together to at most the target, which is all that is used of it there.
+    Cost: on the CPU, float32 and below, rows is read twice; elsewhere it is copied to float64 several times.
     """
     spacing, target = _sums.spacing(clip), _sums.target(clip, dimension)
+    in_place = all(row.device.type == "cpu" and row.dtype in _TO_FLOAT32 for row in rows)
+    clipped = _clipped_in_place if in_place else _clipped_by_torch
+    if clips is None:
+        return clipped(rows, target, spacing)
+    parts = [clipped([row], own / clip * target, spacing) for row, own in zip(rows, clips)]
+    return [sums[0] for sums, _ in parts], torch.stack([longer.to(rows[0].device) for _, longer in parts]).any(0)
+
+
+#: What float32 holds without rounding.
+_TO_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _clipped_in_place(rows: Sequence[torch.Tensor], target: float, spacing: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+    flat = [row.detach().float().reshape(len(row), row.shape[1:].numel()).contiguous() for row in rows]
+    sums = [torch.zeros(row.shape[1], dtype=torch.float64) for row in flat]
+    longer = _clipped_sum([row.numpy() for row in flat], [own.numpy() for own in sums], target, spacing)
+    return [own.view(row.shape[1:]) for own, row in zip(sums, rows)], torch.from_numpy(longer)
+
+
+def _clipped_by_torch(rows: Sequence[torch.Tensor], target: float, spacing: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Elementwise in float64, which autocast and the reduced precision of matrix products leave alone."""
     device = rows[0].device
     norms = torch.stack([_flat(row).square().sum(1).to(device) for row in rows]).sum(0).sqrt()
     finite, longer = norms.isfinite(), norms > target

@@ -1,4 +1,4 @@
-"""Opacus: its per-sample gradients and clipping, our noise and accounting.
+"""Opacus: its per-sample gradients, our noise and accounting.
 
     - from opacus import PrivacyEngine
     + from dpmf.opacus import PrivacyEngine
@@ -6,19 +6,25 @@
       engine = PrivacyEngine()
       model, optimizer, loader = engine.make_private_with_epsilon(
           module=model, optimizer=optimizer, data_loader=loader,
-          target_epsilon=3, target_delta=1e-5, epochs=1, max_grad_norm=1.0,
+          target_epsilon=3, target_delta=1e-5, epochs=10, max_grad_norm=1.0,
       )
+      for epoch in range(10):
+          for inputs, targets in loader:
+              …
 
-The engine plans the mechanism from the optimizer that it is given. The data loader that it returns goes once through the
-data, in cohorts that are fixed before training; there is no Poisson sampling, and nothing is gained from sampling. A dpmf.Plan
-gains from it: give make_private its mechanism, and a loader with dpmf.torch.SampledBatches(plan.sampler(key)).
+The engine plans mechanism and sampling for the optimizer that it is given, for all epochs, and says in one line what it chose;
+engine.plan has the rest. The data loader that it returns draws as the plan counts on: each loop over it is one epoch.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import sys
+import time
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 try:
@@ -30,17 +36,30 @@ from opacus.accountants import IAccountant
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from . import torch as _torch
 from ._checks import check_unit, statement_of
-from ._core import Mechanism, NoiseKey
+from ._core import Mechanism, NoiseKey, Plan, Sampler, poisson_epsilon
 from ._errors import BindingError, MismatchError
 from ._plan import plan
+from ._torch_data import Batches, StepLoader, in_order
 from ._torch_gradients import clipped_sum
 from ._torch_noise import FlatNoise
 
 __all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine"]
+
+log = logging.getLogger("dpmf")
+log.setLevel(logging.INFO)
+
+
+def _say(line: str) -> None:
+    """To the log and, where nobody set one up, to standard error. logging.getLogger("dpmf").setLevel("WARNING") silences both."""
+    if log.hasHandlers():
+        log.info(line)
+    elif log.isEnabledFor(logging.INFO):
+        print(f"dpmf: {line}", file=sys.stderr)
+
 
 class MechanismAccountant(IAccountant):
     """Answers with the guarantee of a mechanism, which is for the whole run and holds from its first step on."""
@@ -106,6 +125,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     Everything else about key, experiment, journal, arithmetic, check, frozen parameters and state_dict is as in
     dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator. cohorts are those of the data loader: a step for
     which they have handed out no cohort is refused. A mechanism that counts on sampling needs SampledBatches of it.
+
+    clips are those of the parameters, each clipped by itself, in place of one over all; the root of the sum of their squares is
+    at most the mechanism's clip.
     """
 
     def __init__(
@@ -121,6 +143,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         arithmetic: Literal["exact", "float"] = "exact",
         check: bool = True,
         cohorts: _torch.Cohorts | _torch.SampledBatches | None = None,
+        clips: Sequence[float] | None = None,
     ) -> None:
         check_unit(mechanism, "record")
         statement = statement_of(mechanism)
@@ -150,9 +173,31 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             journal=journal,
             group=None,
         )
+        self._clips = None if clips is None else _checked_clips(clips, statement.clip, self._noise.parameters)
         self._cohorts = cohorts
+        #: Whether the cohorts were made for this run, which then decides who is in them.
+        self._own_cohorts = False
         # The hooks of torch.optim.Optimizer.
         super().__setstate__({})
+
+    def follow(self, cohorts: Batches, *, own: bool) -> None:
+        """Lets every loop over cohorts begin where this run is; those that are its own are drawn by its key and run."""
+        self._cohorts, self._own_cohorts = cohorts, own  # type: ignore[assignment]
+        if in_order(cohorts):
+            cohorts.place = self._begin_loop
+
+    def _begin_loop(self) -> int:
+        """Forgets a batch that was begun in parts, of which the loop gives all again; returns the step to begin with."""
+        self._noise.clear()
+        self._step_skip_queue.clear()
+        self._is_last_step_skipped = False
+        batches = self._cohorts
+        if self._own_cohorts and isinstance(batches, _torch.SampledBatches) and batches.drawing.run != self.run:
+            drawing = batches.drawing
+            batches.drawing = Sampler(
+                drawing.sampling, self._noise.key, units=drawing.units, steps=drawing.steps, run=self.run, start=self.next_step
+            )
+        return self.next_step
 
     def clip_and_accumulate(self) -> None:
         """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
@@ -177,7 +222,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
-        sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension)
+        clips = None if self._clips is None else [self._clips[number] for number in rows]
+        sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension, clips)
         noise.add(zip(rows, sums), len(next(iter(rows.values()))))
         for row in rows.values():
             row._processed = True
@@ -197,10 +243,11 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
                 f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing "
                 "shows that its examples take part once: train on that loader"
             )
-        if isinstance(self._cohorts, _torch.SampledBatches) and self._cohorts.drawn != noise.next_step + 1:
+        if self._cohorts is not None and in_order(self._cohorts) and self._cohorts.drawn != noise.next_step + 1:
             raise MismatchError(
                 f"the batch was drawn for step {self._cohorts.drawn - 1}, but this is step {noise.next_step}, and the guarantee "
-                "is for every batch in its own: take one step for each batch, as it comes"
+                f"is for every batch in its own: take one step for each batch, as it comes; a new loop over the loader begins with "
+                f"step {noise.next_step}"
             )
         noise.release()
         if self.loss_reduction == "mean":
@@ -237,22 +284,47 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer inside and, under "dpmf", that of the noise, encrypted under the key."""
         state = dict(self.original_optimizer.state_dict())
-        state["dpmf"] = {**self._noise.state_dict(), "first_learning_rates": self._checks and self._checks.first}
+        state["dpmf"] = {
+            **self._noise.state_dict(),
+            "first_learning_rates": self._checks and self._checks.first,
+            "data": self._cohorts and self._cohorts.order,
+        }
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state, beside the journal of its run."""
+        """Goes on from a state, beside the journal of its run. The next loop over the data loader of make_private gives what is
+        left of the epoch, and the steps after are, bit for bit, those of a run that was never interrupted."""
         state = dict(state_dict)
         ours = state.pop("dpmf", None)
         if ours is None:
             raise BindingError("the state has no entry dpmf: it is not that of a CorrelatedOptimizer")
         self._noise.load_state_dict(ours)
+        self._resume_cohorts(ours.get("data"))
         self.original_optimizer.load_state_dict(state)
         # The optimizer inside has new groups and state; DPOptimizer keeps references to the old.
         self.param_groups = self.original_optimizer.param_groups
         self.state = self.original_optimizer.state
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
+
+    def _resume_cohorts(self, order: Mapping[str, Any] | None) -> None:
+        """Lets the batches go on where the run is, in the order in which it began."""
+        cohorts = self._cohorts
+        if cohorts is None:
+            return
+        if isinstance(cohorts, _torch.Cohorts) and self._own_cohorts and order is not None:
+            cohorts.seed = order["seed"]
+            cohorts.start = self.next_step
+        if in_order(cohorts):
+            self._begin_loop()
+        if order is not None and dict(order) != cohorts.order:
+            self.close()
+            raise MismatchError(
+                f"the batches are those of {cohorts.order}, but the run began with {dict(order)}: examples would take part in other "
+                "steps than they did"
+            )
+        if self._own_cohorts or in_order(cohorts):
+            cohorts.go_to(self.next_step)
 
     def close(self) -> None:
         """Closes the journal, so that another process may open it."""
@@ -262,14 +334,51 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         raise TypeError("a CorrelatedOptimizer is not pickled or copied: keep its state_dict()")
 
 
+def _checked_clips(clips: Sequence[float], clip: float, parameters: Sequence[torch.Tensor]) -> list[float]:
+    """Clips for all parameters; those that are frozen have none of their own and may be left out."""
+    trained = [number for number, p in enumerate(parameters) if p.requires_grad]
+    if len(clips) not in (len(parameters), len(trained)):
+        raise ValueError(
+            f"there are {len(clips)} clips for {len(trained)} parameters that are trained: per-layer clipping needs one for each"
+        )
+    if not all(0.0 < one < math.inf for one in clips):
+        raise ValueError(f"the clips are {list(clips)}, but each must be positive and finite")
+    if _joint_clip(clips) > clip:
+        raise ValueError(
+            f"the clips {list(clips)} allow a norm of {_joint_clip(clips)} together, but the mechanism was planned for {clip}"
+        )
+    if len(clips) == len(parameters):
+        return [float(one) for one in clips]
+    # A parameter that is thawed later has no clip, and nothing of it would count.
+    given = dict(zip(trained, clips))
+    return [float(given.get(number, 0.0)) for number in range(len(parameters))]
+
+
+def _joint_clip(clips: Sequence[float]) -> float:
+    """A norm that contributions within clips have together, rounded up: the sum and its root are off by less than 2⁻⁵⁰."""
+    return math.sqrt(math.fsum(one * one for one in clips)) * (1.0 + 2.0**-50)
+
+
+#: Arguments of Opacus that say how its own accountants compute, which are not asked.
+_OF_ACCOUNTANTS = {"alphas", "eps_error", "delta_error", "epsilon_tolerance"}
+
+#: What to do instead of arguments of Opacus that do not go with correlated noise.
+_INSTEAD = {
+    "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
+    "normalize_clipping": "gradients are clipped to max_grad_norm and the noise is for that: divide the learning rate by max_grad_norm",
+    "total_steps": "say epochs: the loader gives the steps of each",
+    "criterion": "ghost clipping is not used here: leave grad_sample_mode out, and the loss as it was",
+}
+
+
 class PrivacyEngine(opacus.PrivacyEngine):
-    """Opacus' engine with correlated noise, single participation and the mechanism's own accounting.
+    """Opacus' engine with correlated noise, the sampling that a plan counts on, and the mechanism's own accounting.
 
-    key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of the data, so that a run can
-    be resumed within its pass; by default it comes from the operating system, and is in data_loader.batch_sampler.seed.
+    key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of data that is not
+    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state.
 
-    secure_mode is accepted and changes nothing: the noise always comes from a cryptographic generator. accountant is
-    refused, since a mechanism has its own.
+    accountant and secure_mode are accepted and change nothing: ε is that of the mechanism, for the whole run, and the noise
+    always comes from a cryptographic generator.
     """
 
     def __init__(
@@ -283,10 +392,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
         secure_mode: bool = True,
         accountant: str | None = None,
     ) -> None:
-        if accountant is not None:
+        if accountant not in (None, "prv", "rdp", "gdp"):
             raise ValueError(
-                f"accountant is {accountant!r}, but ε is that of a mechanism for the whole run, which has its own "
-                "accounting: leave it out, or plan with dpmf.plan(…, accountant=…) and give the mechanism to make_private"
+                f"accountant is {accountant!r}, but it must be one of Opacus' (prv, rdp, gdp), whose place the mechanism's own "
+                "accounting takes"
             )
         with warnings.catch_warnings():
             # Opacus warns of its own generator of noise, which is not used.
@@ -295,6 +404,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         self.accountant = MechanismAccountant()
         self._key, self._experiment, self._journal, self._seed = key, experiment, journal, seed
         self._arithmetic = arithmetic
+        #: The plan that make_private_with_epsilon made, or that make_private was given.
+        self.plan: Plan | None = None
 
     @property
     def mechanism(self) -> Mechanism | None:
@@ -310,50 +421,44 @@ class PrivacyEngine(opacus.PrivacyEngine):
         target_epsilon: float,
         target_delta: float,
         epochs: int = 1,
-        max_grad_norm: float,
+        max_grad_norm: float | Sequence[float],
         schedule: Any = "constant",
-        batch_first: bool = True,
-        loss_reduction: str = "mean",
-        poisson_sampling: bool = False,
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
-        """Plans the best mechanism for the optimizer, one step for every batch, and puts it to work.
+        """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
 
-        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps.
+        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and all
+        other optimizers but SGD are planned for as running sums.
+
+        poisson_sampling=True lets the plan count on secret sampling, of whatever kind has the least error. False counts on none:
+        the data is shuffled once and cut into batches, which come in the same order in every epoch.
         """
-        if not isinstance(optimizer, torch.optim.SGD):
-            raise MismatchError(
-                f"the optimizer is {type(optimizer).__name__}, for which no mechanism is the best: use torch.optim.SGD, "
-                "or plan by hand with dpmf.plan and give the mechanism to make_private(…, check=False)"
-            )
-        groups = optimizer.param_groups
-        for name in ("lr", "momentum", "nesterov", "weight_decay", "dampening"):
-            if len({group[name] for group in groups}) != 1:
-                raise MismatchError(f"the parameter groups differ in {name}: one mechanism is planned for all of them")
-        group = groups[0]
-        mechanism = plan(
-            steps=len(data_loader),
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            weight_decay=group["weight_decay"],
-            coupled=group["weight_decay"] != 0.0,
-            schedule=schedule,
-            # Step sizes in full come with a schedule of numbers; a schedule by name is relative.
-            learning_rate=float(group["lr"]) if isinstance(schedule, str) else 1.0,
+        clip, _ = _clips_of(max_grad_norm, clipping)
+        self._check_unused()
+        length, batch_size = self._size_of(data_loader)
+        _check_other(other)
+        self.plan = _planned(
+            examples=length,
+            batch=batch_size,
+            epochs=epochs,
             epsilon=target_epsilon,
             delta=target_delta,
-            clip=max_grad_norm,
+            clip=clip,
+            optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
+            schedule=schedule,
+            sampling="auto" if poisson_sampling else "none",
             unit="record",
         )
-        return self.make_private(
+        return self._make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
-            mechanism=mechanism,
+            mechanism=self.plan.mechanism,
             epochs=epochs,
-            batch_first=batch_first,
-            loss_reduction=loss_reduction,
-            poisson_sampling=poisson_sampling,
+            max_grad_norm=max_grad_norm,
+            clipping=clipping,
             **other,
         )
 
@@ -363,52 +468,111 @@ class PrivacyEngine(opacus.PrivacyEngine):
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: DataLoader[Any],
-        mechanism: Mechanism | None = None,
-        epochs: int = 1,
+        mechanism: Mechanism | Plan | None = None,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | Sequence[float] | None = None,
+        epochs: int | None = None,
+        target_delta: float | None = None,
+        schedule: Any = "constant",
+        poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        **other: Any,
+    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+        """The module with per-sample gradients, the optimizer with correlated noise, and the data as the mechanism counts on it.
+
+        mechanism is one of dpmf.plan, or the Plan itself, or what was saved of it.
+
+        noise_multiplier says how much independent noise each step of DP-SGD would have. With epochs and target_delta, that is
+        an ε, and the plan is for the same.
+        """
+        if mechanism is None and noise_multiplier is None:
+            raise ValueError("no mechanism is given: give mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")
+        if mechanism is None:
+            assert noise_multiplier is not None
+            if max_grad_norm is None:
+                raise ValueError("max_grad_norm is not given: the noise is in proportion to it")
+            if epochs is None or target_delta is None:
+                raise ValueError(
+                    f"noise_multiplier={noise_multiplier} says how much independent noise a step has, but correlated noise is "
+                    "planned for a whole run: call make_private_with_epsilon(…, target_epsilon=…, target_delta=…, epochs=…), or add "
+                    "epochs=… and target_delta=… here, which plans for the ε that DP-SGD has with this noise_multiplier"
+                )
+            per_epoch = len(data_loader)
+            epsilon, _ = poisson_epsilon(noise_multiplier, 1 / per_epoch, per_epoch * epochs, target_delta)
+            return self.make_private_with_epsilon(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                target_epsilon=epsilon,
+                target_delta=target_delta,
+                epochs=epochs,
+                max_grad_norm=max_grad_norm,
+                schedule=schedule,
+                poisson_sampling=poisson_sampling is not False,
+                clipping=clipping,
+                **other,
+            )
+        if noise_multiplier is not None or target_delta is not None:
+            raise ValueError(
+                "noise_multiplier or target_delta is given beside a mechanism, which has its own noise: leave it out, or plan anew"
+            )
+        if isinstance(mechanism, Plan):
+            self.plan, mechanism = mechanism, mechanism.mechanism
+        if poisson_sampling and mechanism.sampling == "none":
+            mechanism.check_sampling("poisson")
+        if poisson_sampling is False and mechanism.sampling != "none":
+            mechanism.check_sampling("epochs")
+        return self._make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            mechanism=mechanism,
+            epochs=epochs,
+            max_grad_norm=max_grad_norm,
+            clipping=clipping,
+            **other,
+        )
+
+    def _make_private(
+        self,
+        *,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        mechanism: Mechanism,
+        epochs: int | None,
+        max_grad_norm: float | Sequence[float] | None,
+        clipping: str,
         batch_first: bool = True,
         loss_reduction: str = "mean",
-        poisson_sampling: bool = False,
-        clipping: str = "flat",
         grad_sample_mode: str = "hooks",
         check: bool = True,
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
-        """The module with per-sample gradients, the optimizer with correlated noise, and the data in fixed cohorts."""
-        given = [name for name in ("noise_multiplier", "max_grad_norm") if name in other]
-        if mechanism is None or given:
-            listed = " and ".join(given) or "no mechanism"
+        _check_other(other)
+        statement = statement_of(mechanism)
+        clip, clips = (statement.clip, None) if max_grad_norm is None else _clips_of(max_grad_norm, clipping)
+        if max_grad_norm is None and clipping != "flat":
+            raise ValueError(f"clipping is {clipping!r} without max_grad_norm: give one clip for every parameter, or flat")
+        if clip != statement.clip:
             raise ValueError(
-                f"{listed} is given, but clip and noise are those of a mechanism: give mechanism=dpmf.plan(…), or use "
-                "make_private_with_epsilon, which plans"
+                f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: leave it out, or plan anew"
             )
-        if other:
-            raise ValueError(f"{', '.join(other)} has no meaning with correlated noise: leave it out")
-        if poisson_sampling:
-            mechanism.check_sampling("poisson")
-        if clipping != "flat":
-            raise ValueError(f"clipping is {clipping!r}, but the mechanism's clip is one norm over all parameters: flat")
         if grad_sample_mode not in ("hooks", "functorch"):
             raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks or functorch")
-        _torch.check_loader(mechanism, data_loader, epochs=epochs)
-        if self.accountant.of is not None:
-            raise ValueError("this engine has made a run private already: a new run needs a new engine, with a new key")
+        self._check_unused()
         of_module = set(module.parameters())
         if any(p not in of_module for group in optimizer.param_groups for p in group["params"]):
             raise ValueError("the optimizer has parameters that are not the module's")
+        check_unit(mechanism, "record")
 
         ModuleValidator.validate(module, strict=True)
-        loader = self._single_pass(data_loader)
+        loader, own = self._loader(data_loader, mechanism, epochs)
         batches: Any = loader.batch_sampler
-        sampled = isinstance(batches, _torch.SampledBatches)
-        if sampled and loader.num_workers > 0:
-            raise MismatchError(
-                f"num_workers is {loader.num_workers}, and workers draw batches ahead, so that nothing shows which one a step has: "
-                "give num_workers=0"
-            )
         private = CorrelatedOptimizer(
             optimizer,
             mechanism,
-            expected_batch_size=batches.drawing.expected_batch if sampled else batches.batch_size,
+            expected_batch_size=batches.expected_batch,
             loss_reduction=loss_reduction,
             key=self._key,
             experiment=self._experiment,
@@ -416,7 +580,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
             arithmetic=self._arithmetic,
             check=check,
             cohorts=batches,
+            clips=clips,
         )
+        private.follow(batches, own=own)
         # After all checks: Opacus leaves hooks in the module.
         if not isinstance(module, AbstractGradSampleModule):
             module = GradSampleModule(
@@ -429,9 +595,71 @@ class PrivacyEngine(opacus.PrivacyEngine):
         private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
         return module, private, loader
 
-    def _single_pass(self, data_loader: DataLoader[Any]) -> DataLoader[Any]:
-        if isinstance(data_loader.batch_sampler, (_torch.Cohorts, _torch.SampledBatches)):
-            return data_loader
+    def _check_unused(self) -> None:
+        if self.accountant.of is not None:
+            raise ValueError("this engine has made a run private already: a new run needs a new engine, with a new key")
+
+    def _size_of(self, data_loader: DataLoader[Any]) -> tuple[int, int]:
+        """Examples and batch size of a loader whose order is ours to choose."""
+        if isinstance(data_loader.batch_sampler, Batches):
+            raise MismatchError(
+                f"the data loader has {type(data_loader.batch_sampler).__name__}, but the plan decides how to draw: give a loader "
+                "with a batch_size, or make_private(…, mechanism=plan)"
+            )
+        if isinstance(data_loader.dataset, IterableDataset):
+            raise MismatchError(
+                "the data set is an IterableDataset, so nothing can be drawn from it: give a data set with a length"
+            )
+        if data_loader.batch_size is None:
+            raise MismatchError(
+                "the data loader has a batch sampler of its own, but the plan decides how to draw: give a batch_size and no sampler"
+            )
+        sampler = type(data_loader.sampler)
+        length = len(data_loader.dataset)  # type: ignore[arg-type]
+        everything = sampler is SequentialSampler or (
+            sampler is RandomSampler
+            and not data_loader.sampler.replacement
+            and data_loader.sampler.num_samples == length
+        )
+        if not everything:
+            raise MismatchError(
+                f"the data loader has a {sampler.__name__}, but the plan decides how to draw, from all of the data: give the part to "
+                "train on as a torch.utils.data.Subset, with a batch_size and no sampler"
+            )
+        return length, min(data_loader.batch_size, length)
+
+    def _loader(self, data_loader: DataLoader[Any], mechanism: Mechanism, epochs: int | None) -> tuple[DataLoader[Any], bool]:
+        """The data as the mechanism counts on it, and whether the batches are made here."""
+        batches: Any = data_loader.batch_sampler
+        several = mechanism.participation.startswith("epochs:")
+        if isinstance(batches, Batches):
+            _torch.check_loader(mechanism, data_loader)
+            return self._rebuilt(data_loader, batches), False
+        if mechanism.sampling == "none" and not several:
+            return self._single_pass(data_loader, mechanism, 1 if epochs is None else epochs), True
+        length, batch_size = self._size_of(data_loader)
+        times = int(mechanism.participation.partition(":")[2]) if several else 1
+        if mechanism.sampling == "none":
+            batches = _torch.Cohorts(length, batch_size, epochs=times, seed=self._seed)
+        else:
+            # Key and run become those of the noise when a loop begins.
+            stand_in = NoiseKey.generate() if self._key is None else self._key
+            sampler = Sampler(mechanism.sampling, stand_in, units=length, steps=mechanism.steps)
+            times = times if several else 1 if epochs is None else epochs
+            batches = _torch.SampledBatches(sampler, epochs=times)
+            if round(length / sampler.expected_batch) != round(length / batch_size):
+                raise MismatchError(
+                    f"the data loader has batches of {batch_size}, but the mechanism draws {sampler.expected_batch:.1f} examples a "
+                    "step on average: give it that batch_size, or plan for this one"
+                )
+        if epochs is not None and epochs != times:
+            raise MismatchError(f"epochs is {epochs}, but the mechanism was planned for {times}: plan with epochs={epochs}")
+        rebuilt = self._rebuilt(data_loader, batches)
+        _torch.check_loader(mechanism, rebuilt)
+        return rebuilt, True
+
+    def _single_pass(self, data_loader: DataLoader[Any], mechanism: Mechanism, epochs: int) -> DataLoader[Any]:
+        _torch.check_loader(mechanism, data_loader, epochs=epochs)
         if data_loader.batch_size is None:
             raise MismatchError(
                 "the data loader has a batch sampler of its own: give dpmf.torch.Cohorts, or a batch_size and no sampler"
@@ -447,11 +675,21 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the "
                 "part to train on as a torch.utils.data.Subset, without a sampler"
             )
-        return DataLoader(
+        return self._rebuilt(data_loader, cohorts)
+
+    @staticmethod
+    def _rebuilt(data_loader: DataLoader[Any], batches: Batches) -> DataLoader[Any]:
+        if not getattr(data_loader, "in_order", True):
+            raise MismatchError("in_order is False, so that nothing shows which batch a step has: leave it out of the data loader")
+        collate = data_loader.collate_fn
+        if in_order(batches) and not isinstance(collate, _torch.EmptyCollate):
+            collate = _torch.EmptyCollate(data_loader.dataset, collate)
+        batches.workers = data_loader.num_workers
+        return StepLoader(
             data_loader.dataset,
-            batch_sampler=cohorts,
+            batch_sampler=batches,
             num_workers=data_loader.num_workers,
-            collate_fn=data_loader.collate_fn,
+            collate_fn=collate,
             pin_memory=data_loader.pin_memory,
             timeout=data_loader.timeout,
             worker_init_fn=data_loader.worker_init_fn,
@@ -460,3 +698,50 @@ class PrivacyEngine(opacus.PrivacyEngine):
             prefetch_factor=data_loader.prefetch_factor,
             persistent_workers=data_loader.persistent_workers,
         )
+
+
+def _clips_of(max_grad_norm: float | Sequence[float], clipping: str) -> tuple[float, list[float] | None]:
+    """The clip over all parameters and, for per-layer clipping, those of each."""
+    several = not isinstance(max_grad_norm, (int, float))
+    if clipping == "per_layer" and several:
+        clips = [float(one) for one in max_grad_norm]  # type: ignore[union-attr]
+        return _joint_clip(clips), clips
+    if clipping == "flat" and not several:
+        return float(max_grad_norm), None  # type: ignore[arg-type]
+    if clipping in ("flat", "per_layer"):
+        raise ValueError(
+            f"clipping is {clipping!r} and max_grad_norm {max_grad_norm}: flat clipping has one norm over all parameters, per_layer a "
+            "list with one for each"
+        )
+    raise ValueError(
+        f"clipping is {clipping!r}, but noise is planned for a clip that is fixed for the run: use flat or per_layer"
+    )
+
+
+def _check_other(other: Mapping[str, Any]) -> None:
+    """Refuses arguments that would mean another run; those that are off, or only about accountants, change nothing."""
+    known = {"batch_first", "loss_reduction", "grad_sample_mode", "check"} | _OF_ACCOUNTANTS
+    for name, value in other.items():
+        if name in known or value is None or value is False:
+            continue
+        raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: leave it out')}")
+
+
+def _planned(**arguments: Any) -> Plan:
+    """The plan, told of in one line; in lines of progress too where it takes longer than two seconds."""
+    started = last = time.monotonic()
+
+    def progress(line: str) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last > 2.0:
+            last = now
+            _say(f"planning for {now - started:.0f} s: {line}")
+
+    made = plan(progress=progress, **arguments)
+    better = made.dp_sgd["rmse"] / made.rmse
+    _say(
+        f"{made.chosen['selector']} noise, multiplier {made.statement.noise_multiplier:.4g}, sampling {made.sampling}, "
+        f"{made.steps} steps in {made.epochs} epoch{'s' * (made.epochs != 1)}: ε = {made.statement.epsilon:.4g} at "
+        f"δ = {made.statement.delta:g}, {better:.2f} times less error than DP-SGD"
+    )
+    return made

@@ -14,11 +14,14 @@ The guarantee is for every record, and for data that takes part in one step: one
 checks. Several epochs, and batches that are sampled, come from a plan:
 
     plan = dpmf.plan(examples=len(dataset), batch=256, epochs=10, momentum=0.9, epsilon=3, delta=1e-5)
-    batches = dpmf.torch.SampledBatches(plan.sampler(key))
+    batches = dpmf.torch.SampledBatches(plan.sampler(key), epochs=10)
     loader = DataLoader(dataset, batch_sampler=batches, collate_fn=dpmf.torch.EmptyCollate(dataset))
     optimizer = dpmf.torch.PrivateOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), plan.mechanism, key=key
     )
+    for epoch in range(10):
+        for inputs, targets in optimizer.batches(loader):
+            …
 
 dpmf.opacus does the same with the per-sample gradients of Opacus.
 """
@@ -37,11 +40,12 @@ except ModuleNotFoundError as missing:
     raise ImportError("dpmf.torch needs PyTorch: pip install 'dpmf[torch]'") from missing
 from torch.utils.data import DataLoader
 
-from . import _sums
+from . import _optimizers, _sums
 from ._checks import check_unit
 from ._core import Mechanism, NoiseKey, PrivacyStatement
 from ._errors import BindingError, MismatchError
-from ._torch_data import Cohorts, EmptyCollate, Passes, SampledBatches, UncheckedDataWarning, check_loader
+from ._torch_data import Batches, Cohorts, EmptyCollate, Passes, SampledBatches, UncheckedDataWarning, check_loader
+from ._torch_data import in_order
 from ._torch_gradients import Batch, PerExample, Seen, clipped_sum
 from ._torch_noise import FlatNoise, shard
 
@@ -61,52 +65,63 @@ for _public in (Cohorts, EmptyCollate, SampledBatches, Seen, UncheckedDataWarnin
     _public.__module__ = __name__
 
 
-def _check_optimizer(mechanism: Mechanism, group: Mapping[str, Any], first_rate: float | None = None) -> None:
-    """One parameter group of torch.optim.SGD, and its first learning rate, which matters beside weight decay."""
-    dampening = group.get("dampening", 0.0)
-    if dampening != 0.0 and group["momentum"] != 0.0:
-        raise MismatchError(
-            f"the optimizer has dampening {dampening}, which scales every gradient but the first: set dampening=0 and "
-            f"multiply the learning rate by {1.0 - dampening}"
-        )
-    mechanism.check_optimizer(
-        momentum=group["momentum"],
-        nesterov=group["nesterov"],
-        weight_decay=group["weight_decay"],
-        coupled=group["weight_decay"] != 0.0,
-        learning_rates=None if first_rate is None else [first_rate],
-    )
-
-
 class _Checks:
     """What an optimizer does, against what its mechanism was planned for."""
 
     def __init__(self, mechanism: Mechanism, optimizer: torch.optim.Optimizer) -> None:
-        self.mechanism = mechanism
+        self.mechanism, self.optimizer = mechanism, optimizer
         #: The learning rate of the first step, for every parameter group.
         self.first: list[float] | None = None
-        if not isinstance(optimizer, torch.optim.SGD):
-            name = type(optimizer).__name__
-            raise MismatchError(
-                f"the optimizer is {name}, whose steps are not linear in the gradients, so that no mechanism is the "
-                "best for it. The guarantee holds with any optimizer: plan with the momentum closest to it and give "
-                f"check=False to train with {name}"
+        for steps in _optimizers.of_optimizer(optimizer):
+            self._check(steps)
+
+    def _check(self, steps: _optimizers.Steps, first_rate: float | None = None) -> None:
+        workload = self.mechanism.workload
+        if not steps.linear and workload.momentum in (0.0, None):
+            return  # planned for running sums, or for a matrix
+        decay = steps.weight_decay if steps.linear else workload.weight_decay
+        try:
+            self.mechanism.check_optimizer(
+                momentum=steps.momentum,
+                nesterov=steps.nesterov,
+                weight_decay=decay or 0.0,
+                coupled=steps.coupled if steps.linear else bool(workload.coupled),
+                learning_rates=None if first_rate is None or not steps.linear else [first_rate],
             )
-        for group in optimizer.param_groups:
-            _check_optimizer(mechanism, group)
+        except MismatchError as other:
+            if steps.linear:
+                raise
+            raise MismatchError(
+                f"the optimizer is {steps.name}, planned for as momentum {steps.momentum}{' with nesterov' * steps.nesterov}, but "
+                f"the mechanism was planned for {workload.momentum}{' with nesterov' * bool(workload.nesterov)}: plan with "
+                "dpmf.plan(…, optimizer=optimizer), or give check=False. The guarantee would hold, but the noise would not be the "
+                "best"
+            ) from other
 
     def step(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
         """Refuses a step that differs from the plan, before any of its noise is drawn."""
         self.mechanism.check_steps(step + 1)
         rates = [float(group["lr"]) for group in groups]
+        does = [_optimizers.of_group(self.optimizer, group) for group in groups]
         planned = self.mechanism.workload.learning_rates
         # Steps that were burned have left no learning rate: the first is what the plan makes of this one.
         factor = 1.0 if planned is None else float(planned[0] / planned[step])
-        first = self.first or [rate * factor for rate in rates]
-        for group, rate, first_rate in zip(groups, rates, first):
-            _check_optimizer(self.mechanism, group, first_rate)
-            self.mechanism.check_learning_rate(step, rate, first_rate)
+        first = self.first or [rate * factor * self._corrected(one, step) for one, rate in zip(does, rates)]
+        for one, rate, first_rate in zip(does, rates, first):
+            self._check(one, first_rate)
+            try:
+                self.mechanism.check_learning_rate(step, rate * self._corrected(one, step), first_rate)
+            except MismatchError:
+                if one.linear:
+                    raise
+                # A plan for plain momentum, or for running sums, leaves the correction out.
+                self.mechanism.check_learning_rate(step, rate, first_rate)
         self.first = first
+
+    def _corrected(self, steps: _optimizers.Steps, step: int) -> float:
+        """The size of a step beside its learning rate, relative to the first, where the plan may count on it."""
+        planned = self.mechanism.workload.momentum not in (0.0, None)
+        return steps.size(step) / steps.size(0) if planned else 1.0
 
 
 class _Noisy:
@@ -134,15 +149,16 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     """Adds the noise of a mechanism to the clipped, summed gradient, then lets a torch.optim optimizer step.
 
     optimizer is any of torch.optim. Its momentum, weight decay and learning rates are checked against the mechanism's
-    workload at every step: the guarantee holds without, but not the optimality. check=False leaves that out, for
-    optimizers that no mechanism is planned for, such as Adam.
+    workload at every step: the guarantee holds without, but not the optimality. check=False leaves that out. Adam and all
+    others but SGD go with dpmf.plan(…, optimizer=optimizer), a plan for running sums.
 
     The noise of a step covers all parameters that optimizer holds, whether they are trained or not. One that is frozen
     (requires_grad is False) at a step stays where it is and ignores its noise; it may be thawed later. Parameters that
     join the optimizer later are refused.
 
     denominator is the planned size of a cohort, by which the noisy sum is divided; it is fixed before training and stays
-    when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches, whose expected size it then is.
+    when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches and Cohorts of several epochs, whose mean
+    size it then is.
 
     Where the guarantee counts on sampling, only batches() of a loader with SampledBatches of the mechanism's own sampling are
     released, each in the step that it was drawn for.
@@ -234,14 +250,15 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return self._noise.coordinates
 
     def batches(self, loader: DataLoader[Any], *, batches_per_step: int = 1) -> Iterator[Any]:
-        """The batches of a DataLoader, once, after checking that each example takes part in one step, or as the mechanism's
-        sampling draws it.
+        """The batches of a DataLoader, after checking that each example takes part in one step, or as the mechanism's sampling
+        draws it, or once in each of the epochs that it covers.
 
         batches_per_step batches make a cohort: each goes to accumulate(), and step() comes after the last of them. A step
         without a batch of its own is refused.
 
-        A second call is refused, but to go on with a pass that was interrupted: with Cohorts of the same order that start
-        where the run is. What decides the order is kept in state_dict().
+        SampledBatches(…, epochs=K) and Cohorts(…, epochs=K) give one epoch for every call, which begins where the run is, also
+        after it was resumed. Otherwise a second call is refused, but to go on with a pass that was interrupted: with Cohorts of
+        the same order that start where the run is. What decides the order is kept in state_dict().
 
         Raises MismatchError, which says what to use instead.
         """
@@ -250,8 +267,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if batches_per_step < 1:
             raise ValueError(f"batches_per_step is {batches_per_step}, but it must be at least 1")
         self._passes.begin(self.mechanism, loader, self.next_step, batches_per_step)
-        if self.denominator is None and isinstance(loader.batch_sampler, SampledBatches):
-            self.denominator = loader.batch_sampler.drawing.expected_batch
+        if self.denominator is None and isinstance(loader.batch_sampler, Batches) and in_order(loader.batch_sampler):
+            self.denominator = loader.batch_sampler.expected_batch
         return self._passes.hand_out(loader)
 
     def accumulate(
