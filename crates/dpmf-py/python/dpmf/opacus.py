@@ -375,7 +375,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' engine with correlated noise, the sampling that a plan counts on, and the mechanism's own accounting.
 
     key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of data that is not
-    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state.
+    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state. pull is as in
+    dpmf.plan.
 
     accountant and secure_mode are accepted and change nothing: ε is that of the mechanism, for the whole run, and the noise
     always comes from a cryptographic generator.
@@ -389,6 +390,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         seed: int | None = None,
+        pull: float = 0.0,
         secure_mode: bool = True,
         accountant: str | None = None,
     ) -> None:
@@ -403,7 +405,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             super().__init__(accountant="rdp")
         self.accountant = MechanismAccountant()
         self._key, self._experiment, self._journal, self._seed = key, experiment, journal, seed
-        self._arithmetic = arithmetic
+        self._arithmetic, self._pull = arithmetic, pull
         #: The plan that make_private_with_epsilon made, or that make_private was given.
         self.plan: Plan | None = None
 
@@ -449,6 +451,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
             schedule=schedule,
             sampling="auto" if poisson_sampling else "none",
+            pull=self._pull,
             unit="record",
         )
         return self._make_private(

@@ -98,7 +98,6 @@ fn a_pull_asks_for_noise_that_fades_and_leaves_the_guarantee_and_the_optimizer()
     let unpulled =
         pulled.chosen().noise_multiplier() * pulled.chosen().mechanism().loss().sqrt_total() / 80_f64.sqrt();
     assert!(unpulled > 1.01 * plain.chosen().rmse(), "{unpulled}");
-    assert!(pulled.chosen().noise_multiplier() < plain.chosen().noise_multiplier());
     for pull in [-0.1, 1.0, f64::NAN] {
         assert!(
             planner
