@@ -91,22 +91,26 @@ START_PULL = 0.03
 
 @dataclass(frozen=True)
 class Level:
-    cells: list[Cell]
-    #: For each network: points of the search, those of them that are tried with more seeds, and seeds of the test.
-    effort: dict[str, tuple[int, int, int]]
+    """What is computed, and with what effort."""
 
-
-def grid(network: str, epochs: list[int], budgets: list[float]) -> list[Cell]:
-    return [Cell(network, count, epsilon) for count in epochs for epsilon in budgets]
+    #: Network and epochs: at which ε, and with how many seeds it is tested.
+    cells: dict[tuple[str, int], tuple[list[float], int]]
+    #: For each network: points of the search, and those of them that are tried with two more seeds.
+    effort: dict[str, tuple[int, int]]
+    #: Which arms train an epoch by Opacus or dpmf.torch themselves, too.
+    agreement: tuple[str, ...] = ARMS
 
 
 BUDGETS = [0.5, 1.0, 2.0, 4.0, 8.0]
 LEVELS = {
-    "quick": Level(grid("perceptron", [5], [1.0, 8.0]), {"perceptron": (4, 2, 3)}),
-    "standard": Level(grid("perceptron", [5, 20, 1], BUDGETS) + grid("convolutional", [5], [1.0, 4.0]),
-                      {"perceptron": (14, 3, 5), "convolutional": (8, 2, 3)}),
-    "full": Level(grid("perceptron", [5, 20, 1, 50], BUDGETS) + grid("convolutional", [5, 20], BUDGETS),
-                  {"perceptron": (40, 5, 10), "convolutional": (40, 5, 10)}),
+    "quick": Level({("perceptron", 5): ([1.0, 8.0], 3)}, {"perceptron": (4, 2)}, ("opacus",)),
+    "standard": Level({("perceptron", 5): (BUDGETS, 10), ("perceptron", 20): (BUDGETS, 5), ("perceptron", 1): (BUDGETS, 10),
+                       ("convolutional", 5): ([1.0, 4.0], 3)},
+                      {"perceptron": (14, 3), "convolutional": (8, 2)}),
+    "full": Level({(network, epochs): (BUDGETS, 10) for network, epochs in
+                   (("perceptron", 1), ("perceptron", 5), ("perceptron", 20), ("perceptron", 50), ("convolutional", 5),
+                    ("convolutional", 20))},
+                  {"perceptron": (40, 5), "convolutional": (40, 5)}),
 }
 
 
@@ -142,6 +146,11 @@ def opacus_sigma(epochs: int, epsilon: float, batches: int) -> float:
                                 accountant="prv")
 
 
+def run_name(cell: Cell, settings: Settings, seed: int, examples: int) -> str:
+    """Of its own for every run, and the same when it is made again."""
+    return hashlib.sha256(repr((cell, settings, seed, examples)).encode()).hexdigest()[:32]
+
+
 def drawn(cell: Cell, settings: Settings, seed: int, examples: int, dimension: int, arm: str):
     """Cohorts of all steps, what adds a step's noise to a sum, the expected batch, and what the run's line says of them."""
     about = {}
@@ -161,8 +170,7 @@ def drawn(cell: Cell, settings: Settings, seed: int, examples: int, dimension: i
     about.update({name: plan.chosen[name] for name in ("noise_multiplier", "mechanism", "sampling", "buffers", "rmse")})
     about["rmse_dp_sgd"] = plan.dp_sgd["rmse"]
     key = dpmf.NoiseKey.from_seed(seed)
-    # Of its own for every run, and the same when it is made again.
-    run = hashlib.sha256(repr((cell, settings, seed, examples)).encode()).hexdigest()[:32]
+    run = run_name(cell, settings, seed, examples)
     sampler = plan.sampler(key, units=examples, run=run)
     stream = dpmf.NoiseStream(plan.mechanism, key, run=run, dimension=dimension)
     cohorts = (torch.from_numpy(members) for members in sampler)
@@ -181,15 +189,16 @@ def initial(network: type, seed: int) -> tuple[torch.Tensor, list[torch.Size]]:
 
 
 @torch.no_grad()
-def train(cell: Cell, settings: Settings, arm: str, seed: int, data: tuple, judge: tuple) -> tuple[torch.Tensor, dict]:
-    """Parameters, and the line of the run."""
+def train(cell: Cell, settings: Settings, arm: str, seed: int, data: tuple, judge: tuple,
+          draws: tuple | None = None) -> tuple[torch.Tensor, dict]:
+    """Parameters, and the line of the run. draws may take the place of drawn(…)."""
     started = time.perf_counter()
     network = NETWORKS[cell.network]
     theta, shapes = initial(network, seed)
     gradient, velocity = torch.empty_like(theta), torch.zeros_like(theta)
     parameters, parts = split(theta, shapes), split(gradient, shapes)
     images, labels = network.prepare(data[0]), data[1]
-    cohorts, add_noise, expected, about = drawn(cell, settings, seed, len(labels), len(theta), arm)
+    cohorts, add_noise, expected, about = draws or drawn(cell, settings, seed, len(labels), len(theta), arm)
     steps = cell.epochs * settings.batches
     rates = dpmf.Workload.sgd(steps, schedule=settings.schedule).learning_rates * settings.learning_rate
     taken = 0
@@ -260,9 +269,9 @@ def search(score, start: Settings, points: int, finalists: int) -> Settings:
     return max(last, key=lambda point: found[point] + score(point, 1) + score(point, 2))
 
 
-def explore(task: tuple[Cell, str, Level, str, str]) -> str:
+def explore(task: tuple[Cell, str, int, tuple[int, int], str, str]) -> str:
     """Tunes one arm for one cell on held-out images, then trains on all and tests."""
-    cell, arm, level, path, directory = task
+    cell, arm, seeds, (points, finalists), path, directory = task
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     results = Results(Path(path))
@@ -276,16 +285,24 @@ def explore(task: tuple[Cell, str, Level, str, str]) -> str:
         row = {"kind": kind, **head, **asdict(settings), "seed": seed}
         return results.once(row, lambda: train(cell, settings, arm, seed, data, judge)[1])["accuracy"]
 
-    points, finalists, seeds = level.effort[cell.network]
     start = START if arm == "opacus" else replace(START, pull=START_PULL)
     # Other seeds than those of the test, so that no test run is at settings that were lucky with its seed.
     chosen = search(lambda settings, k: run("tune", settings, 100 + k, part, held_out), start, points, finalists)
     scores = [run("test", chosen, seed, everything, test) for seed in range(seeds)]
-    about = {"learning_rate": chosen.learning_rate, "mean": statistics.mean(scores)}
+    about = {"learning_rate": chosen.learning_rate}
     if arm == "opacus":
         about["opacus_noise_multiplier"] = opacus_sigma(cell.epochs, cell.epsilon, chosen.batches)
     results.once({"kind": "chosen", **head, **asdict(chosen)}, lambda: about)
     return f"{cell.network}, {cell.epochs} epochs, ε = {cell.epsilon:g}, {arm}: {100 * statistics.mean(scores):.2f} % with {chosen}"
+
+
+def agreement(task: tuple[str, str, tuple[str, ...]]) -> dict:
+    """See agreement.py, which needs this module."""
+    from agreement import agree
+
+    network, directory, arms = task
+    torch.set_num_threads(1)
+    return agree(network, read("train", directory), arms)
 
 
 def main() -> None:
@@ -294,14 +311,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--only", help="cells of this network alone")
+    parser.add_argument("--only", help="cells of this network, or of network:epochs, alone")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     path, level = arguments.out / "results.jsonl", LEVELS[arguments.level]
     end_last_line(path)
-    tasks = [(cell, arm, level, str(path), str(arguments.data)) for cell in level.cells for arm in ARMS
-             if arguments.only in (None, cell.network)]
+    results = Results(path)
+    cells = {key: value for key, value in level.cells.items() if arguments.only in (None, key[0], f"{key[0]}:{key[1]}")}
+    networks = sorted({network for network, _ in cells})
+    tasks = [(Cell(network, epochs, epsilon), arm, seeds, level.effort[network], str(path), str(arguments.data))
+             for (network, epochs), (budgets, seeds) in cells.items() for epsilon in budgets for arm in ARMS]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        # First: what does not agree must not be measured.
+        for network in networks:
+            row = {"kind": "agreement", "network": network}
+            results.once(row, lambda: pool.apply(agreement, ((network, str(arguments.data), level.agreement),)))
         for done, line in enumerate(pool.imap_unordered(explore, tasks), 1):
             print(f"{done} of {len(tasks)}: {line}", file=sys.stderr, flush=True)
 
