@@ -30,8 +30,6 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 
 
 def compute(level: str, out: Path, jobs: int) -> None:
-    if not PYTHON.exists():
-        raise SystemExit(f"{PYTHON} is missing: run scripts/setup-torch")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1",
                    "PYTHONPATH": str(ROOT / "crates" / "dpmf-py" / "python")}
     subprocess.run([PYTHON, "-W", "ignore", ROOT / "reproduce" / "fashion.py", level, "--out", out, "--jobs", str(jobs)],
@@ -71,13 +69,11 @@ def summarise(rows: list[dict]) -> dict:
             runs = {row["seed"]: row for row in rows if row["kind"] == "test" and row["arm"] == arm
                     and (row["network"], row["epochs"], row["epsilon"]) == (network, epochs, epsilon)
                     and all(row[key] == chosen[key] for key in settings)}
-            tuned = [row for row in rows if row["kind"] == "tune" and row["arm"] == arm
-                     and (row["network"], row["epochs"], row["epsilon"]) == (network, epochs, epsilon)]
             scores[arm] = [100 * runs[seed]["accuracy"] for seed in sorted(runs)]
             mean, half = mean_and_half(scores[arm])
             first = runs[min(runs)]
             cell[arm] = {"accuracy": scores[arm], "mean": mean, "half": half, "learning_rate": chosen["learning_rate"],
-                         "noise_multiplier": first["noise_multiplier"], "tuning_runs": len(tuned),
+                         "noise_multiplier": first["noise_multiplier"], "tuning_runs": chosen["tuning_runs"],
                          **{key: chosen[key] for key in settings[1:]}}
             for key in ("opacus_noise_multiplier",):
                 if key in chosen:
@@ -176,8 +172,12 @@ def verdicts(summary: dict, judged: bool) -> list[tuple[bool | None, str]]:
     return said
 
 
-def add_sections(page: Page, level: str, out: Path, jobs: int = os.cpu_count() or 1) -> dict:
-    """Computes what is missing in out, and adds figure, tables and verdicts. Returns the summary."""
+def add_sections(page: Page, level: str, out: Path, jobs: int = os.cpu_count() or 1) -> None:
+    """Computes what is missing in out, and adds figure, tables and verdicts."""
+    if not PYTHON.exists():
+        page.section("Several epochs of Fashion-MNIST: Opacus' DP-SGD and dpmf")
+        page.verdict(None, "there is no PyTorch with Opacus here: scripts/setup-torch makes .torch/venv on Debian 12")
+        return
     compute(level, out, jobs)
     summary = summarise(lines(out / "results.jsonl"))
     (page.out / "accuracy.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf8")
@@ -204,7 +204,6 @@ def add_sections(page: Page, level: str, out: Path, jobs: int = os.cpu_count() o
     page.parts.append("<p>What was chosen:</p>")
     page.table(*choices(summary))
     page.write()
-    return summary
 
 
 def markdown(head: list[str], rows: list[list]) -> str:

@@ -84,34 +84,40 @@ class Settings:
         return around
 
 
-#: Where both searches begin; dpmf's with a pull.
+#: Where both searches begin; dpmf's with a pull, and both with half the distance an epoch for many epochs.
 START = Settings(8, 100, 0.9, "cooldown:0.5:0.05", None)
+START_MANY, MANY = replace(START, log2_distance=7), 10
 START_PULL = 0.03
 
 
 @dataclass(frozen=True)
-class Level:
-    """What is computed, and with what effort."""
+class Effort:
+    """The same for both arms."""
 
-    #: Network and epochs: at which ε, and with how many seeds it is tested.
-    cells: dict[tuple[str, int], tuple[list[float], int]]
-    #: For each network: points of the search, and those of them that are tried with two more seeds.
-    effort: dict[str, tuple[int, int]]
+    points: int
+    #: How many of the points are tried with two more seeds; with one there is nothing left to choose.
+    finalists: int
+    #: Seeds of the test.
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """Network and epochs: at which ε, with what effort. Long runs first, so that the processes end together."""
+
+    cells: dict[tuple[str, int], tuple[list[float], Effort]]
     #: Which arms train an epoch by Opacus or dpmf.torch themselves, too.
     agreement: tuple[str, ...] = ARMS
 
 
 BUDGETS = [0.5, 1.0, 2.0, 4.0, 8.0]
 LEVELS = {
-    "quick": Level({("perceptron", 5): ([1.0, 8.0], 3)}, {"perceptron": (4, 2)}, ("opacus",)),
-    # Long runs first: then the processes end together.
-    "standard": Level({("perceptron", 20): (BUDGETS, 5), ("convolutional", 5): ([1.0, 4.0], 3), ("perceptron", 5): (BUDGETS, 10),
-                       ("perceptron", 1): (BUDGETS, 10)},
-                      {"perceptron": (12, 3), "convolutional": (6, 2)}),
-    "full": Level({(network, epochs): (BUDGETS, 10) for network, epochs in
-                   (("perceptron", 1), ("perceptron", 5), ("perceptron", 20), ("perceptron", 50), ("convolutional", 5),
-                    ("convolutional", 20))},
-                  {"perceptron": (40, 5), "convolutional": (40, 5)}),
+    "quick": Level({("perceptron", 5): ([1.0, 8.0], Effort(4, 1, 3))}, ("opacus",)),
+    "standard": Level({("perceptron", 20): (BUDGETS, Effort(9, 2, 5)), ("convolutional", 5): ([1.0, 4.0], Effort(6, 1, 3)),
+                       ("perceptron", 5): (BUDGETS, Effort(12, 3, 10)), ("perceptron", 1): (BUDGETS, Effort(12, 3, 10))}),
+    "full": Level({(network, epochs): (BUDGETS, Effort(40, 5, 10)) for network, epochs in
+                   (("perceptron", 50), ("convolutional", 20), ("perceptron", 20), ("convolutional", 5), ("perceptron", 5),
+                    ("perceptron", 1))}),
 }
 
 
@@ -257,22 +263,24 @@ def end_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
-def search(score, start: Settings, points: int, finalists: int) -> Settings:
+def search(score, start: Settings, effort: Effort) -> Settings:
     """Tries as many points as it is told, each a neighbour of the best that has one left; the finalists with two more seeds."""
     found = {start: score(start, 0)}
-    while len(found) < points:
+    while len(found) < effort.points:
         for best in sorted(found, key=found.get, reverse=True):
             new = [point for point in best.neighbours() if point not in found]
             if new:
                 found[new[0]] = score(new[0], 0)
                 break
-    last = sorted(found, key=found.get, reverse=True)[:finalists]
+    last = sorted(found, key=found.get, reverse=True)[:effort.finalists]
+    if len(last) == 1:
+        return last[0]
     return max(last, key=lambda point: found[point] + score(point, 1) + score(point, 2))
 
 
-def explore(task: tuple[Cell, str, int, tuple[int, int], str, str]) -> str:
+def explore(task: tuple[Cell, str, Effort, str, str]) -> str:
     """Tunes one arm for one cell on held-out images, then trains on all and tests."""
-    cell, arm, seeds, (points, finalists), path, directory = task
+    cell, arm, effort, path, directory = task
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     results = Results(Path(path))
@@ -286,11 +294,19 @@ def explore(task: tuple[Cell, str, int, tuple[int, int], str, str]) -> str:
         row = {"kind": kind, **head, **asdict(settings), "seed": seed}
         return results.once(row, lambda: train(cell, settings, arm, seed, data, judge)[1])["accuracy"]
 
-    start = START if arm == "opacus" else replace(START, pull=START_PULL)
-    # Other seeds than those of the test, so that no test run is at settings that were lucky with its seed.
-    chosen = search(lambda settings, k: run("tune", settings, 100 + k, part, held_out), start, points, finalists)
-    scores = [run("test", chosen, seed, everything, test) for seed in range(seeds)]
-    about = {"learning_rate": chosen.learning_rate}
+    start = START if cell.epochs < MANY else START_MANY
+    if arm == "dpmf":
+        start = replace(start, pull=START_PULL)
+    tried = set()
+
+    def score(settings: Settings, number: int) -> float:
+        # Other seeds than those of the test, so that no test run is at settings that were lucky with its seed.
+        tried.add((settings, number))
+        return run("tune", settings, 100 + number, part, held_out)
+
+    chosen = search(score, start, effort)
+    scores = [run("test", chosen, seed, everything, test) for seed in range(effort.seeds)]
+    about = {"learning_rate": chosen.learning_rate, "tuning_runs": len(tried)}
     if arm == "opacus":
         about["opacus_noise_multiplier"] = opacus_sigma(cell.epochs, cell.epsilon, chosen.batches)
     results.once({"kind": "chosen", **head, **asdict(chosen)}, lambda: about)
@@ -320,8 +336,8 @@ def main() -> None:
     results = Results(path)
     cells = {key: value for key, value in level.cells.items() if arguments.only in (None, key[0], f"{key[0]}:{key[1]}")}
     networks = sorted({network for network, _ in cells})
-    tasks = [(Cell(network, epochs, epsilon), arm, seeds, level.effort[network], str(path), str(arguments.data))
-             for (network, epochs), (budgets, seeds) in cells.items() for epsilon in budgets for arm in ARMS]
+    tasks = [(Cell(network, epochs, epsilon), arm, effort, str(path), str(arguments.data))
+             for (network, epochs), (budgets, effort) in cells.items() for epsilon in budgets for arm in ARMS]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         # First: what does not agree must not be measured.
         for network in networks:

@@ -1,7 +1,7 @@
 """Redraws the tables and figures of Denisov et al. (2022) with dpmf, each beside the paper's value or claim.
 
 Run by scripts/reproduce. Everything is computed by the `dpmf` program; this file chooses settings, draws and judges.
-Each verdict is computed from the numbers of this run.
+Several epochs, against Opacus, are added by epochs.py. Each verdict is computed from the numbers of this run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import epochs
 from page import Page, plt
 
 COLORS = {"none": "#000000", "optimal": "#0072b2", "state-space": "#56b4e9", "optimal-prefix": "#009e73",
@@ -306,17 +307,7 @@ def choices(page: Page, scale: Scale, rows: list[dict]) -> None:
                  row["clip"], row["tuned_over"], f"{row['validation_accuracy_mean']:.4f}"] for row in rows])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--out", type=Path, default=Path("reproduction"))
-    arguments = parser.parse_args()
-    scale, out = SCALES[arguments.level], arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    dpmf = Dpmf(arguments.program, out)
-    page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
-    started = time.monotonic()
+def paper(page: Page, dpmf: Dpmf, scale: Scale) -> None:
     loss_tables(page, dpmf, scale)
     mechanisms_table(page, dpmf, scale)
     error_figure(page, dpmf, scale)
@@ -325,6 +316,24 @@ def main() -> None:
     rows = accuracy(page, dpmf, scale)
     schedules(page, dpmf, scale, rows)
     choices(page, scale, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--out", type=Path, default=Path("reproduction"))
+    parser.add_argument("--part", choices=["paper", "epochs"], help="this alone")
+    arguments = parser.parse_args()
+    scale, out = SCALES[arguments.level], arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    dpmf = Dpmf(arguments.program, out)
+    page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
+    started = time.monotonic()
+    if arguments.part != "epochs":
+        paper(page, dpmf, scale)
+    if arguments.part != "paper":
+        epochs.add_sections(page, arguments.level, out / f"fashion-{arguments.level}")
     page.parts.append(f"<p>{(time.monotonic() - started) / 60:.0f} minutes.</p>")
     page.write()
     print(out / "index.html")

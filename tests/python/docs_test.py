@@ -34,6 +34,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 #: Everything that is shown and not run: page, language, reason.
 NOT_RUN = [
+    ("explanation/experiments.md", "sh", "takes most of an hour"),
     ("how-to/flower.md", "sh", "six processes that stay; a_deployment_on_loopback in flower_test.py runs them"),
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
     ("how-to/opacus.md", "diff", "a difference between two scripts; the one it leads to follows"),
