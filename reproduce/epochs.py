@@ -73,7 +73,7 @@ def summarise(rows: list[dict]) -> dict:
             mean, half = mean_and_half(scores[arm])
             first = runs[min(runs)]
             cell[arm] = {"accuracy": scores[arm], "mean": mean, "half": half, "learning_rate": chosen["learning_rate"],
-                         "noise_multiplier": first["noise_multiplier"], "tuning_runs": chosen["tuning_runs"],
+                         "noise_multiplier": first["noise_multiplier"], "tuning_runs": chosen.get("tuning_runs"),
                          **{key: chosen[key] for key in settings[1:]}}
             for key in ("opacus_noise_multiplier",):
                 if key in chosen:
@@ -159,6 +159,8 @@ def verdicts(summary: dict, judged: bool) -> list[tuple[bool | None, str]]:
         told = "; ".join(f"ε = {cell['epsilon']:g}: {signed(cell['difference'], cell['difference_half'])}" for cell in cells)
         said.append((all(cell["difference"] >= 0 for cell in cells) if judged else None,
                      f"perceptron, {epochs} epochs: the mean accuracy of dpmf is at least that of Opacus at every ε (points: {told})"))
+        said.append((all(cell["difference"] > -cell["difference_half"] for cell in cells) if judged else None,
+                     f"perceptron, {epochs} epochs: dpmf is nowhere worse than Opacus beyond the 95 % interval"))
         large = [cell for cell in cells if cell["epsilon"] >= 2]
         margin = min(cell["difference"] for cell in large)
         said.append((all(cell["difference"] > cell["difference_half"] for cell in large) if judged else None,
