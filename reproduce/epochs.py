@@ -103,7 +103,7 @@ def draw(summary: dict):
                 axis.errorbar(budgets, means, yerr=[cell[arm]["half"] for cell in mine], color=COLORS[arm], marker="o",
                               ms=4, lw=1.8, capsize=2, elinewidth=1)
                 above = arm == "dpmf"
-                axis.annotate(NAMES[arm], (budgets[-1], means[-1]), xytext=(0, 9 if above else -9),
+                axis.annotate(NAMES[arm], (budgets[-1], means[-1]), xytext=(0, 9 if above else -14),
                               textcoords="offset points", ha="right", va="bottom" if above else "top", color=COLORS[arm],
                               weight="bold")
             axis.set(xscale="log", title=f"{epochs} epoch{'s' * (epochs > 1)}")
@@ -162,6 +162,8 @@ def verdicts(summary: dict, judged: bool) -> list[tuple[bool | None, str]]:
         said.append((all(cell["difference"] > -cell["difference_half"] for cell in cells) if judged else None,
                      f"perceptron, {epochs} epochs: dpmf is nowhere worse than Opacus beyond the 95 % interval"))
         large = [cell for cell in cells if cell["epsilon"] >= 2]
+        if not large:
+            continue
         margin = min(cell["difference"] for cell in large)
         said.append((all(cell["difference"] > cell["difference_half"] for cell in large) if judged else None,
                      f"perceptron, {epochs} epochs, ε ≥ 2: dpmf is better beyond the 95 % interval, by at least {margin:.2f} points"))
