@@ -189,7 +189,7 @@ def add_sections(page: Page, level: str, out: Path, jobs: int = os.cpu_count() o
                  "δ = 10⁻⁵ for a record that is added or removed, clip 1. For every number of epochs, ε and arm: the same number of "
                  "tuning runs, over learning rate, batch, momentum and schedule, on 10 000 held-out images; then the chosen settings with "
                  "other seeds on all 60 000, scored on the 10 000 test images. ± is a 95 % interval over the seeds; differences are "
-                 "paired by seed, with the same initial parameters. Opacus' arm has the smaller of its own σ and the tight one. The "
+                 "paired by seed, with the same initial parameters. Opacus' arm has the tight σ, which is no larger than its own. The "
                  "search is not covered by ε, for either.")
     save(draw(summary), page.out / "epochs-accuracy.svg")
     page.figure("epochs-accuracy", "Perceptron (784-64-10, tanh): test accuracy against ε; bars are 95 % intervals.")

@@ -6,7 +6,7 @@ made again, so an interrupted grid goes on. Nothing here is released: keys come 
 Both arms have the same network, initial parameters for a seed, clipped sums, optimizer and schedules. They differ in which
 examples a step has and in the noise that is added to the sum:
 
-opacus  Poisson sampling by Opacus' sampler, independent noise. Its σ is the smaller of that of Opacus' accountant and the tight one.
+opacus  Poisson sampling by Opacus' sampler, independent noise. Its σ is the tight one; what Opacus' accountant gives is noted.
 dpmf    dpmf.plan for the optimizer at hand, its sampler, its noise.
 """
 
