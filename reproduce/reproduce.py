@@ -1,28 +1,21 @@
 """Redraws the tables and figures of Denisov et al. (2022) with dpmf, each beside the paper's value or claim.
 
 Run by scripts/reproduce. Everything is computed by the `dpmf` program; this file chooses settings, draws and judges.
-Each verdict is computed from the numbers of this run.
+Several epochs, against Opacus, are added by epochs.py. Each verdict is computed from the numbers of this run.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import math
 import subprocess
-import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
-
-plt.rcParams.update({"svg.fonttype": "none", "font.size": 11, "axes.grid": True, "grid.color": "#e4e4e4",
-                     "axes.axisbelow": True, "legend.fontsize": 9.5})
+import epochs
+from page import Page, plt
 
 COLORS = {"none": "#000000", "optimal": "#0072b2", "state-space": "#56b4e9", "optimal-prefix": "#009e73",
           "honaker-full": "#e69f00", "honaker-online": "#d55e00", "independent": "#cc79a7"}
@@ -63,56 +56,6 @@ def server_rates(sigma: float) -> list[float]:
     """Where tuning starts: three rates, falling with the noise; the sweep goes on beyond them while the best is the last."""
     middle = 2.0 ** round(math.log2(0.35 / sigma))
     return [middle / 2, middle, 2 * middle]
-
-
-@dataclass
-class Page:
-    """The page, part by part; written out after each, so that an interrupted run leaves what it has."""
-
-    out: Path
-    title: str
-    parts: list[str] = field(default_factory=list)
-    verdicts: list[tuple[bool | None, str]] = field(default_factory=list)
-
-    def section(self, name: str, words: str = "") -> None:
-        print(f"== {name}", file=sys.stderr, flush=True)
-        self.parts.append(f"<h2>{html.escape(name)}</h2>" + (f"<p>{words}</p>" if words else ""))
-
-    def table(self, head: list[str], rows: list[list[str]]) -> None:
-        cells = lambda row, tag: "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
-        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-        self.parts.append(f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>")
-
-    def figure(self, name: str, caption: str, figure=None) -> None:
-        path = self.out / f"{name}.svg"
-        if figure is not None:
-            figure.savefig(path, bbox_inches="tight")
-            plt.close(figure)
-        svg = path.read_text(encoding="utf8")
-        svg = svg[svg.index("<svg"):]
-        self.parts.append(f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>")
-
-    def verdict(self, holds: bool | None, words: str) -> None:
-        """`None`: the level is too small to say."""
-        mark = {True: "holds", False: "does not hold", None: "open"}[holds]
-        self.verdicts.append((holds, words))
-        self.parts.append(f"<p class={'open' if holds is None else 'yes' if holds else 'no'}>"
-                          f"<b>{mark}</b>: {html.escape(words)}</p>")
-        print(f"   {mark}: {words}", file=sys.stderr, flush=True)
-        self.write()
-
-    def write(self) -> None:
-        style = ("body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:72rem;margin:2rem auto;padding:0 1rem}"
-                 "table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto;white-space:nowrap}"
-                 "th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
-                 "figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}"
-                 ".yes b{color:#00714f}.no b{color:#b33}.open b{color:#777}")
-        held = sum(holds is True for holds, _ in self.verdicts)
-        judged = sum(holds is not None for holds, _ in self.verdicts)
-        text = (f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{self.title}</title>"
-                f"<style>{style}</style></head><body><h1>{self.title}</h1><p>{held} of {judged} claims that could be "
-                f"judged hold in this run.</p>{''.join(self.parts)}</body></html>\n")
-        (self.out / "index.html").write_text(text, encoding="utf8")
 
 
 class Dpmf:
@@ -364,17 +307,7 @@ def choices(page: Page, scale: Scale, rows: list[dict]) -> None:
                  row["clip"], row["tuned_over"], f"{row['validation_accuracy_mean']:.4f}"] for row in rows])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--out", type=Path, default=Path("reproduction"))
-    arguments = parser.parse_args()
-    scale, out = SCALES[arguments.level], arguments.out
-    out.mkdir(parents=True, exist_ok=True)
-    dpmf = Dpmf(arguments.program, out)
-    page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
-    started = time.monotonic()
+def paper(page: Page, dpmf: Dpmf, scale: Scale) -> None:
     loss_tables(page, dpmf, scale)
     mechanisms_table(page, dpmf, scale)
     error_figure(page, dpmf, scale)
@@ -383,6 +316,24 @@ def main() -> None:
     rows = accuracy(page, dpmf, scale)
     schedules(page, dpmf, scale, rows)
     choices(page, scale, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--out", type=Path, default=Path("reproduction"))
+    parser.add_argument("--part", choices=["paper", "epochs"], help="this alone")
+    arguments = parser.parse_args()
+    scale, out = SCALES[arguments.level], arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    dpmf = Dpmf(arguments.program, out)
+    page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
+    started = time.monotonic()
+    if arguments.part != "epochs":
+        paper(page, dpmf, scale)
+    if arguments.part != "paper":
+        epochs.add_sections(page, arguments.level, out / f"fashion-{arguments.level}")
     page.parts.append(f"<p>{(time.monotonic() - started) / 60:.0f} minutes.</p>")
     page.write()
     print(out / "index.html")
