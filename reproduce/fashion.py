@@ -114,7 +114,7 @@ BUDGETS = [0.5, 1.0, 2.0, 4.0, 8.0]
 LEVELS = {
     "quick": Level({("perceptron", 5): ([1.0, 8.0], Effort(4, 1, 3))}, ("opacus",)),
     "standard": Level({("perceptron", 20): (BUDGETS, Effort(9, 2, 5)), ("convolutional", 5): ([1.0, 4.0], Effort(5, 1, 3)),
-                       ("perceptron", 5): (BUDGETS, Effort(12, 5, 10)), ("perceptron", 1): (BUDGETS, Effort(8, 2, 10))}),
+                       ("perceptron", 5): (BUDGETS, Effort(20, 5, 10)), ("perceptron", 1): (BUDGETS, Effort(8, 2, 10))}),
     "full": Level({(network, epochs): (BUDGETS, Effort(40, 5, 10)) for network, epochs in
                    (("perceptron", 50), ("convolutional", 20), ("perceptron", 20), ("convolutional", 5), ("perceptron", 5),
                     ("perceptron", 1))}),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import epochs
+import text
 from page import Page, plt
 
 COLORS = {"none": "#000000", "optimal": "#0072b2", "state-space": "#56b4e9", "optimal-prefix": "#009e73",
@@ -323,17 +324,20 @@ def main() -> None:
     parser.add_argument("level", nargs="?", choices=SCALES, default="quick")
     parser.add_argument("--program", required=True)
     parser.add_argument("--out", type=Path, default=Path("reproduction"))
-    parser.add_argument("--part", choices=["paper", "epochs"], help="this alone")
+    parser.add_argument("--part", choices=["paper", "epochs", "text"], help="this alone")
     arguments = parser.parse_args()
     scale, out = SCALES[arguments.level], arguments.out
     out.mkdir(parents=True, exist_ok=True)
     dpmf = Dpmf(arguments.program, out)
     page = Page(out, f"Denisov et al. (2022) redone with dpmf: {arguments.level}")
     started = time.monotonic()
-    if arguments.part != "epochs":
+    if arguments.part in (None, "paper"):
         paper(page, dpmf, scale)
-    if arguments.part != "paper":
+    if arguments.part in (None, "epochs"):
         epochs.add_sections(page, arguments.level, out / f"fashion-{arguments.level}")
+    if arguments.part in (None, "text"):
+        text.add_names(page, dpmf, arguments.level)
+        text.add_language(page, arguments.level)
     page.parts.append(f"<p>{(time.monotonic() - started) / 60:.0f} minutes.</p>")
     page.write()
     print(out / "index.html")

@@ -129,3 +129,14 @@ def test_the_figure_of_the_documentation_is_drawn_from_its_numbers(epochs):
     for network in ("perceptron", "convolutional"):
         assert epochs.markdown(*epochs.table(summary, network)) in page
     assert (ROOT / "docs" / "figures" / "accuracy.svg").stat().st_size < 60_000
+
+
+def test_clipped_sums_of_the_language_model_are_those_of_autograd(fashion):
+    import language
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    # Few words, so that they come again in a context; some are nothing to learn.
+    contexts = torch.randint(5, (6, language.LENGTH, language.CONTEXT), generator=generator)
+    targets = torch.randint(-1, 5, (6, language.LENGTH), generator=generator)
+    assert language.check((contexts, targets)) < 1e-9

@@ -144,7 +144,7 @@ struct FixedArgs {
     participation: Option<Participation>,
 
     /// Share of what noise has moved that training takes back at the largest step, for plans: see `dpmf plan`
-    #[arg(long, value_name = "π", default_value_t = 0.0)]
+    #[arg(long, value_name = "π", default_value_t = planner::PULL)]
     pull: f64,
 
     /// Whether plans may count on a sampler: auto or none

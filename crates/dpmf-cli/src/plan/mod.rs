@@ -98,7 +98,7 @@ struct RunArgs {
     sampling: String,
 
     /// Share of what noise has moved that training takes back at the largest step, as gradients at the next iterates do: 0
-    /// counts on none, 0.01 to 0.03 has served small networks
+    /// counts on none, 0.03 is what `dpmf train` plans with
     #[arg(long, value_name = "π", default_value_t = 0.0)]
     pull: f64,
 

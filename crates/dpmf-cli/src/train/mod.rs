@@ -185,7 +185,7 @@ pub struct RecipeArgs {
     pub buffers: Option<usize>,
 
     /// Share of what noise has moved that training takes back at the largest step, for a plan: see `dpmf plan`
-    #[arg(long, value_name = "π", default_value_t = 0.0)]
+    #[arg(long, value_name = "π", default_value_t = planner::PULL)]
     pub pull: f64,
 
     /// How often a user takes part: single, epochs:K or min-separation:B[:K] [default: single, or the epochs]

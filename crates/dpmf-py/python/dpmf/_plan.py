@@ -12,6 +12,9 @@ from ._core import Mechanism, Plan, Progress, Workload, _make_plan, _planned_ste
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+#: The pull that training is planned with where nothing is said; dpmf.plan itself counts on none.
+PULL = 0.03
+
 #: Model-sized buffers that the noise of a plan may take where nothing is said.
 BUFFERS = 8
 
@@ -136,8 +139,8 @@ def plan(
     of a corrected first moment. The guarantee holds for any.
 
     pull is the share of what noise has moved that training takes back at its largest step, as the gradients at the next iterates
-    do; 0 counts on none of it. An error that fades asks for other noise than one that stays: 0.01 to 0.03 has served small networks
-    at small epsilon. The guarantee does not depend on it.
+    do; 0 counts on none of it. An error that fades asks for other noise than one that stays: 0.03 has served small networks, most of
+    all at small epsilon. The errors of a plan are then those that fade. The guarantee does not depend on it.
 
     unit is what the training code clips as one, and so what the statement protects: "record" where every example is
     clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
