@@ -18,6 +18,7 @@ mod plan;
 mod plot;
 mod progress;
 mod report;
+mod sample;
 mod sweep;
 mod train;
 mod workload;
@@ -44,8 +45,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model under differential privacy, each user taking part once
+    /// Train a model under differential privacy, for one epoch or several
     Train(Box<train::Args>),
+    /// Write new texts with a model that was trained
+    Sample(sample::Args),
     /// Train over a grid of settings, choose on validation users, report on test users
     Sweep(Box<sweep::Args>),
     /// Find the mechanism and the sampler of least error for a budget
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
     };
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Train(args) => train::run(args),
+        Command::Sample(args) => sample::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Factorize(args) => factorize::run(args),

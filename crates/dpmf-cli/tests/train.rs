@@ -100,6 +100,25 @@ fn training_answers_as_the_contract_says() {
     assert_ne!(fs::read(out.join("optimal-0/key")).unwrap(), fs::read(out.join("optimal-1/key")).unwrap());
     assert!(!out.join("none-0/key").exists());
 
+    // The model writes: the same for a seed, to a length, from a beginning that it knows.
+    let sample =
+        |more: &[&str]| json(&[&["sample", out_text, "--count", "5", "--length", "12"], more].concat());
+    let texts = sample(&[])["texts"].as_array().unwrap().clone();
+    assert_eq!(
+        (texts.len(), sample(&[])["epsilon"].as_f64()),
+        (5, answer["runs"][0]["mechanism"].as_str().map(|_| 2.0))
+    );
+    assert_eq!(sample(&[])["texts"].as_array().unwrap(), &texts);
+    assert_ne!(sample(&["--seed", "1"])["texts"].as_array().unwrap(), &texts);
+    let begun = sample(&["--start", "hell", "--run", "none-0"]);
+    for text in begun["texts"].as_array().unwrap() {
+        let text = text.as_str().unwrap();
+        assert!(text.starts_with("hell") && text.chars().count() <= 16, "{text}");
+    }
+    assert!(refusal(&["sample", out_text, "--run", "other"]).contains("none-1"));
+    assert!(refusal(&["sample", out_text, "--start", "\u{2603}"]).contains("does not know"));
+    assert!(refusal(&["sample", folder.path().to_str().unwrap()]).contains("holds no run"));
+
     // The directory is taken; resuming a run that has ended says the same again.
     let again = refusal(&train(&data, &["--out", out_text]));
     assert!(again.contains("--resume"), "{again}");

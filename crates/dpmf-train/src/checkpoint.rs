@@ -126,6 +126,15 @@ pub fn write_parameters(place: impl Into<Place>, parameters: &[f32]) -> Result<(
     Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&bytes))?)
 }
 
+/// Reads parameters that [`write_parameters`] wrote.
+///
+/// Errors: [`dpmf::Error::Io`]; a file that is damaged or something else.
+pub fn read_parameters(place: impl Into<Place>) -> Result<Vec<f32>> {
+    let place = place.into();
+    let bytes = place.read()?;
+    vectors(&bytes, place.path(), ["parameters"]).map(|[parameters]| parameters)
+}
+
 fn encode(server: &Server) -> Vec<u8> {
     encode_buffers(&server.buffers())
 }
@@ -144,6 +153,11 @@ fn encode_buffers(buffers: &[(&'static str, &[f32])]) -> Vec<u8> {
 }
 
 fn decode(bytes: &[u8], path: &Path) -> Result<[Vec<f32>; 3]> {
+    vectors(bytes, path, ["parameters", "momentum", "average"])
+}
+
+/// Vectors of a safetensors file by name.
+fn vectors<const N: usize>(bytes: &[u8], path: &Path, names: [&str; N]) -> Result<[Vec<f32>; N]> {
     let bad = |message: String| Error::Run { path: path.to_owned(), message };
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| bad(format!("it is damaged: {error}")))?;
     let vector = |name: &str| {
@@ -154,5 +168,6 @@ fn decode(bytes: &[u8], path: &Path) -> Result<[Vec<f32>; 3]> {
         let numbers = view.data().as_chunks::<4>().0;
         Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>())
     };
-    Ok([vector("parameters")?, vector("momentum")?, vector("average")?])
+    let found: Vec<Vec<f32>> = names.into_iter().map(vector).collect::<Result<_>>()?;
+    found.try_into().map_err(|_| bad("it is damaged".into()))
 }

@@ -2,7 +2,7 @@
 
 mod folder;
 
-use crate::checkpoint::{Checkpoints, write_parameters};
+use crate::checkpoint::{Checkpoints, read_parameters, write_parameters};
 use crate::clients::evaluate;
 use crate::data::Split;
 use crate::error::{Error, Result};
@@ -473,6 +473,19 @@ where
 pub fn outcome(folder: impl Into<Place>) -> Result<Option<Outcome>> {
     let place = folder.into().join(OUTCOME);
     if place.exists()? { read_json(&place).map(Some) } else { Ok(None) }
+}
+
+/// The parameters that a run in a directory released at its end.
+///
+/// Errors: a run that has not ended; a file that is damaged.
+pub fn model(folder: impl Into<Place>) -> Result<Vec<f32>> {
+    let folder = folder.into();
+    let place = folder.join(MODEL);
+    if !place.exists()? {
+        let message = "there is no model of a run that has ended: go on with it first".into();
+        return Err(Error::Run { path: folder.path().into(), message });
+    }
+    read_parameters(place)
 }
 
 /// Whether a directory holds a run that can be resumed.

@@ -310,12 +310,12 @@ impl RecipeArgs {
 /// with its plan.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Experiment {
+pub struct Experiment {
     schema: u32,
-    task: TaskArgs,
+    pub task: TaskArgs,
     key_file: Option<PathBuf>,
     seed: Option<u64>,
-    runs: Vec<String>,
+    pub runs: Vec<String>,
 }
 
 const SCHEMA: u32 = 2;
@@ -432,7 +432,7 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
 }
 
 impl Experiment {
-    fn read(folder: &Path) -> anyhow::Result<Self> {
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
             schema: u32,

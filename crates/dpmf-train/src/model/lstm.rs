@@ -128,6 +128,26 @@ impl Lstm {
         if self.admits(sequence) { sequence.len().saturating_sub(1) } else { 0 }
     }
 
+    /// Probabilities of the token after a sequence, for every token of the vocabulary.
+    ///
+    /// # Panics
+    /// For parameters of another length than the model's, and a sequence that is empty or has tokens that it does not know.
+    pub fn next(&self, parameters: &[f32], sequence: &[u16], workspace: &mut LstmWorkspace) -> Vec<f32> {
+        super::check_lengths(self.parameters(), parameters, parameters);
+        assert!(!sequence.is_empty() && self.admits(sequence), "a sequence of tokens that the model knows");
+        let at = self.places();
+        self.pack(parameters, &at, workspace);
+        // Any token may stand for the one to predict: the gradient of its loss is the probabilities but for a 1.
+        const ANY: u16 = 0;
+        let sequence = [sequence, &[ANY]].concat();
+        self.arrange(&[&sequence], workspace);
+        self.forward(parameters, &at, 1.0, workspace);
+        let last = workspace.logits.len() - self.vocabulary;
+        let mut probabilities = workspace.logits[last..].to_vec();
+        probabilities[usize::from(ANY)] += 1.0;
+        probabilities
+    }
+
     /// Packs the weights that the forward pass multiplies by.
     fn pack(&self, parameters: &[f32], at: &Layout, space: &mut LstmWorkspace) {
         let width = 4 * self.hidden;

@@ -585,3 +585,22 @@ fn times() {
         println!("{:?} x {count}: {:.1} us", classifier.hidden, seconds * 1e6);
     }
 }
+
+#[test]
+fn what_comes_next_has_the_probabilities_that_the_loss_is_of() {
+    for projection in [None, Some(3)] {
+        let model = Lstm { vocabulary: 7, embedding: 3, hidden: 5, projection }.checked().unwrap();
+        let parameters = model.initial(3);
+        let (mut space, sequence) = (model.workspace(), [0_u16, 4, 2, 6]);
+        let next = model.next(&parameters, &sequence, &mut space);
+        assert!((next.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        for token in 0..7 {
+            // The loss of one more token is the logarithm of its probability.
+            let longer = [&sequence[..], &[token]].concat();
+            let loss = |sequence: &[u16]| model.score(&parameters, &[sequence], &mut model.workspace()).loss;
+            let expected = loss(&sequence) - loss(&longer);
+            let found = f64::from(next[usize::from(token)]).ln();
+            assert!((found - expected).abs() < 1e-4, "{token}: {found} {expected}");
+        }
+    }
+}
