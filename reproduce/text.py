@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epochs import NAMES, PYTHON, ROOT, lines, mean_and_half, signed
-from page import Page, plt
+from page import Page
 
 QUOTES = ROOT / "data" / "cache" / "quotes.jsonl"
 
