@@ -30,7 +30,7 @@ class Names:
 
 
 LEVELS = {"quick": Names(3000, 40, 60, "min-separation:20:3", [2.0], 2),
-          "standard": Names(30_000, 512, 200, "min-separation:100:5", [2.0], 3),
+          "standard": Names(20_000, 256, 200, "min-separation:50:4", [2.0], 3),
           "full": Names(100_000, 2048, 300, "min-separation:250:8", [0.5, 1.0, 2.0, 4.0, 8.0], 10)}
 RECALL = "recall:buffers=2:recalls=1"
 
@@ -60,9 +60,10 @@ def add_names(page: Page, dpmf, level: str) -> None:
     page.table(["mechanism", "ε", "σ", "test accuracy", "server rate", "rates tried"], told)
     for epsilon in scale.epsilon:
         of = {row["mechanism"]: row["test_accuracy_mean"] for row in rows if row["epsilon"] in (epsilon, None)}
-        best = max((name for name in of if name not in ("recall", "none")), key=of.get)
+        best = max(("honaker-online", "independent"), key=of.get)
         page.verdict(None if level == "quick" else of["recall"] > of[best],
-                     f"ε = {epsilon:g}: two buffers and one recall ({of['recall']:.4f}) are ahead of the best other, {best} ({of[best]:.4f})")
+                     f"ε = {epsilon:g}: two buffers and one recall ({of['recall']:.4f}) are ahead of the best other that counts on no sampling, "
+                     f"{best} ({of[best]:.4f}); DP-SGD with secret sampling has {of['dp-sgd']:.4f}")
 
 
 def add_language(page: Page, level: str, jobs: int = os.cpu_count() or 1) -> None:
