@@ -233,7 +233,10 @@ fn errors(first: &[&Ended]) -> Panel {
 }
 
 fn spending(first: &[&Ended]) -> Panel {
-    of_plans(first, "privacy spent", "ε", false, |run| Some(run.plan.mechanism()?.spent()))
+    // Where units hide, ε is that of the whole run from the first round on, and no curve to look at.
+    let moving =
+        |run: &Ended| Some(run.plan.mechanism()?.spent()).filter(|spent| spent.first() != spent.last());
+    of_plans(first, "privacy spent", "ε", false, moving)
 }
 
 /// The first letter as a capital.
