@@ -220,19 +220,8 @@ pub(crate) fn make_plan(
 ) -> PyResult<Plan> {
     let workload = dpmf::Workload::clone(&workload.get().0);
     let conditions = conditions(unit, adjacency, "exact")?;
-    let request = Request {
-        workload,
-        examples,
-        batch,
-        epochs,
-        epsilon,
-        delta,
-        clip,
-        buffers,
-        trusted,
-        conditions,
-        pull,
-    };
+    let plain = Request::new(workload, examples, batch, epochs, epsilon, delta).or_raise()?;
+    let request = Request { clip, buffers, trusted, conditions, pull, ..plain };
     let inner = run_told(py, progress.as_ref(), move |tell| {
         let mut planner = Planner::new(folder.map_or_else(Shelf::default, Shelf::in_folder));
         planner.plan(&request, &mut |line: &str| tell(line.to_owned()))

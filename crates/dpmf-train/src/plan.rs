@@ -343,5 +343,36 @@ mod tests {
         assert!(Plan::load(&path).unwrap_err().to_string().contains("without a recipe"));
     }
 
+    /// What a guarantee counts on is drawn from the key, and nothing else will do.
+    #[test]
+    fn sampled_cohorts_come_from_the_secret_and_others_from_the_seed() {
+        for (mechanism, text) in
+            [("independent", "cyclic-poisson:1:0.2"), ("blt:buffers=1", "balls-in-bins:16")]
+        {
+            let sampling: Sampling = text.parse().unwrap();
+            let participation = sampling.participation(64).unwrap().unwrap();
+            let plan = plan(Recipe { participation, sampling, ..recipe(mechanism) });
+            let secret =
+                |key, run: &str| Secret { key: NoiseKey::from_seed(key), run: RunId::from_label(run) };
+            let drawn = |secret: &Secret| -> Vec<Vec<u32>> {
+                let cohorts = plan.cohorts(300, Some(secret)).unwrap();
+                (0..64).map(|round| cohorts.cohort(round).to_vec()).collect()
+            };
+            let first = drawn(&secret(1, "a"));
+            let sampler =
+                Sampler::new(&NoiseKey::from_seed(1), RunId::from_label("a"), sampling, 300, 64).unwrap();
+            assert!((0..64).all(|round| first[round] == sampler.members(round).unwrap()), "{text}");
+            assert!(first != drawn(&secret(2, "a")) && first != drawn(&secret(1, "b")), "{text}");
+            assert!(plan.cohorts(300, None).unwrap_err().to_string().contains("in secret"));
+            assert_eq!(
+                plan.cohorts(300, Some(&secret(1, "a"))).unwrap().denominator(),
+                sampler.expected_batch()
+            );
+        }
+        let public = plan(recipe("optimal"));
+        let (one, other) = (public.cohorts(700, None).unwrap(), public.cohorts(700, None).unwrap());
+        assert!((0..64).all(|round| one.cohort(round) == other.cohort(round)));
+    }
+
     use dpmf::Optimizer;
 }
