@@ -73,13 +73,17 @@ where
     ///
     /// `assignment` is what [`Plan::cohorts`] gives for the data.
     ///
-    /// Errors: examples that the model does not admit, a recipe outside its ranges, a stream of another number of steps.
+    /// Errors: examples that the model does not admit, a recipe outside its ranges, a stream of another number of steps, or
+    /// none for a plan with a mechanism.
     pub fn new(model: &'a M, data: &'a D, plan: &Plan, assignment: Assignment, noise: Noise) -> Result<Self> {
         let recipe = plan.recipe().clone();
         if let Some(actual) = noise.steps().filter(|steps| *steps != recipe.rounds) {
             return Err(
                 dpmf::Error::WrongLength { name: "noise stream", actual, expected: recipe.rounds }.into()
             );
+        }
+        if plan.mechanism().is_some() && matches!(noise, Noise::None) {
+            return Err(Error::argument("noise", "none", "the plan has a mechanism: give its stream"));
         }
         if !(0.0..1.0).contains(&recipe.dropout) {
             return Err(Error::argument("dropout", recipe.dropout, "it must be at least 0 and below 1"));

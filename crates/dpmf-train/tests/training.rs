@@ -5,8 +5,8 @@ use dpmf::factorize::quiet;
 use dpmf::noise::{Arithmetic, DurableStream, NoiseKey, NoiseStream, Output, RunId};
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::{
-    Checkpoints, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy, Recipe, Result,
-    Score, Steps, Training, Users,
+    Checkpoints, Clients, Clip, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy,
+    Recipe, Result, Score, Secret, Steps, Training, Users,
 };
 
 const DIMENSION: usize = 70;
@@ -334,4 +334,32 @@ fn what_does_not_fit_together_is_refused() {
     ] {
         assert_eq!(refused(recipe("none", local)), "invalid-argument");
     }
+}
+
+/// Whatever the recipe calls its clients, a sampled sum is divided by what the sampler draws on average.
+#[test]
+fn a_sampled_sum_is_divided_by_the_expected_batch() {
+    let data = Sample::new(100, 0.0);
+    let sampling: Sampling = "balls-in-bins:3".parse().unwrap();
+    let participation = sampling.participation(ROUNDS).unwrap().unwrap();
+    let plan = plan(Recipe { sampling, participation, ..recipe("blt:buffers=1", Local::Gradient) });
+    let secret = Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) };
+    let stream = || plan.stream(&secret, DIMENSION).unwrap().unwrap();
+    let cohorts = || plan.cohorts(100, Some(&secret)).unwrap();
+    let mut training = Training::new(&Points, &data, &plan, cohorts(), Noise::Stream(stream())).unwrap();
+    training.advance().unwrap();
+
+    let clip = Clip::new(plan.recipe().clip, cohorts().most()).unwrap();
+    let clients = Clients::new(&Points, &data, Local::Gradient, clip).unwrap();
+    let start = Points.initial(plan.recipe().seed);
+    let mut sum = clients.sum(&start, &cohorts().cohort(0));
+    stream().add_next(&mut sum).unwrap();
+    let rate = plan.workload().optimizer().unwrap().1[0];
+    for ((theta, start), sum) in training.released().iter().zip(&start).zip(&sum) {
+        let step = rate * f64::from(*sum) / (100.0 / 3.0);
+        assert!((f64::from(*theta) - (f64::from(*start) - step)).abs() < 1e-5, "{theta} {start} {step}");
+        assert!(step.abs() > 1e-4, "something moved");
+    }
+    let refused = Training::new(&Points, &data, &plan, cohorts(), Noise::None).err().unwrap();
+    assert!(refused.to_string().contains("its stream"), "{refused}");
 }
