@@ -118,23 +118,6 @@ fn file_of(name: &OsStr) -> Option<(Half, usize)> {
     Some((if partial { Half::Partial } else { half }, round.parse().ok()?))
 }
 
-/// Writes parameters to a safetensors file, as one vector `parameters`.
-///
-/// Errors: [`dpmf::Error::Io`].
-pub fn write_parameters(place: impl Into<Place>, parameters: &[f32]) -> Result<()> {
-    let bytes = encode_buffers(&[("parameters", parameters)]);
-    Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&bytes))?)
-}
-
-/// Reads parameters that [`write_parameters`] wrote.
-///
-/// Errors: [`dpmf::Error::Io`]; a file that is damaged or something else.
-pub fn read_parameters(place: impl Into<Place>) -> Result<Vec<f32>> {
-    let place = place.into();
-    let bytes = place.read()?;
-    vectors(&bytes, place.path(), ["parameters"]).map(|[parameters]| parameters)
-}
-
 fn encode(server: &Server) -> Vec<u8> {
     encode_buffers(&server.buffers())
 }

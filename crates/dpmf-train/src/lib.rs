@@ -12,6 +12,7 @@ pub mod model;
 pub mod plan;
 pub mod recipe;
 pub mod run;
+pub mod saved;
 pub mod server;
 pub mod stats;
 pub mod summary;
@@ -28,6 +29,7 @@ pub use model::{Model, Score};
 pub use plan::{Plan, Secret};
 pub use recipe::{Choice, Privacy, Recipe, Steps, Wish};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
+pub use saved::{Card, Input, Predictions, SavedModel, Writing};
 pub use server::Server;
 pub use stats::Estimate;
 pub use summary::{Ended, Summary};
@@ -55,7 +57,7 @@ impl Domain for Text {
     }
 }
 
-/// Feature vectors with a label.
+/// Feature vectors with a class.
 #[derive(Debug, Clone, Copy)]
 pub enum Labelled {}
 
@@ -76,4 +78,27 @@ pub struct LabelledExample<'a> {
     pub features: &'a [f32],
     /// Class, counted from zero.
     pub label: u16,
+}
+
+/// Feature vectors with a number to predict.
+#[derive(Debug, Clone, Copy)]
+pub enum Valued {}
+
+impl Domain for Valued {
+    type Example<'a> = ValuedExample<'a>;
+
+    fn bytes(example: ValuedExample<'_>, show: &mut dyn FnMut(&[u8])) {
+        show(&(example.features.len() as u64).to_le_bytes());
+        show(&example.value.to_le_bytes());
+        example.features.iter().for_each(|x| show(&x.to_le_bytes()));
+    }
+}
+
+/// A feature vector and the number that belongs to it.
+#[derive(Debug, Clone, Copy)]
+pub struct ValuedExample<'a> {
+    /// Features.
+    pub features: &'a [f32],
+    /// The number, in its own scale: about 0 in the middle, about 1 away from it.
+    pub value: f32,
 }

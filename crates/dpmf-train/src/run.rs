@@ -2,11 +2,13 @@
 
 mod folder;
 
-use crate::checkpoint::{Checkpoints, read_parameters, write_parameters};
+use crate::checkpoint::Checkpoints;
 use crate::clients::evaluate;
 use crate::data::Split;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Secret};
+use crate::saved::{Card, SavedModel};
+use crate::summary::Ended;
 use crate::training::{Noise, Training};
 use crate::{Domain, Model, Score, Users};
 use dpmf::accounting::KeyOrigin;
@@ -125,16 +127,22 @@ fn hex_of(bytes: &[u8]) -> String {
 pub struct Point {
     /// Rounds done.
     pub round: usize,
-    /// Mean cross-entropy of a prediction, in nats.
+    /// Mean loss of a prediction: cross-entropy in nats, or half the squared error of a number in its own scale.
     pub loss: f64,
-    /// Share of predictions that are right.
-    pub accuracy: f64,
+    /// Share of predictions that are right; nothing for numbers.
+    pub accuracy: Option<f64>,
 }
 
 impl Point {
-    fn new(round: usize, score: Score) -> Self {
+    fn new<M: Model>(round: usize, model: &M, score: Score) -> Self {
         let count = (score.predictions as f64).max(1.0);
-        Self { round, loss: score.loss / count, accuracy: score.correct as f64 / count }
+        let accuracy = model.classifies().then_some(score.correct as f64 / count);
+        Self { round, loss: score.loss / count, accuracy }
+    }
+
+    /// What a run is chosen by, larger for better: the accuracy, or without one the loss below zero.
+    pub fn merit(&self) -> f64 {
+        self.accuracy.unwrap_or(-self.loss)
     }
 }
 
@@ -428,12 +436,14 @@ where
     }
 
     /// Ends the run: scores the released parameters on all validation users and, if this is no tuning, on the test users,
-    /// whom nothing before has touched.
+    /// whom nothing before has touched. With a card, a run in a directory leaves its model there.
     ///
-    /// Errors: [`Error::Io`].
-    pub fn finish(self, purpose: Purpose) -> Result<Outcome> {
-        let score =
-            |data: &D| Point::new(self.done(), evaluate(self.model, self.released(), data, 0..data.users()));
+    /// Errors: [`Error::Io`]; a card of another model.
+    pub fn finish(self, purpose: Purpose, card: Option<&Card>) -> Result<Outcome> {
+        let score = |data: &D| {
+            let score = evaluate(self.model, self.released(), data, 0..data.users());
+            Point::new(self.done(), self.model, score)
+        };
         let validation = score(&self.data.validation);
         let test = (purpose == Purpose::Report).then(|| score(&self.data.test));
         let burned = match self.training.noise() {
@@ -450,7 +460,10 @@ where
         let outcome = Outcome { test, validation, curve, diverged, burned, seconds, key };
         if let Some(folder) = &self.folder {
             self.checkpoint()?;
-            write_parameters(folder.file(MODEL), self.released())?;
+            if let Some(card) = card {
+                let ended = Ended { plan: self.plan.clone(), outcome: outcome.clone() };
+                SavedModel::new(card.clone(), self.released().to_vec(), &ended)?.save(folder.file(MODEL))?;
+            }
             write_json(&folder.file(OUTCOME), &outcome)?;
         }
         Ok(outcome)
@@ -463,7 +476,7 @@ where
     fn look(&mut self) {
         let users = self.pace.users.min(self.data.validation.users());
         let score = evaluate(self.model, self.training.released(), &self.data.validation, 0..users);
-        self.curve.push(Point::new(self.training.done(), score));
+        self.curve.push(Point::new(self.training.done(), self.model, score));
     }
 }
 
@@ -475,17 +488,17 @@ pub fn outcome(folder: impl Into<Place>) -> Result<Option<Outcome>> {
     if place.exists()? { read_json(&place).map(Some) } else { Ok(None) }
 }
 
-/// The parameters that a run in a directory released at its end.
+/// The model that a run in a directory released at its end.
 ///
 /// Errors: a run that has not ended; a file that is damaged.
-pub fn model(folder: impl Into<Place>) -> Result<Vec<f32>> {
+pub fn model(folder: impl Into<Place>) -> Result<SavedModel> {
     let folder = folder.into();
     let place = folder.join(MODEL);
     if !place.exists()? {
         let message = "there is no model of a run that has ended: go on with it first".into();
         return Err(Error::Run { path: folder.path().into(), message });
     }
-    read_parameters(place)
+    SavedModel::load(place)
 }
 
 /// Whether a directory holds a run that can be resumed.

@@ -87,12 +87,14 @@ pub struct RunRow {
     pub noise_multiplier: Option<f64>,
     /// Seed of first parameters and cohorts.
     pub seed: u64,
-    /// Share of right predictions on test users.
+    /// Share of right predictions on test users; nothing where numbers are predicted.
     pub test_accuracy: Option<f64>,
+    /// Root of the mean squared error on test users, in the unit of the label; nothing where classes are predicted.
+    pub test_rmse: Option<f64>,
     /// Loss on test users.
     pub test_loss: Option<f64>,
-    /// Share of right predictions on validation users.
-    pub validation_accuracy: f64,
+    /// Share of right predictions on validation users; nothing where numbers are predicted.
+    pub validation_accuracy: Option<f64>,
     /// Loss on validation users.
     pub validation_loss: f64,
     /// The loss is above that of the untrained model.
@@ -116,9 +118,12 @@ pub struct MechanismRow {
     pub mechanism: Choice,
     /// By what chance users came into rounds.
     pub sampling: String,
-    /// Mean over the runs, with its confidence interval.
+    /// Mean over the runs, with its confidence interval; nothing where numbers are predicted.
     #[serde(flatten, serialize_with = "accuracy")]
-    pub test_accuracy: Estimate,
+    pub test_accuracy: Option<Estimate>,
+    /// Mean over the runs, with its confidence interval; nothing where classes are predicted.
+    #[serde(flatten, serialize_with = "rmse")]
+    pub test_rmse: Option<Estimate>,
     /// Mean loss on test users.
     pub test_loss: f64,
     /// Root loss of the mechanism over the lower bound.
@@ -130,7 +135,8 @@ pub struct MechanismRow {
 }
 
 impl Summary {
-    /// Sums up the runs of one training on one data set, in order; at least one.
+    /// Sums up the runs of one training on one data set, in order; at least one. A number that is predicted has a scale, from
+    /// that of training to its unit.
     ///
     /// Errors: none for runs that have ended.
     pub fn new(
@@ -138,12 +144,13 @@ impl Summary {
         notes: &[String],
         users: usize,
         parameters: usize,
+        scale: Option<f64>,
         ended: &[Ended],
     ) -> crate::Result<Self> {
         let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
         let statement = statements.first().cloned();
         let recipe = ended.first().map(|run| run.plan.recipe());
-        let runs: Vec<RunRow> = ended.iter().map(RunRow::new).collect();
+        let runs: Vec<RunRow> = ended.iter().map(|run| RunRow::new(run, scale)).collect();
         Ok(Self {
             data: data.to_owned(),
             users,
@@ -206,7 +213,7 @@ impl Together {
 }
 
 impl RunRow {
-    fn new(run: &Ended) -> Self {
+    fn new(run: &Ended, scale: Option<f64>) -> Self {
         let (recipe, outcome, mechanism) = (run.plan.recipe(), &run.outcome, run.plan.mechanism());
         Self {
             asked: recipe.label(),
@@ -215,7 +222,8 @@ impl RunRow {
             noise_multiplier: mechanism
                 .and_then(|mechanism| Some(mechanism.privacy()?.calibration().noise_multiplier())),
             seed: recipe.seed,
-            test_accuracy: outcome.test.map(|test| test.accuracy),
+            test_accuracy: outcome.test.and_then(|test| test.accuracy),
+            test_rmse: outcome.test.and_then(|test| Some(scale? * (2.0 * test.loss).sqrt())),
             test_loss: outcome.test.map(|test| test.loss),
             validation_accuracy: outcome.validation.accuracy,
             validation_loss: outcome.validation.loss,
@@ -238,28 +246,41 @@ impl MechanismRow {
             let same: Vec<&RunRow> = runs.iter().filter(|other| other.asked == run.asked).collect();
             let mean = |pick: fn(&RunRow) -> Option<f64>| {
                 let values: Vec<f64> = same.iter().filter_map(|run| pick(run)).collect();
-                Estimate::of(&values).unwrap_or(Estimate { mean: f64::NAN, half_width: None })
+                Estimate::of(&values)
             };
+            let plain = |pick| mean(pick).map_or(f64::NAN, |estimate: Estimate| estimate.mean);
             rows.push(Self {
                 asked: run.asked.clone(),
                 mechanism: run.mechanism,
                 sampling: run.sampling.clone(),
                 test_accuracy: mean(|run| run.test_accuracy),
-                test_loss: mean(|run| run.test_loss).mean,
+                test_rmse: mean(|run| run.test_rmse),
+                test_loss: plain(|run| run.test_loss),
                 ratio_to_bound: run.ratio_to_bound,
                 buffers: run.buffers,
-                seconds: mean(|run| Some(run.seconds)).mean,
+                seconds: plain(|run| Some(run.seconds)),
             });
         }
         rows
     }
 }
 
-fn accuracy<S: Serializer>(estimate: &Estimate, serializer: S) -> Result<S::Ok, S::Error> {
+fn accuracy<S: Serializer>(estimate: &Option<Estimate>, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Fields {
-        test_accuracy_mean: f64,
+        test_accuracy_mean: Option<f64>,
         test_accuracy_ci: Option<[f64; 2]>,
     }
-    Fields { test_accuracy_mean: estimate.mean, test_accuracy_ci: estimate.interval() }.serialize(serializer)
+    let (mean, interval) = (estimate.map(|e| e.mean), estimate.and_then(|e| e.interval()));
+    Fields { test_accuracy_mean: mean, test_accuracy_ci: interval }.serialize(serializer)
+}
+
+fn rmse<S: Serializer>(estimate: &Option<Estimate>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Fields {
+        test_rmse_mean: Option<f64>,
+        test_rmse_ci: Option<[f64; 2]>,
+    }
+    let (mean, interval) = (estimate.map(|e| e.mean), estimate.and_then(|e| e.interval()));
+    Fields { test_rmse_mean: mean, test_rmse_ci: interval }.serialize(serializer)
 }

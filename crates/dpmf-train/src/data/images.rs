@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
-use super::Users;
 use super::part::{Split, digest};
-use crate::{Error, Labelled, LabelledExample, Result};
+use super::{Meaning, SampleData, Samples};
+use crate::{Error, Result};
 
 /// Where the files are sought when no directory is given: the cache of `scripts/data/fashion-mnist`, then Debian's package.
 const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
@@ -16,63 +16,8 @@ const CLASSES: u16 = 10;
 /// One of so many training images is for validation: 5,000 of 60,000.
 const VALIDATION: usize = 12;
 
-/// Labelled images in one allocation; each is a user with one example.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Images {
-    pixels: Vec<f32>,
-    labels: Vec<u16>,
-}
-
-impl Images {
-    /// Number of images.
-    pub fn len(&self) -> usize {
-        self.labels.len()
-    }
-
-    /// Whether there are no images.
-    pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
-    }
-
-    /// One image with its label, pixels row by row in [0, 1].
-    ///
-    /// # Panics
-    /// If `image` is not below [`len`](Self::len).
-    pub fn example(&self, image: usize) -> LabelledExample<'_> {
-        let features = self.pixels.len() / self.labels.len();
-        LabelledExample { features: &self.pixels[image * features..][..features], label: self.labels[image] }
-    }
-}
-
-impl Users for Images {
-    type Domain = Labelled;
-
-    fn users(&self) -> usize {
-        self.len()
-    }
-
-    fn examples<'a>(&'a self, user: usize, out: &mut Vec<LabelledExample<'a>>) {
-        out.push(self.example(user));
-    }
-}
-
-/// Images in three sets.
-#[derive(Debug, Clone)]
-pub struct ImageData {
-    /// Name for tables and reports.
-    pub name: String,
-    /// Number of classes.
-    pub classes: usize,
-    /// Number of features of an image.
-    pub features: usize,
-    /// The three sets of images.
-    pub split: Split<Images>,
-    /// What a privacy statement has to add.
-    pub notes: Vec<String>,
-}
-
 /// Reads Fashion-MNIST (or MNIST, in the same form) with at most `limit` images of each set.
-pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<ImageData> {
+pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<SampleData<u16>> {
     let directory = match directory {
         Some(directory) => directory,
         None => PLACES.map(Path::new).into_iter().find(|place| place.is_dir()).ok_or_else(|| Error::Data {
@@ -84,32 +29,32 @@ pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<Im
         })?,
     };
     let (train, shape) = images(directory, "train")?;
-    let (mut test, test_shape) = images(directory, "t10k")?;
+    let (test, test_shape) = images(directory, "t10k")?;
     if shape != test_shape {
         return Err(Error::Data {
             path: directory.into(),
             message: format!("training images have {shape:?} rows and columns, test images {test_shape:?}"),
         });
     }
-    let features = shape.0 * shape.1;
-
     // Images have no names but their numbers. The order is a hash's, so the first images for validation are a random sample.
-    let mut order: Vec<usize> = (0..train.len()).collect();
+    let mut order: Vec<usize> = (0..train.labels.len()).collect();
     order.sort_by_cached_key(|image| digest("fashion-mnist", "order", &image.to_string()));
-    let (validation, training) = order.split_at(train.len() / VALIDATION);
-    let chosen = |images: &[usize]| {
-        let mut set = Images::default();
+    let (validation, training) = order.split_at(order.len() / VALIDATION);
+    let chosen = |from: &Images, images: &[usize]| {
+        let features = shape.0 * shape.1;
+        let mut set = Samples::new(features);
         for &image in images.iter().take(limit) {
-            let example = train.example(image);
-            set.pixels.extend_from_slice(example.features);
-            set.labels.push(example.label);
+            set.push(&from.pixels[image * features..][..features], from.labels[image]);
+            set.finish_user();
         }
         set
     };
-    let (train, validation) = (chosen(training), chosen(validation));
-    test.labels.truncate(limit);
-    test.pixels.truncate(test.labels.len() * features);
-    let split = Split { train, validation, test };
+    let tested: Vec<usize> = (0..test.labels.len()).collect();
+    let split = Split {
+        train: chosen(&train, training),
+        validation: chosen(&train, validation),
+        test: chosen(&test, &tested),
+    };
     for (set, images) in split.parts() {
         if images.is_empty() {
             return Err(Error::Data {
@@ -118,13 +63,20 @@ pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<Im
             });
         }
     }
-    Ok(ImageData {
+    let (rows, columns) = shape;
+    Ok(SampleData {
         name: "fashion-mnist".into(),
-        classes: CLASSES.into(),
-        features,
+        meaning: Meaning::Pixels { rows, columns, classes: CLASSES.into() },
         split,
         notes: vec!["A user is one image: the guarantee is for examples. Pixels are divided by 255, which costs no privacy.".into()],
+        remarks: Vec::new(),
     })
+}
+
+/// The pixels of some images, row by row in \[0, 1\], and their labels.
+struct Images {
+    pixels: Vec<f32>,
+    labels: Vec<u16>,
 }
 
 /// The images of one set, and their rows and columns.
@@ -215,6 +167,7 @@ mod tests {
     use flate2::write::GzEncoder;
 
     use super::*;
+    use crate::{LabelledExample, Users};
 
     fn file(sizes: &[u32], body: &[u8]) -> Vec<u8> {
         let mut bytes = (0x0800 + sizes.len() as u32).to_be_bytes().to_vec();
@@ -246,8 +199,8 @@ mod tests {
     fn every_image_is_in_one_set_with_its_label() {
         let directory = directory(120, 20);
         let data = fashion_mnist(Some(directory.path()), usize::MAX).unwrap();
-        assert_eq!((data.classes, data.features), (10, 6));
-        let numbers = |images: &Images| -> Vec<u8> {
+        assert_eq!(data.meaning, Meaning::Pixels { rows: 2, columns: 3, classes: 10 });
+        let numbers = |images: &Samples<u16>| -> Vec<u8> {
             (0..images.len())
                 .map(|image| {
                     let mut examples = Vec::new();
@@ -273,7 +226,7 @@ mod tests {
 
         let few = fashion_mnist(Some(directory.path()), 3).unwrap().split;
         assert_eq!(few.parts().map(|(_, images)| images.users()), [3; 3]);
-        assert_eq!(few.train.example(2).features, train.example(2).features);
+        assert_eq!(few.train.features(), &train.features()[..18]);
     }
 
     #[test]

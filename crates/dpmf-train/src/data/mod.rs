@@ -9,18 +9,24 @@ use crate::{Domain, Text};
 mod corpus;
 mod images;
 mod names;
+mod parquet;
 mod part;
+mod rows;
+mod samples;
+mod schema;
 mod source;
 #[cfg(feature = "stackoverflow")]
 mod stackoverflow;
 mod table;
+mod tabular;
 mod vocabulary;
 
 pub use corpus::Corpus;
-pub use images::{ImageData, Images};
 pub use names::{NAMES_ALPHABET, names};
 pub use part::{Part, Split};
-pub use source::{Dataset, Options, Source, open};
+pub use samples::{Meaning, SampleData, Samples, Target};
+pub use schema::{Feature, Label, Predict, Schema};
+pub use source::{Columns, Dataset, Options, Source, open};
 pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};
 
 /// Examples grouped by user: the unit of privacy.
@@ -44,8 +50,10 @@ pub struct TextData {
     pub vocabulary: Vocabulary,
     /// The three sets of users.
     pub split: Split<Corpus>,
-    /// What a privacy statement has to add: what a user is, where the vocabulary comes from, what was left out.
+    /// What a privacy statement has to add: what a user is, where the vocabulary comes from.
     pub notes: Vec<String>,
+    /// What was left out or cut, for whoever holds the data: counts that no ε covers.
+    pub remarks: Vec<String>,
 }
 
 impl Users for Corpus {

@@ -92,6 +92,7 @@ fn parse(text: &str) -> Result<TextData> {
             "A user is one account on a code forge; a person with several accounts is several users.".into(),
             "The vocabulary is a fixed alphabet and costs no privacy.".into(),
         ],
+        remarks: Vec::new(),
     })
 }
 

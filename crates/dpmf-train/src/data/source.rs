@@ -4,10 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::images::{self, ImageData};
+use super::images;
+use super::rows::{self, Malformed};
 #[cfg(feature = "stackoverflow")]
 use super::stackoverflow;
-use super::{TextData, Tokens, VocabularyFrom, names, table};
+use super::{Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular};
 use crate::{Error, Result};
 
 /// Where data comes from.
@@ -23,7 +24,7 @@ pub enum Source {
     FashionMnist(Option<PathBuf>),
     /// The published federated StackOverflow data as an SQLite file.
     StackOverflow(PathBuf),
-    /// Any table with the columns `user` and `text`: `.csv`, `.tsv`, `.jsonl` or `.ndjson`.
+    /// Any table: `.csv`, `.tsv`, `.jsonl`, `.ndjson` or `.parquet`.
     File(PathBuf),
 }
 
@@ -41,12 +42,12 @@ impl FromStr for Source {
             ("quotes", path) => Ok(Self::Quotes(path)),
             ("fashion-mnist", path) => Ok(Self::FashionMnist(path)),
             ("stackoverflow", Some(path)) => Ok(Self::StackOverflow(path)),
-            _ if table::Format::of(Path::new(text)).is_some() => Ok(Self::File(text.into())),
+            _ if rows::Format::of(Path::new(text)).is_some() => Ok(Self::File(text.into())),
             _ => Err(Error::InvalidArgument {
                 name: "data",
                 value: format!("{text:?}"),
-                rule: "it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], stackoverflow:PATH or a .csv, .tsv, .jsonl or \
-                       .ndjson file",
+                rule: "it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], stackoverflow:PATH or a .csv, .tsv, .jsonl, \
+                       .ndjson or .parquet file",
             }),
         }
     }
@@ -66,6 +67,21 @@ impl fmt::Display for Source {
     }
 }
 
+/// Which columns of a table mean what.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Columns {
+    /// Whose the row is; `user` by default.
+    pub user: Option<String>,
+    /// Every row is of another user, and no column says so.
+    pub rows_are_users: bool,
+    /// A text; `text` by default where nothing is to be predicted but its next token.
+    pub text: Option<String>,
+    /// What is to be predicted from the other columns.
+    pub label: Option<String>,
+    /// What it is predicted from; by default all columns but the user's and the label, or the text where there is one.
+    pub features: Option<Vec<String>>,
+}
+
 /// What of a source is read, and how; `None` is the default of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
@@ -81,6 +97,14 @@ pub struct Options {
     pub vocabulary: Option<VocabularyFrom>,
     /// Most words of a vocabulary, special tokens not counted. By default 10,000.
     pub vocabulary_size: Option<usize>,
+    /// Which columns of a table mean what.
+    pub columns: Columns,
+    /// What the label of a table is; guessed where nothing is said.
+    pub predict: Option<Predict>,
+    /// A file of a [`Schema`](super::Schema) for a table; by default it is made from the same users as a vocabulary.
+    pub schema: Option<PathBuf>,
+    /// Rows that cannot be read are left out, and told of; by default they are an error.
+    pub skip_malformed: bool,
 }
 
 impl Options {
@@ -98,6 +122,23 @@ impl Options {
 
     pub(super) fn word_limit(&self) -> usize {
         self.vocabulary_size.unwrap_or(10_000)
+    }
+
+    /// Tells of malformed rows: as an error, or as a remark where they may be left out.
+    pub(super) fn judge(
+        &self,
+        table: &rows::Table,
+        malformed: &Malformed,
+        remarks: &mut Vec<String>,
+    ) -> Result<()> {
+        match malformed.sentence() {
+            None => Ok(()),
+            Some(sentence) if self.skip_malformed => {
+                remarks.push(format!("left out: {sentence}"));
+                Ok(())
+            }
+            Some(sentence) => Err(table.fault(sentence)),
+        }
     }
 
     /// Refuses limits of zero, and choices that a source whose form is fixed does not have.
@@ -129,6 +170,25 @@ impl Options {
                 rule: "its tokens, examples and vocabulary are fixed and cannot be chosen",
             });
         }
+        let tabular = self.columns != Columns::default() || self.schema.is_some() || self.predict.is_some();
+        if tabular && !matches!(source, Source::File(_)) {
+            return Err(Error::InvalidArgument {
+                name: "data",
+                value: source.to_string(),
+                rule: "columns can be named for a table of your own only",
+            });
+        }
+        if self.columns.label.is_none() {
+            let given = [
+                ("features", self.columns.features.is_some()),
+                ("schema", self.schema.is_some()),
+                ("predict", self.predict.is_some()),
+            ];
+            if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
+                let rule = "it needs a column that is to be predicted: name it with --label";
+                return Err(Error::InvalidArgument { name, value: "given".into(), rule });
+            }
+        }
         if matches!(source, Source::StackOverflow(_))
             && self.tokens.is_some_and(|tokens| tokens != Tokens::Separated)
         {
@@ -142,14 +202,16 @@ impl Options {
     }
 }
 
-/// A data set of one of the two kinds.
+/// A data set of one of the three kinds.
 #[allow(clippy::large_enum_variant, reason = "a program opens one")]
 #[derive(Debug, Clone)]
 pub enum Dataset {
     /// Text by user.
     Text(TextData),
-    /// Images, each a user of its own.
-    Images(ImageData),
+    /// Features and classes by user: of images, each a user of its own, or of a table.
+    Classes(SampleData<u16>),
+    /// Features and numbers by user.
+    Numbers(SampleData<f32>),
 }
 
 /// Reads a data set.
@@ -179,7 +241,7 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
         }
         Source::Quotes(path) => table::quotes(path.as_deref(), options).map(Dataset::Text),
         Source::FashionMnist(path) => {
-            images::fashion_mnist(path.as_deref(), options.user_limit()).map(Dataset::Images)
+            images::fashion_mnist(path.as_deref(), options.user_limit()).map(Dataset::Classes)
         }
         #[cfg(feature = "stackoverflow")]
         Source::StackOverflow(path) => stackoverflow::read(path, options).map(Dataset::Text),
@@ -189,6 +251,7 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
             source,
             "this program was built without SQLite: build it with `--features stackoverflow`",
         )),
+        Source::File(path) if options.columns.label.is_some() => tabular::file(path, options),
         Source::File(path) => table::file(path, options).map(Dataset::Text),
     }
 }
@@ -209,12 +272,13 @@ mod tests {
             "a/b.csv",
             "notes.JSONL",
             "c:d.tsv",
+            "x.parquet",
         ] {
             let source: Source = text.parse().unwrap();
             assert_eq!(source.to_string(), text);
         }
         assert_eq!(Source::default(), Source::Names);
-        for text in ["", "name", "names:x", "stackoverflow", "stackoverflow:", "x.parquet"] {
+        for text in ["", "name", "names:x", "stackoverflow", "stackoverflow:", "x.xlsx"] {
             let error = text.parse::<Source>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("fashion-mnist"), "{error}");
         }

@@ -86,7 +86,7 @@ pub(super) fn read(path: &Path, options: &Options) -> Result<TextData> {
             clients.shared
         ));
     }
-    Ok(TextData { name: "stackoverflow".into(), vocabulary, split, notes })
+    Ok(TextData { name: "stackoverflow".into(), vocabulary, split, notes, remarks: Vec::new() })
 }
 
 impl<'a> Database<'a> {

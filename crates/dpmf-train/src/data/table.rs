@@ -1,49 +1,87 @@
 //! Tables with a user and a text in each row.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
-
-use serde_json::Value;
+use std::path::Path;
 
 use super::part::{Split, digest};
+use super::rows::{Cell, Fault, Table};
 use super::vocabulary::{WordCounts, printable};
 use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
 use crate::{Error, Result};
 
-/// Thousandths of the users that are public when a vocabulary is made from them.
-const PUBLIC: u32 = 100;
+/// Thousandths of the users that are public when something is made from them.
+pub(super) const PUBLIC: u32 = 100;
 /// Where `scripts/data/quotes` writes.
 const QUOTES: &str = "data/cache/quotes.jsonl";
+/// Columns where nothing else is said.
+const USER: &str = "user";
+const TEXT: &str = "text";
 
-/// How the rows of a table are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
-    /// Fields parted by a byte, with a line of column names.
-    Delimited(u8),
-    /// One JSON object a line.
-    JsonLines,
-}
-
-impl Format {
-    /// The format a file name stands for.
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-            "csv" => Some(Self::Delimited(b',')),
-            "tsv" => Some(Self::Delimited(b'\t')),
-            "jsonl" | "ndjson" => Some(Self::JsonLines),
-            _ => None,
-        }
-    }
-}
-
-/// Any table with the columns `user` and `text`; a user is an exact string in the column `user`.
+/// Any table with a column of users and one of texts; a user is an exact string.
 pub(super) fn file(path: &Path, options: &Options) -> Result<TextData> {
     let tokens = options.tokens.unwrap_or(Tokens::Characters);
-    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    let note = "A user is a value of the column `user`; a person under two values is two users.";
-    read("file", name, path, tokens, note, options)
+    let user = options.columns.user.as_deref().unwrap_or(USER);
+    let note = if options.columns.rows_are_users {
+        ROWS.to_owned()
+    } else {
+        format!("A user is a value of the column `{user}`; a person under two values is two users.")
+    };
+    read("file", name_of(path), path, tokens, &note, options)
+}
+
+/// What a privacy statement says where nothing tells whose a row is.
+pub(super) const ROWS: &str =
+    "A user is one row: the guarantee is for rows, and a person with several rows has less of it.";
+
+/// Name of the data in a file.
+pub(super) fn name_of(path: &Path) -> String {
+    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+}
+
+/// The user of every row: a field, or the row itself with a number for rows that are the same.
+///
+/// No user's name depends on where other rows are.
+pub(super) enum Who<'a> {
+    Column(&'a str),
+    Row(HashMap<String, u64>),
+}
+
+impl<'a> Who<'a> {
+    pub(super) fn new(table: &Table, options: &'a Options) -> Result<Self> {
+        if options.columns.rows_are_users {
+            return Ok(Self::Row(HashMap::new()));
+        }
+        let column = options.columns.user.as_deref().unwrap_or(USER);
+        table.need(
+            column,
+            ": name it with --user, or say --rows-are-users if every row is of another person",
+        )?;
+        Ok(Self::Column(column))
+    }
+
+    /// The column that names users.
+    pub(super) fn column(&self) -> Option<&'a str> {
+        match self {
+            Self::Column(column) => Some(column),
+            Self::Row(_) => None,
+        }
+    }
+
+    /// The user of a row with these fields, of which the first is that of the column.
+    pub(super) fn of(&mut self, cells: &[Cell<'_>]) -> std::result::Result<String, Fault> {
+        match self {
+            Self::Column(column) => match cells[0].map(str::trim) {
+                Some(user) if !user.is_empty() => Ok(user.to_owned()),
+                _ => Err(format!("the user (column `{column}`) is empty")),
+            },
+            Self::Row(seen) => {
+                let row = cells.iter().map(|cell| cell.unwrap_or("")).collect::<Vec<_>>().join("\u{1f}");
+                let count = seen.entry(row.clone()).or_default();
+                *count += 1;
+                Ok(format!("{row}\u{1f}{count}"))
+            }
+        }
+    }
 }
 
 /// Quotations by author.
@@ -72,16 +110,9 @@ fn read(
     note: &str,
     options: &Options,
 ) -> Result<TextData> {
-    let texts = match Format::of(path) {
-        Some(Format::Delimited(delimiter)) => delimited(path, delimiter)?,
-        Some(Format::JsonLines) => json_lines(path)?,
-        None => {
-            return Err(Error::Data {
-                path: path.into(),
-                message: "the name must end in .csv, .tsv, .jsonl or .ndjson".into(),
-            });
-        }
-    };
+    let table = Table::open(path)?;
+    let mut remarks = Vec::new();
+    let texts = texts(&table, options, &mut remarks)?;
     let from = match (tokens, &options.vocabulary) {
         (Tokens::Characters, None) => None,
         (_, None) => Some(&VocabularyFrom::PublicUsers),
@@ -137,128 +168,65 @@ fn read(
         other => other,
     })?;
 
+    let (mut beyond, mut cut) = (0, 0);
     let mut split = Split::<Corpus>::default();
     for (_, part, texts) in &users {
         let Some(corpus) = split.part_mut(*part) else { continue };
         if corpus.len() >= options.user_limit() {
             continue;
         }
+        beyond += texts.len().saturating_sub(options.example_limit());
         for text in texts.iter().take(options.example_limit()) {
-            corpus.push_example(|out| vocabulary.encode(text, options.length(tokens), out));
+            corpus.push_example(|out| {
+                let start = out.len();
+                vocabulary.encode(text, options.length(tokens), out);
+                cut += usize::from(out.len() > start && out.last() != Some(&Vocabulary::END));
+            });
         }
         corpus.finish_user();
     }
-    for (set, corpus) in split.parts() {
-        if corpus.is_empty() {
-            return Err(Error::Data {
-                path: path.into(),
-                message: format!(
-                    "the hash of their names puts none of the {} users into the set for {set}: there must be more",
-                    users.len()
-                ),
-            });
+    for (count, what) in [
+        (beyond, "texts are beyond the most that a user may have, and left out: see --examples-per-user"),
+        (cut, "texts are longer than an example may be, and cut: see --example-length"),
+    ] {
+        if count > 0 {
+            remarks.push(format!("{count} {what}"));
         }
     }
-    Ok(TextData { name, vocabulary, split, notes })
+    filled(&table, users.len(), split.parts().map(|(set, corpus)| (set, corpus.is_empty())))?;
+    Ok(TextData { name, vocabulary, split, notes, remarks })
 }
 
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| Error::Io { path: path.into(), source })
-}
-
-fn error_at(path: &Path, line: u64, message: impl std::fmt::Display) -> Error {
-    Error::Data { path: PathBuf::from(path), message: format!("line {line}: {message}") }
-}
-
-/// Adds a row. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
-fn add(texts: &mut Texts, user: &str, text: &str) -> std::result::Result<(), &'static str> {
-    let user = user.trim();
-    if user.is_empty() {
-        return Err("the user is empty");
+/// Refuses data that leaves a set empty.
+pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Result<()> {
+    match sets.iter().find(|(_, empty)| *empty) {
+        None => Ok(()),
+        Some((set, _)) => Err(table.fault(format!(
+            "the hash of their names puts none of the {users} users into the set for {set}: there must be more"
+        ))),
     }
-    let texts = match texts.get_mut(user) {
-        Some(texts) => texts,
-        None => texts.entry(user.into()).or_default(),
-    };
-    if !text.trim().is_empty() {
-        texts.push(text.into());
-    }
-    Ok(())
 }
 
-fn delimited(path: &Path, delimiter: u8) -> Result<Texts> {
-    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(open(path)?);
-    let fault = |error: csv::Error| {
-        let message = match error.kind() {
-            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                format!("there are {len} fields, but {expected_len} columns")
-            }
-            csv::ErrorKind::Utf8 { .. } => "it is not UTF-8".into(),
-            _ => error.to_string(),
-        };
-        match error.position() {
-            Some(position) => error_at(path, filled_line(path, position), message),
-            None => Error::Data { path: path.into(), message },
+/// Texts of all users. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
+fn texts(table: &Table, options: &Options, remarks: &mut Vec<String>) -> Result<Texts> {
+    let column = options.columns.text.as_deref().unwrap_or(TEXT);
+    let mut who = Who::new(table, options)?;
+    table.need(column, ": name it with --text, or the column that is to be predicted with --label")?;
+    let wanted: Vec<&str> = who.column().into_iter().chain([column]).collect();
+    let (mut texts, mut blank) = (Texts::new(), 0);
+    let malformed = table.each(&wanted, |cells| {
+        let Some(text) = cells[wanted.len() - 1] else { return Err(format!("`{column}` is missing")) };
+        let texts = texts.entry(who.of(cells)?).or_default();
+        if text.trim().is_empty() {
+            blank += 1;
+        } else {
+            texts.push(text.into());
         }
-    };
-    let headers = reader.headers().map_err(fault)?;
-    let column = |name: &str| {
-        headers.iter().position(|header| header.trim() == name).ok_or_else(|| {
-            error_at(
-                path,
-                1,
-                format!("there is no column `{name}` among {:?}", headers.iter().collect::<Vec<_>>()),
-            )
-        })
-    };
-    let (user, text) = (column("user")?, column("text")?);
-    let mut texts = Texts::new();
-    let mut record = csv::StringRecord::new();
-    while reader.read_record(&mut record).map_err(fault)? {
-        add(&mut texts, &record[user], &record[text]).map_err(|message| {
-            error_at(path, record.position().map_or(0, |position| filled_line(path, position)), message)
-        })?;
-    }
-    Ok(texts)
-}
-
-/// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
-fn filled_line(path: &Path, position: &csv::Position) -> u64 {
-    let skipped = File::open(path).and_then(|mut file| {
-        file.seek(SeekFrom::Start(position.byte()))?;
-        let mut skipped = 0;
-        for byte in BufReader::new(file).bytes() {
-            match byte? {
-                b'\n' => skipped += 1,
-                b'\r' => (),
-                _ => break,
-            }
-        }
-        Ok(skipped)
-    });
-    position.line() + skipped.unwrap_or(0)
-}
-
-fn json_lines(path: &Path) -> Result<Texts> {
-    let mut texts = Texts::new();
-    for (number, line) in (1..).zip(BufReader::new(open(path)?).lines()) {
-        let line = line.map_err(|source| match source.kind() {
-            std::io::ErrorKind::InvalidData => error_at(path, number, "it is not UTF-8"),
-            _ => Error::Io { path: path.into(), source },
-        })?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        let row: Value = serde_json::from_str(&line).map_err(|error| error_at(path, number, error))?;
-        let user = match row.get("user") {
-            Some(Value::String(user)) => user.clone(),
-            Some(Value::Number(user)) => user.to_string(),
-            _ => return Err(error_at(path, number, "`user` must be a string or a number")),
-        };
-        let Some(Value::String(text)) = row.get("text") else {
-            return Err(error_at(path, number, "`text` must be a string"));
-        };
-        add(&mut texts, &user, text).map_err(|message| error_at(path, number, message))?;
+        Ok(())
+    })?;
+    options.judge(table, &malformed, remarks)?;
+    if blank > 0 {
+        remarks.push(format!("{blank} texts are blank, and teach nothing"));
     }
     Ok(texts)
 }
@@ -267,6 +235,7 @@ fn json_lines(path: &Path) -> Result<Texts> {
 mod tests {
     use std::collections::HashSet;
     use std::fmt::Write;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -410,17 +379,26 @@ mod tests {
     fn malformed_tables_are_refused_with_their_line() {
         for (name, content, message) in [
             ("t.csv", "", "no column `user`"),
-            ("t.csv", "user,words\na,b\n", "line 1: there is no column `text` among [\"user\", \"words\"]"),
+            (
+                "t.csv",
+                "user,words\na,b\n",
+                "there is no column `text` among [\"user\", \"words\"]: name it with --text",
+            ),
             ("t.csv", "user,text\na,b\n\nc\n", "line 4: there are 1 fields, but 2 columns"),
-            ("t.csv", "user,text\na,\"b\nb\"\n ,c\n", "line 4: the user is empty"),
+            ("t.csv", "user,text\na,\"b\nb\"\n ,c\n", "line 4: the user (column `user`) is empty"),
             ("t.csv", "user,text\na,b\n", "into the set for validation"),
-            ("t.jsonl", "", "none of the 0 users into the set for train"),
+            ("t.jsonl", "", "no column `user` among []"),
             ("t.jsonl", "{\"user\":\"a\",\"text\":\"b\"}\n{\"user\":\"a\",\n", "line 2: EOF"),
-            ("t.jsonl", "{\"user\":\"a\"}\n", "line 1: `text` must be"),
-            ("t.jsonl", "\n{\"text\":\"a\"}\n", "line 2: `user` must be"),
-            ("t.jsonl", "{\"user\":\"\",\"text\":\"b\"}\n", "line 1: the user is empty"),
+            ("t.jsonl", "{\"user\":\"a\"}\n", "no column `text`"),
+            ("t.jsonl", "{\"user\":\"a\"}\n{\"user\":\"a\",\"text\":\"b\"}\n", "line 1: `text` is missing"),
+            (
+                "t.jsonl",
+                "\n{\"text\":\"a\"}\n{\"user\":\"u\",\"text\":\"a\"}\n",
+                "line 2: the user (column `user`) is empty",
+            ),
+            ("t.jsonl", "{\"user\":\"\",\"text\":\"b\"}\n", "line 1: the user (column `user`) is empty"),
             ("t.jsonl", "{\"user\":[1],\"text\":\"b\"}\n", "line 1: `user` must be"),
-            ("t.jsonl", "[]\n", "line 1: `user` must be"),
+            ("t.jsonl", "[]\n{\"user\":\"u\",\"text\":\"a\"}\n", "line 1: it is not a JSON object"),
         ] {
             let (_directory, path) = write(name, content);
             let error = file(&path, &Options::default()).unwrap_err().to_string();

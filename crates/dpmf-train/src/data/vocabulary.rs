@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Result};
 
 /// Where a vocabulary comes from when it is no fixed alphabet.
@@ -51,7 +53,8 @@ pub(super) fn printable() -> impl Iterator<Item = char> {
 }
 
 /// How a text falls into tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Tokens {
     /// Every character.
     Characters,
@@ -155,6 +158,11 @@ impl Vocabulary {
     /// How a text falls into tokens.
     pub fn tokens(&self) -> Tokens {
         self.tokens
+    }
+
+    /// All symbols, in the order of their tokens from 3 on.
+    pub fn symbols(&self) -> &[String] {
+        &self.symbols
     }
 
     /// Symbol of a token, unless it is special or out of range.

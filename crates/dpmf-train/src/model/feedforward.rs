@@ -1,4 +1,4 @@
-//! Classifiers of feature vectors: logistic regression and the multilayer perceptron.
+//! Models of feature vectors: logistic regression and the multilayer perceptron for classes, and both for numbers.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::product::{
     Interleaved, Matrix, Panels, accumulate, accumulate_few, accumulate_inner, accumulate_rows,
 };
 use super::{Block, Model, Score, check_lengths, checked_size};
-use crate::{Labelled, LabelledExample, Result};
+use crate::{Labelled, LabelledExample, Result, Valued, ValuedExample};
 
 /// Examples worked on together: bounds the memory.
 const TOGETHER: usize = 256;
@@ -59,11 +59,23 @@ pub struct Mlp {
     pub classes: usize,
 }
 
-/// Memory of a [`Logistic`] or an [`Mlp`] for one thread.
+/// A number from features: `w·x + b`, or the same of hidden layers as an [`Mlp`] has them; the loss is half the squared error.
+///
+/// For each layer the parameters are `W`, row-major with one row an output, then `b`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Regressor {
+    /// Number of features.
+    pub features: usize,
+    /// Widths of the hidden layers, from the features on; empty for a linear model.
+    pub hidden: Vec<usize>,
+}
+
+/// Memory of a [`Logistic`], an [`Mlp`] or a [`Regressor`] for one thread.
 #[derive(Debug, Clone, Default)]
 pub struct FeedforwardWorkspace {
-    labels: Vec<usize>,
-    /// What each layer reads, then the logits, which become their gradient.
+    /// Examples of the batch that fit the model.
+    rows: Vec<usize>,
+    /// What each layer reads, then the outputs, which become the gradient of the loss by them.
     values: Vec<Vec<f32>>,
     /// Gradient of what a layer writes, and of what it reads.
     above: Vec<f32>,
@@ -82,18 +94,59 @@ struct Layer {
     bias: Range<usize>,
 }
 
-/// The two models seen as one: their shape.
+/// An example of either kind, as the layers see it.
+trait Target: Copy {
+    fn features(&self) -> &[f32];
+
+    /// Whether a model of so many outputs can be asked for it.
+    fn fits(&self, outputs: usize) -> bool;
+
+    /// Loss of the outputs, and whether they are right; the outputs become the gradient of `scale` times the loss.
+    fn loss(&self, outputs: &mut [f32], scale: f32) -> (f64, bool);
+}
+
+impl Target for LabelledExample<'_> {
+    fn features(&self) -> &[f32] {
+        self.features
+    }
+
+    fn fits(&self, outputs: usize) -> bool {
+        usize::from(self.label) < outputs
+    }
+
+    fn loss(&self, outputs: &mut [f32], scale: f32) -> (f64, bool) {
+        cross_entropy(outputs, usize::from(self.label), scale)
+    }
+}
+
+impl Target for ValuedExample<'_> {
+    fn features(&self) -> &[f32] {
+        self.features
+    }
+
+    fn fits(&self, _outputs: usize) -> bool {
+        self.value.is_finite()
+    }
+
+    fn loss(&self, outputs: &mut [f32], scale: f32) -> (f64, bool) {
+        let error = f64::from(outputs[0]) - f64::from(self.value);
+        outputs[0] = scale * error as f32;
+        (0.5 * error * error, false)
+    }
+}
+
+/// The models seen as one: their shape.
 #[derive(Clone, Copy)]
 struct Shape<'a> {
     features: usize,
     hidden: &'a [usize],
-    classes: usize,
+    outputs: usize,
 }
 
 impl Shape<'_> {
-    /// Layers from the features to the logits.
+    /// Layers from the features to the outputs.
     fn layers(&self) -> impl DoubleEndedIterator<Item = Layer> {
-        let outputs = |index: usize| self.hidden.get(index).copied().unwrap_or(self.classes);
+        let outputs = |index: usize| self.hidden.get(index).copied().unwrap_or(self.outputs);
         let inputs = move |index: usize| if index == 0 { self.features } else { outputs(index - 1) };
         (0..=self.hidden.len()).map(move |index| {
             let start = (0..index).map(|before| (inputs(before) + 1) * outputs(before)).sum::<usize>();
@@ -109,7 +162,8 @@ impl Shape<'_> {
 
     fn check(&self) -> Result<()> {
         checked_size("features", self.features, 1 << 24)?;
-        checked_size("classes", self.classes, 1 << 16)?;
+        checked_size("classes", self.outputs, 1 << 16)?;
+        checked_size("layers", self.hidden.len() + 1, 64)?;
         for &width in self.hidden {
             checked_size("hidden", width, 1 << 20)?;
         }
@@ -119,31 +173,32 @@ impl Shape<'_> {
     fn layout(&self) -> Vec<Block> {
         self.layers()
             .flat_map(|layer| {
+                let (index, inputs, outputs) = (layer.index, layer.inputs, layer.outputs);
                 [
-                    Block::new(format!("layer{}.weight", layer.index), layer.weights),
-                    Block::new(format!("layer{}.bias", layer.index), layer.bias),
+                    Block::new(format!("layer{index}.weight"), layer.weights, &[outputs, inputs]),
+                    Block::new(format!("layer{index}.bias"), layer.bias, &[outputs]),
                 ]
             })
             .collect()
     }
 
-    fn admits(&self, example: &LabelledExample<'_>) -> bool {
-        example.features.len() == self.features && usize::from(example.label) < self.classes
+    fn admits(&self, example: &impl Target) -> bool {
+        example.features().len() == self.features && example.fits(self.outputs)
     }
 
     fn workspace(&self) -> FeedforwardWorkspace {
         FeedforwardWorkspace { values: vec![Vec::new(); self.hidden.len() + 2], ..Default::default() }
     }
 
-    fn gradient(
+    fn gradient<T: Target>(
         &self,
         parameters: &[f32],
-        batch: &[LabelledExample<'_>],
+        batch: &[T],
         space: &mut FeedforwardWorkspace,
         gradient: &mut [f32],
     ) -> Score {
         check_lengths(self.parameters(), parameters, gradient);
-        let scale = 1.0 / batch.iter().filter(|example| self.admits(example)).count() as f32;
+        let scale = 1.0 / batch.iter().filter(|example| self.admits(*example)).count() as f32;
         let mut score = Score::default();
         for batch in batch.chunks(TOGETHER) {
             score += self.forward(parameters, batch, scale, space);
@@ -152,12 +207,7 @@ impl Shape<'_> {
         score
     }
 
-    fn score(
-        &self,
-        parameters: &[f32],
-        batch: &[LabelledExample<'_>],
-        space: &mut FeedforwardWorkspace,
-    ) -> Score {
+    fn score<T: Target>(&self, parameters: &[f32], batch: &[T], space: &mut FeedforwardWorkspace) -> Score {
         check_lengths(self.parameters(), parameters, parameters);
         let mut score = Score::default();
         for batch in batch.chunks(TOGETHER) {
@@ -166,21 +216,47 @@ impl Shape<'_> {
         score
     }
 
-    /// Leaves the gradient of `scale` times the loss in the logits.
-    fn forward(
+    /// Outputs for feature vectors that lie one after the other.
+    fn outputs(&self, parameters: &[f32], features: &[f32]) -> Vec<f32> {
+        check_lengths(self.parameters(), parameters, parameters);
+        assert_eq!(features.len() % self.features, 0, "whole feature vectors");
+        let (mut space, mut outputs) = (self.workspace(), Vec::new());
+        for features in features.chunks(TOGETHER * self.features) {
+            space.values[0].clear();
+            space.values[0].extend_from_slice(features);
+            self.propagate(parameters, features.len() / self.features, &mut space);
+            outputs.extend_from_slice(&space.values[self.hidden.len() + 1]);
+        }
+        outputs
+    }
+
+    /// Leaves the gradient of `scale` times the loss in the outputs.
+    fn forward<T: Target>(
         &self,
         parameters: &[f32],
-        batch: &[LabelledExample<'_>],
+        batch: &[T],
         scale: f32,
         space: &mut FeedforwardWorkspace,
     ) -> Score {
-        space.labels.clear();
+        space.rows.clear();
         space.values[0].clear();
-        for example in batch.iter().filter(|example| self.admits(example)) {
-            space.labels.push(usize::from(example.label));
-            space.values[0].extend_from_slice(example.features);
+        for (row, example) in batch.iter().enumerate().filter(|(_, example)| self.admits(*example)) {
+            space.rows.push(row);
+            space.values[0].extend_from_slice(example.features());
         }
-        let rows = space.labels.len();
+        self.propagate(parameters, space.rows.len(), space);
+        let mut score = Score { predictions: space.rows.len() as u64, ..Score::default() };
+        let outputs = space.values[self.hidden.len() + 1].chunks_exact_mut(self.outputs.max(1));
+        for (outputs, &row) in outputs.zip(&space.rows) {
+            let (loss, correct) = batch[row].loss(outputs, scale);
+            score.loss += loss;
+            score.correct += u64::from(correct);
+        }
+        score
+    }
+
+    /// Takes the features of some rows through the layers.
+    fn propagate(&self, parameters: &[f32], rows: usize, space: &mut FeedforwardWorkspace) {
         for layer in self.layers() {
             let (read, written) = space.values.split_at_mut(layer.index + 1);
             let (read, written) = (&read[layer.index], &mut written[0]);
@@ -194,19 +270,11 @@ impl Shape<'_> {
                 tanh_all(written);
             }
         }
-        let mut score = Score { predictions: rows as u64, ..Score::default() };
-        let logits = &mut space.values[self.hidden.len() + 1];
-        for (logits, &label) in logits.chunks_exact_mut(self.classes.max(1)).zip(&space.labels) {
-            let (loss, correct) = cross_entropy(logits, label, scale);
-            score.loss += loss;
-            score.correct += u64::from(correct);
-        }
-        score
     }
 
-    /// Adds the gradient of what `forward` left in the logits.
+    /// Adds the gradient of what `forward` left in the outputs.
     fn backward(&self, parameters: &[f32], space: &mut FeedforwardWorkspace, gradient: &mut [f32]) {
-        let rows = space.labels.len();
+        let rows = space.rows.len();
         std::mem::swap(&mut space.above, &mut space.values[self.hidden.len() + 1]);
         for layer in self.layers().rev() {
             let read = &space.values[layer.index];
@@ -234,7 +302,7 @@ impl Shape<'_> {
 
 impl Logistic {
     fn shape(&self) -> Shape<'_> {
-        Shape { features: self.features, hidden: &[], classes: self.classes }
+        Shape { features: self.features, hidden: &[], outputs: self.classes }
     }
 
     /// The model itself if its sizes make sense.
@@ -248,12 +316,20 @@ impl Logistic {
     /// Names and places of the blocks, in order; they cover the parameters.
     pub fn layout(&self) -> Vec<Block> {
         self.shape().layout()
+    }
+
+    /// Logits of every class for feature vectors that lie one after the other: as many rows.
+    ///
+    /// # Panics
+    /// For parameters of another length than the model's, and features that are no whole number of vectors.
+    pub fn logits(&self, parameters: &[f32], features: &[f32]) -> Vec<f32> {
+        self.shape().outputs(parameters, features)
     }
 }
 
 impl Mlp {
     fn shape(&self) -> Shape<'_> {
-        Shape { features: self.features, hidden: &self.hidden, classes: self.classes }
+        Shape { features: self.features, hidden: &self.hidden, outputs: self.classes }
     }
 
     /// The model itself if its sizes make sense.
@@ -268,12 +344,58 @@ impl Mlp {
     pub fn layout(&self) -> Vec<Block> {
         self.shape().layout()
     }
+
+    /// Logits of every class for feature vectors that lie one after the other: as many rows.
+    ///
+    /// # Panics
+    /// For parameters of another length than the model's, and features that are no whole number of vectors.
+    pub fn logits(&self, parameters: &[f32], features: &[f32]) -> Vec<f32> {
+        self.shape().outputs(parameters, features)
+    }
 }
 
-/// What both classifiers do by their shape.
+impl Regressor {
+    fn shape(&self) -> Shape<'_> {
+        Shape { features: self.features, hidden: &self.hidden, outputs: 1 }
+    }
+
+    /// The model itself if its sizes make sense.
+    ///
+    /// Errors: a size of zero; more than 2³¹ parameters.
+    pub fn checked(self) -> Result<Self> {
+        self.shape().check()?;
+        Ok(self)
+    }
+
+    /// Names and places of the blocks, in order; they cover the parameters.
+    pub fn layout(&self) -> Vec<Block> {
+        self.shape().layout()
+    }
+
+    /// The numbers for feature vectors that lie one after the other.
+    ///
+    /// # Panics
+    /// For parameters of another length than the model's, and features that are no whole number of vectors.
+    pub fn values(&self, parameters: &[f32], features: &[f32]) -> Vec<f32> {
+        self.shape().outputs(parameters, features)
+    }
+}
+
+/// Uniform weights of mean zero and variance one over the number of inputs, a hundredth of that in the last layer; biases zero.
+fn scattered(shape: Shape<'_>, seed: u64) -> Vec<f32> {
+    let mut parameters = vec![0.0; shape.parameters()];
+    let mut uniform = Uniform::new(seed);
+    for layer in shape.layers() {
+        let gain = if layer.index < shape.hidden.len() { 1.0 } else { 0.1 };
+        uniform.fill_layer(&mut parameters[layer.weights], layer.inputs, gain);
+    }
+    parameters
+}
+
+/// What all do by their shape.
 macro_rules! by_shape {
-    () => {
-        type Domain = Labelled;
+    ($domain:ty, $example:ident) => {
+        type Domain = $domain;
         type Workspace = FeedforwardWorkspace;
 
         fn parameters(&self) -> usize {
@@ -284,15 +406,15 @@ macro_rules! by_shape {
             self.shape().workspace()
         }
 
-        /// Whether the number of features is the model's and the label is one of its classes.
-        fn admits(&self, example: LabelledExample<'_>) -> bool {
+        /// Whether the number of features is the model's, and the class one of its own or the number finite.
+        fn admits(&self, example: $example<'_>) -> bool {
             self.shape().admits(&example)
         }
 
         fn gradient(
             &self,
             parameters: &[f32],
-            batch: &[LabelledExample<'_>],
+            batch: &[$example<'_>],
             workspace: &mut FeedforwardWorkspace,
             gradient: &mut [f32],
         ) -> Score {
@@ -302,7 +424,7 @@ macro_rules! by_shape {
         fn score(
             &self,
             parameters: &[f32],
-            batch: &[LabelledExample<'_>],
+            batch: &[$example<'_>],
             workspace: &mut FeedforwardWorkspace,
         ) -> Score {
             self.shape().score(parameters, batch, workspace)
@@ -311,7 +433,7 @@ macro_rules! by_shape {
 }
 
 impl Model for Logistic {
-    by_shape!();
+    by_shape!(Labelled, LabelledExample);
 
     /// Zero: the loss is convex, and `ln classes` there, whatever the seed.
     fn initial(&self, _seed: u64) -> Vec<f32> {
@@ -320,19 +442,29 @@ impl Model for Logistic {
 }
 
 impl Model for Mlp {
-    by_shape!();
+    by_shape!(Labelled, LabelledExample);
 
     /// Parameters before training: a pure function of `seed`, which is public.
     ///
     /// Uniform weights of mean zero and variance one over the number of inputs, a hundredth of that in the last
     /// layer; biases zero. For features of unit scale the untrained loss is within about 1 % of `ln classes`.
     fn initial(&self, seed: u64) -> Vec<f32> {
-        let mut parameters = vec![0.0; self.parameters()];
-        let mut uniform = Uniform::new(seed);
-        for layer in self.shape().layers() {
-            let gain = if layer.index < self.hidden.len() { 1.0 } else { 0.1 };
-            uniform.fill_layer(&mut parameters[layer.weights], layer.inputs, gain);
+        scattered(self.shape(), seed)
+    }
+}
+
+impl Model for Regressor {
+    by_shape!(Valued, ValuedExample);
+
+    fn classifies(&self) -> bool {
+        false
+    }
+
+    /// Parameters before training: zero for a linear model, and as an [`Mlp`]'s with hidden layers.
+    fn initial(&self, seed: u64) -> Vec<f32> {
+        match &*self.hidden {
+            [] => vec![0.0; self.parameters()],
+            _ => scattered(self.shape(), seed),
         }
-        parameters
     }
 }

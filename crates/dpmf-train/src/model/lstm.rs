@@ -50,6 +50,20 @@ pub struct Lstm {
     pub projection: Option<usize>,
 }
 
+/// What an [`Lstm`] remembers of the tokens it has read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LstmState {
+    hidden: Vec<f32>,
+    cell: Vec<f32>,
+}
+
+/// Adds `input · weights`, row-major with one row an input.
+fn add_product(out: &mut [f32], input: &[f32], weights: &[f32]) {
+    for (x, row) in input.iter().zip(weights.chunks_exact(out.len())) {
+        out.iter_mut().zip(row).for_each(|(out, weight)| *out += x * weight);
+    }
+}
+
 /// Where each block lies in the flat slice.
 struct Layout {
     embedding: Range<usize>,
@@ -80,18 +94,19 @@ impl Lstm {
     /// Matrices are row-major with one row an input; the four gates `i f g o` lie side by side.
     pub fn layout(&self) -> Vec<Block> {
         let at = self.places();
+        let (tokens, width) = (self.vocabulary, 4 * self.hidden);
         let mut blocks = vec![
-            Block::new("embedding", at.embedding),
-            Block::new("lstm.input", at.input),
-            Block::new("lstm.recurrent", at.recurrent),
-            Block::new("lstm.bias", at.bias),
+            Block::new("embedding", at.embedding, &[tokens, self.embedding]),
+            Block::new("lstm.input", at.input, &[self.embedding, width]),
+            Block::new("lstm.recurrent", at.recurrent, &[self.hidden, width]),
+            Block::new("lstm.bias", at.bias, &[width]),
         ];
-        if self.projection.is_some() {
-            blocks.push(Block::new("projection.weight", at.projection));
-            blocks.push(Block::new("projection.bias", at.projection_bias));
+        if let Some(projected) = self.projection {
+            blocks.push(Block::new("projection.weight", at.projection, &[self.hidden, projected]));
+            blocks.push(Block::new("projection.bias", at.projection_bias, &[projected]));
         }
-        blocks.push(Block::new("output.weight", at.output));
-        blocks.push(Block::new("output.bias", at.output_bias));
+        blocks.push(Block::new("output.weight", at.output, &[self.features(), tokens]));
+        blocks.push(Block::new("output.bias", at.output_bias, &[tokens]));
         blocks
     }
 
@@ -128,24 +143,42 @@ impl Lstm {
         if self.admits(sequence) { sequence.len().saturating_sub(1) } else { 0 }
     }
 
-    /// Probabilities of the token after a sequence, for every token of the vocabulary.
+    /// What it remembers before the first token.
+    pub fn state(&self) -> LstmState {
+        LstmState { hidden: vec![0.0; self.hidden], cell: vec![0.0; self.hidden] }
+    }
+
+    /// Reads one token, and gives the probabilities of the next for every token of the vocabulary.
+    ///
+    /// Cost: two operations per parameter outside the embedding.
     ///
     /// # Panics
-    /// For parameters of another length than the model's, and a sequence that is empty or has tokens that it does not know.
-    pub fn next(&self, parameters: &[f32], sequence: &[u16], workspace: &mut LstmWorkspace) -> Vec<f32> {
+    /// For parameters of another length than the model's, a token that it does not know, and a state of another model.
+    pub fn read(&self, parameters: &[f32], token: u16, state: &mut LstmState) -> Vec<f32> {
         super::check_lengths(self.parameters(), parameters, parameters);
-        assert!(!sequence.is_empty() && self.admits(sequence), "a sequence of tokens that the model knows");
         let at = self.places();
-        self.pack(parameters, &at, workspace);
-        // Any token may stand for the one to predict: the gradient of its loss is the probabilities but for a 1.
-        const ANY: u16 = 0;
-        let sequence = [sequence, &[ANY]].concat();
-        self.arrange(&[&sequence], workspace);
-        self.forward(parameters, &at, 1.0, workspace);
-        let last = workspace.logits.len() - self.vocabulary;
-        let mut probabilities = workspace.logits[last..].to_vec();
-        probabilities[usize::from(ANY)] += 1.0;
-        probabilities
+        let embedded = &parameters[at.embedding][usize::from(token) * self.embedding..][..self.embedding];
+        let mut gates = parameters[at.bias].to_vec();
+        add_product(&mut gates, embedded, &parameters[at.input]);
+        add_product(&mut gates, &state.hidden, &parameters[at.recurrent]);
+        for unit in 0..self.hidden {
+            let gate = |which: usize| gates[which * self.hidden + unit];
+            let cell = sigmoid(gate(1)) * state.cell[unit] + sigmoid(gate(0)) * tanh(gate(2));
+            state.cell[unit] = cell;
+            state.hidden[unit] = sigmoid(gate(3)) * tanh(cell);
+        }
+        let mut logits = parameters[at.output_bias].to_vec();
+        if self.projection.is_some() {
+            let mut projected = parameters[at.projection_bias].to_vec();
+            add_product(&mut projected, &state.hidden, &parameters[at.projection]);
+            add_product(&mut logits, &projected, &parameters[at.output]);
+        } else {
+            add_product(&mut logits, &state.hidden, &parameters[at.output]);
+        }
+        // The gradient of the loss of any token is the probabilities but for a 1.
+        cross_entropy(&mut logits, 0, 1.0);
+        logits[0] += 1.0;
+        logits
     }
 
     /// Packs the weights that the forward pass multiplies by.

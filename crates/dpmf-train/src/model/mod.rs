@@ -7,22 +7,25 @@ mod activation;
 mod feedforward;
 mod initial;
 mod lstm;
+mod network;
 mod packet;
 mod product;
 
 use std::ops::{AddAssign, Range};
 
-pub use feedforward::{FeedforwardWorkspace, Logistic, Mlp};
-pub use lstm::{Lstm, LstmWorkspace};
+pub use feedforward::{FeedforwardWorkspace, Logistic, Mlp, Regressor};
+pub use lstm::{Lstm, LstmState, LstmWorkspace};
+pub use network::Network;
 
 use crate::{Domain, Error, Result};
 
 /// Sums over the predictions of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Score {
-    /// Sum of the cross-entropies, in nats.
+    /// Sum of the losses: cross-entropies in nats, or half the squared errors of numbers.
     pub loss: f64,
-    /// Number of predictions whose most likely class is the right one; the first of equals counts as most likely.
+    /// Number of predictions whose most likely class is the right one; the first of equals counts as most likely. 0 for
+    /// numbers.
     pub correct: u64,
     /// Number of predictions.
     pub predictions: u64,
@@ -43,11 +46,13 @@ pub struct Block {
     pub name: String,
     /// Where it lies in the flat slice.
     pub range: Range<usize>,
+    /// Its shape, row-major: as many numbers as the range.
+    pub shape: Vec<usize>,
 }
 
 impl Block {
-    fn new(name: impl Into<String>, range: Range<usize>) -> Self {
-        Self { name: name.into(), range }
+    fn new(name: impl Into<String>, range: Range<usize>, shape: &[usize]) -> Self {
+        Self { name: name.into(), range, shape: shape.to_vec() }
     }
 }
 
@@ -76,7 +81,12 @@ pub trait Model: Sync {
         true
     }
 
-    /// Adds the gradient of the mean cross-entropy per prediction over the batch to `gradient`.
+    /// Whether predictions are classes, of which a share is right; a number is only near or far.
+    fn classifies(&self) -> bool {
+        true
+    }
+
+    /// Adds the gradient of the mean loss per prediction over the batch to `gradient`.
     ///
     /// A batch without predictions adds nothing.
     ///

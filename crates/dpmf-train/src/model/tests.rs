@@ -2,7 +2,7 @@
 
 use super::initial::Uniform;
 use super::*;
-use crate::LabelledExample;
+use crate::{LabelledExample, ValuedExample};
 
 /// Parameters of unit scale in every block, so that no gate is near linear and no bias near zero.
 fn lively(length: usize, seed: u64) -> Vec<f32> {
@@ -591,8 +591,9 @@ fn what_comes_next_has_the_probabilities_that_the_loss_is_of() {
     for projection in [None, Some(3)] {
         let model = Lstm { vocabulary: 7, embedding: 3, hidden: 5, projection }.checked().unwrap();
         let parameters = model.initial(3);
-        let (mut space, sequence) = (model.workspace(), [0_u16, 4, 2, 6]);
-        let next = model.next(&parameters, &sequence, &mut space);
+        let (mut state, sequence) = (model.state(), [0_u16, 4, 2, 6]);
+        let mut next = Vec::new();
+        sequence.iter().for_each(|token| next = model.read(&parameters, *token, &mut state));
         assert!((next.iter().sum::<f32>() - 1.0).abs() < 1e-5);
         for token in 0..7 {
             // The loss of one more token is the logarithm of its probability.
@@ -602,5 +603,40 @@ fn what_comes_next_has_the_probabilities_that_the_loss_is_of() {
             let found = f64::from(next[usize::from(token)]).ln();
             assert!((found - expected).abs() < 1e-4, "{token}: {found} {expected}");
         }
+    }
+}
+
+#[test]
+fn numbers_are_fitted_by_the_gradient_of_half_the_squared_error() {
+    let rows: Vec<([f32; 2], f32)> =
+        (0..9).map(|i| ([i as f32 / 4.0 - 1.0, (i % 3) as f32], 0.3 * i as f32)).collect();
+    let batch: Vec<ValuedExample<'_>> =
+        rows.iter().map(|(features, value)| ValuedExample { features, value: *value }).collect();
+    for hidden in [vec![], vec![4], vec![3, 2]] {
+        let model = Regressor { features: 2, hidden }.checked().unwrap();
+        let mut parameters = model.initial(5);
+        parameters.iter_mut().enumerate().for_each(|(i, x)| *x += 0.05 * (i as f32 % 7.0 - 3.0));
+        let (mut space, mut gradient) = (model.workspace(), vec![0.0; model.parameters()]);
+        let score = model.gradient(&parameters, &batch, &mut space, &mut gradient);
+        let flat: Vec<f32> = rows.iter().flat_map(|(features, _)| *features).collect();
+        let values = model.values(&parameters, &flat);
+        let expected: f64 =
+            values.iter().zip(&rows).map(|(y, (_, t))| 0.5 * (f64::from(*y) - f64::from(*t)).powi(2)).sum();
+        assert!((score.loss - expected).abs() < 1e-5 * expected, "{} {expected}", score.loss);
+        assert_eq!((score.predictions, score.correct, model.classifies()), (9, 0, false));
+        for at in 0..parameters.len() {
+            let mut shifted = |by: f32| {
+                let mut moved = parameters.clone();
+                moved[at] += by;
+                model.score(&moved, &batch, &mut space).loss / 9.0
+            };
+            let slope = (shifted(1e-2) - shifted(-1e-2)) / 2e-2;
+            assert!((slope - f64::from(gradient[at])).abs() < 2e-3 * (1.0 + slope.abs()), "{at}: {slope}");
+        }
+        let odd = [
+            ValuedExample { features: &[1.0], value: 0.0 },
+            ValuedExample { features: &[1.0, 2.0], value: f32::NAN },
+        ];
+        assert!(odd.iter().all(|example| !model.admits(*example)));
     }
 }

@@ -121,7 +121,7 @@ fn live(setting: &Setting, disk: &Simulated, watch: &mut Watch, trials: &mut Tri
             Err(error) => return Err(error),
         }
     }
-    run.finish(Purpose::Report)?;
+    run.finish(Purpose::Report, None)?;
     if outcome(&folder)?.is_none() {
         trials.wrong.push("the outcome of a run that has ended is not there".into());
     }

@@ -1,0 +1,282 @@
+//! Rows of a table file, whatever its format.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// Malformed rows that a message tells of one by one.
+const SHOWN: usize = 20;
+
+/// How the rows of a table are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Fields parted by commas or semicolons, with a line of column names.
+    Csv,
+    /// Fields parted by tabs, with a line of column names.
+    Tsv,
+    /// One JSON object a line.
+    JsonLines,
+    /// Apache Parquet.
+    Parquet,
+}
+
+impl Format {
+    /// The format a file name stands for.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "csv" => Some(Self::Csv),
+            "tsv" | "tab" => Some(Self::Tsv),
+            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            "parquet" => Some(Self::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// A table on disk: its columns are known, its rows are read as often as they are wanted.
+#[derive(Debug)]
+pub(super) struct Table {
+    path: PathBuf,
+    format: Format,
+    delimiter: u8,
+    columns: Vec<String>,
+}
+
+/// A field as it is written; nothing where there is none.
+pub(super) type Cell<'a> = Option<&'a str>;
+
+/// What is wrong with a row.
+pub(super) type Fault = String;
+
+/// Rows that could not be read.
+#[derive(Debug, Default)]
+pub(super) struct Malformed {
+    count: usize,
+    shown: Vec<String>,
+}
+
+impl Malformed {
+    fn add(&mut self, sentence: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.shown.len() < SHOWN {
+            self.shown.push(sentence());
+        }
+    }
+
+    /// All of them in one text; nothing where there are none.
+    pub(super) fn sentence(&self) -> Option<String> {
+        if self.count == 0 {
+            return None;
+        }
+        let mut text = match &*self.shown {
+            [one] if self.count == 1 => return Some(one.clone()),
+            shown => format!("{} rows are malformed:\n  {}", self.count, shown.join("\n  ")),
+        };
+        if self.count > SHOWN {
+            text += &format!("\n  and {} more", self.count - SHOWN);
+        }
+        Some(text)
+    }
+}
+
+impl Table {
+    /// Opens a table and reads the names of its columns: of a file of JSON lines, those of all its rows.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let Some(format) = Format::of(path) else {
+            return Err(Error::Data {
+                path: path.into(),
+                message: "the name must end in .csv, .tsv, .jsonl, .ndjson or .parquet".into(),
+            });
+        };
+        let mut table = Self { path: path.into(), format, delimiter: b'\t', columns: Vec::new() };
+        match format {
+            Format::Csv => {
+                table.delimiter = table.guess()?;
+                table.columns = table.head()?;
+            }
+            Format::Tsv => table.columns = table.head()?,
+            Format::JsonLines => {
+                let mut columns: Vec<String> = Vec::new();
+                table.lines(&mut |_, line| {
+                    // What is malformed is told of when rows are read.
+                    let Ok(Value::Object(row)) = serde_json::from_str(line) else { return };
+                    for (name, _) in row {
+                        if !columns.contains(&name) {
+                            columns.push(name);
+                        }
+                    }
+                })?;
+                table.columns = columns;
+            }
+            Format::Parquet => table.columns = super::parquet::columns(path)?,
+        }
+        Ok(table)
+    }
+
+    /// Names of the columns.
+    pub(super) fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    /// The path, for messages.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// An error of the table as a whole.
+    pub(super) fn fault(&self, message: impl Into<String>) -> Error {
+        Error::Data { path: self.path.clone(), message: message.into() }
+    }
+
+    /// Refuses a column that is not there, or there twice.
+    pub(super) fn need(&self, column: &str, hint: &str) -> Result<()> {
+        match self.columns.iter().filter(|name| *name == column).count() {
+            1 => Ok(()),
+            0 => Err(self.fault(format!("there is no column `{column}` among {:?}{hint}", self.columns))),
+            more => Err(self.fault(format!("there are {more} columns `{column}`: rename all but one"))),
+        }
+    }
+
+    /// Hands the wanted fields of every row to `each`, and gathers the rows that it or the format refuses.
+    pub(super) fn each(
+        &self,
+        wanted: &[&str],
+        mut each: impl FnMut(&[Cell<'_>]) -> std::result::Result<(), Fault>,
+    ) -> Result<Malformed> {
+        let mut malformed = Malformed::default();
+        match self.format {
+            Format::Csv | Format::Tsv => {
+                let places: Vec<Option<usize>> =
+                    wanted.iter().map(|name| self.columns.iter().position(|column| column == name)).collect();
+                let mut reader = self.reader()?;
+                let mut record = csv::StringRecord::new();
+                loop {
+                    let fault = match reader.read_record(&mut record) {
+                        Ok(false) => break,
+                        Ok(true) => {
+                            let cells: Vec<Cell<'_>> =
+                                places.iter().map(|place| place.and_then(|at| record.get(at))).collect();
+                            each(&cells).err().map(|fault| (record.position().cloned(), fault))
+                        }
+                        Err(error) => match error.kind() {
+                            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => Some((
+                                error.position().cloned(),
+                                format!("there are {len} fields, but {expected_len} columns"),
+                            )),
+                            csv::ErrorKind::Utf8 { .. } => {
+                                Some((error.position().cloned(), "it is not UTF-8".into()))
+                            }
+                            _ => return Err(self.fault(error.to_string())),
+                        },
+                    };
+                    if let Some((position, fault)) = fault {
+                        malformed.add(|| {
+                            let line = position.map_or(0, |position| filled_line(&self.path, &position));
+                            format!("line {line}: {fault}")
+                        });
+                    }
+                }
+            }
+            Format::JsonLines => self.lines(&mut |number, line| {
+                if let Err(fault) = object(line, wanted, &mut each) {
+                    malformed.add(|| format!("line {number}: {fault}"));
+                }
+            })?,
+            Format::Parquet => super::parquet::each(&self.path, wanted, &mut |number, cells| {
+                if let Err(fault) = cells.and_then(&mut each) {
+                    malformed.add(|| format!("row {number}: {fault}"));
+                }
+            })?,
+        }
+        Ok(malformed)
+    }
+
+    fn file(&self) -> Result<File> {
+        File::open(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// A reader after the line of names: before it, the positions of errors are not right.
+    fn reader(&self) -> Result<csv::Reader<File>> {
+        let mut reader = csv::ReaderBuilder::new().delimiter(self.delimiter).from_reader(self.file()?);
+        match reader.headers() {
+            Ok(_) => Ok(reader),
+            Err(error) => Err(match error.kind() {
+                csv::ErrorKind::Utf8 { .. } => self.fault("line 1: it is not UTF-8"),
+                _ => self.fault(error.to_string()),
+            }),
+        }
+    }
+
+    fn head(&self) -> Result<Vec<String>> {
+        let mut reader = self.reader()?;
+        let head = reader.headers().map_err(|error| self.fault(error.to_string()))?;
+        Ok(head.iter().map(|name| name.trim().to_owned()).collect())
+    }
+
+    /// Spreadsheets of half the world write semicolons between the fields of a file that is named for commas.
+    fn guess(&self) -> Result<u8> {
+        let mut head = Vec::new();
+        // Column names of more than a mebibyte are no column names.
+        let mut start = BufReader::new(self.file()?.take(1 << 20));
+        start.read_until(b'\n', &mut head).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        let count = |byte| head.iter().filter(|&&b| b == byte).count();
+        Ok(if count(b',') == 0 && count(b';') > 0 { b';' } else { b',' })
+    }
+
+    /// Hands every line that is not blank to `each`, with its number.
+    fn lines(&self, each: &mut dyn FnMut(u64, &str)) -> Result<()> {
+        for (number, line) in (1..).zip(BufReader::new(self.file()?).lines()) {
+            let line = line.map_err(|source| match source.kind() {
+                std::io::ErrorKind::InvalidData => self.fault(format!("line {number}: it is not UTF-8")),
+                _ => Error::Io { path: self.path.clone(), source },
+            })?;
+            let line = line.trim_start_matches('\u{feff}').trim();
+            if !line.is_empty() {
+                each(number, line);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The wanted fields of a JSON object.
+fn object(
+    line: &str,
+    wanted: &[&str],
+    each: &mut impl FnMut(&[Cell<'_>]) -> std::result::Result<(), Fault>,
+) -> std::result::Result<(), Fault> {
+    let row: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let Value::Object(row) = row else { return Err("it is not a JSON object".into()) };
+    let mut fields = Vec::with_capacity(wanted.len());
+    for name in wanted {
+        fields.push(match row.get(*name) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(Value::Number(number)) => Some(number.to_string()),
+            Some(Value::Bool(truth)) => Some(truth.to_string()),
+            Some(_) => return Err(format!("`{name}` must be a string, a number, true or false")),
+        });
+    }
+    each(&fields.iter().map(Option::as_deref).collect::<Vec<_>>())
+}
+
+/// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
+fn filled_line(path: &Path, position: &csv::Position) -> u64 {
+    let skipped = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(position.byte()))?;
+        let mut skipped = 0;
+        for byte in BufReader::new(file).bytes() {
+            match byte? {
+                b'\n' => skipped += 1,
+                b'\r' => (),
+                _ => break,
+            }
+        }
+        Ok(skipped)
+    });
+    position.line() + skipped.unwrap_or(0)
+}

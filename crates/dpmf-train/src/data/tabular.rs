@@ -1,0 +1,476 @@
+//! Tables whose rows have features and something to predict.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::part::{Split, digest};
+use super::rows::{Cell, Fault, Table};
+use super::schema::{Draft, Filled};
+use super::table::{PUBLIC, ROWS, Who, filled, name_of};
+use super::{
+    Columns, Dataset, Label, Meaning, Options, Part, SampleData, Samples, Schema, Target, VocabularyFrom,
+};
+use crate::{Error, Result};
+
+/// The name that keys the hashes: that of a table of texts, so that a user is in the same set of both.
+const HASHED: &str = "file";
+
+/// Reads a table with a label.
+pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
+    if options.tokens.is_some() || options.vocabulary_size.is_some() || options.example_length.is_some() {
+        let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without --label";
+        return Err(Error::argument("data", path.display(), rule));
+    }
+    let table = Table::open(path)?;
+    let who = Who::new(&table, options)?;
+    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    let (schema, mut notes, public) = match (&options.schema, &options.vocabulary) {
+        (Some(given), _) => {
+            let schema = Schema::read(given)?;
+            let note = "Classes, categories and scales come from a given schema; they cost no privacy if it is public.";
+            (schema, vec![note.to_owned()], 0)
+        }
+        (None, from) => drafted(&table, &columns, options, from == &Some(VocabularyFrom::TrainingUsers))?,
+    };
+    for column in schema.columns().into_iter().chain([schema.label.column()]) {
+        table.need(column, "")?;
+    }
+    notes.insert(
+        0,
+        match who.column() {
+            Some(user) => {
+                format!("A user is a value of the column `{user}`; a person under two values is two users.")
+            }
+            None => ROWS.to_owned(),
+        },
+    );
+    let read = Read { table, schema, notes, public, options };
+    match read.schema.label {
+        Label::Class { .. } => read.samples(Label::class).map(Dataset::Classes),
+        Label::Number { .. } => read.samples(Label::value).map(Dataset::Numbers),
+    }
+}
+
+/// The columns of features, each of words or not, and of the label.
+struct Wanted {
+    features: Vec<(String, bool)>,
+    label: String,
+}
+
+impl Wanted {
+    fn new(table: &Table, columns: &Columns, user: Option<&str>) -> Result<Self> {
+        let label = columns.label.clone().unwrap_or_default();
+        table.need(&label, ": name it with --label")?;
+        let text = columns.text.as_deref();
+        let others = || {
+            let mine = |name: &&String| Some(name.as_str()) != user && **name != label;
+            table.columns().iter().filter(mine).cloned().collect::<Vec<_>>()
+        };
+        let mut features: Vec<(String, bool)> = match (&columns.features, text) {
+            (Some(given), _) => given.iter().map(|name| (name.clone(), false)).collect(),
+            (None, Some(_)) => Vec::new(),
+            (None, None) => others().into_iter().map(|name| (name, false)).collect(),
+        };
+        if let Some(text) = text {
+            features.retain(|(name, _)| name != text);
+            features.push((text.to_owned(), true));
+        }
+        for (name, _) in &features {
+            table.need(name, ": name the columns with --features")?;
+        }
+        Ok(Self { features, label })
+    }
+}
+
+/// A schema from public users, or from those trained on, with what has to be said of it, and the share of public users.
+fn drafted(
+    table: &Table,
+    columns: &Wanted,
+    options: &Options,
+    from_training: bool,
+) -> Result<(Schema, Vec<String>, u32)> {
+    let public = if from_training { 0 } else { PUBLIC };
+    let part = if from_training { Part::Train } else { Part::Public };
+    let mut who = Who::new(table, options)?;
+    let skipped = usize::from(who.column().is_some());
+    let names: Vec<(&str, bool)> =
+        columns.features.iter().map(|(name, words)| (name.as_str(), *words)).collect();
+    let wanted: Vec<&str> = who.column().into_iter().chain(names.iter().map(|(name, _)| *name)).collect();
+    let wanted: Vec<&str> = wanted.into_iter().chain([columns.label.as_str()]).collect();
+    let mut draft = Draft::new(&names, &columns.label);
+    let mut users: HashMap<String, usize> = HashMap::new();
+    // What is malformed is told of when all rows are read.
+    table.each(&wanted, |cells| {
+        let user = who.of(cells)?;
+        if Part::of(HASHED, &user, public) == part {
+            let rows = users.entry(user).or_default();
+            *rows += 1;
+            if *rows <= options.example_limit() {
+                draft.add(&cells[skipped..cells.len() - 1], cells[cells.len() - 1]);
+            }
+        }
+        Ok(())
+    })?;
+    if users.is_empty() {
+        return Err(table.fault(
+            "no users from whom classes and scales could come: there must be more, or say what the columns mean with --schema",
+        ));
+    }
+    let schema = draft.finish(options.predict).map_err(|fault| table.fault(fault))?;
+    let note = if from_training {
+        "Classes, categories and scales are made of the training users' rows: ε does not cover what they tell about them. Give a \
+         schema to avoid this."
+            .to_owned()
+    } else {
+        format!(
+            "Classes, categories and scales come from {} users, a tenth chosen by a hash of their names, who are taken for public: \
+             they are in none of the sets for training, validation and test, and ε does not cover them.",
+            users.len()
+        )
+    };
+    Ok((schema, vec![note], public))
+}
+
+/// A table whose meaning is known.
+struct Read<'a> {
+    table: Table,
+    schema: Schema,
+    notes: Vec<String>,
+    public: u32,
+    options: &'a Options,
+}
+
+impl Read<'_> {
+    fn samples<T: Target>(
+        self,
+        target: fn(&Label, Cell<'_>) -> std::result::Result<T, Fault>,
+    ) -> Result<SampleData<T>> {
+        let Self { table, schema, notes, public, options } = self;
+        let mut who = Who::new(&table, options)?;
+        let skipped = usize::from(who.column().is_some());
+        let wanted: Vec<&str> =
+            who.column().into_iter().chain(schema.columns()).chain([schema.label.column()]).collect();
+        let mut users: HashMap<String, (Vec<f32>, Vec<T>)> = HashMap::new();
+        let (mut replaced, mut remarks, mut beyond) = (Filled::default(), Vec::new(), 0);
+        let malformed = table.each(&wanted, |cells| {
+            let user = who.of(cells)?;
+            let value = target(&schema.label, cells[cells.len() - 1])?;
+            let (features, targets) = users.entry(user).or_default();
+            if targets.len() >= options.example_limit() {
+                beyond += 1;
+                return Ok(());
+            }
+            schema.encode(&cells[skipped..cells.len() - 1], features, &mut replaced)?;
+            targets.push(value);
+            Ok(())
+        })?;
+        options.judge(&table, &malformed, &mut remarks)?;
+        if beyond > 0 {
+            remarks.push(format!(
+                "{beyond} rows are beyond the most that a user may have, and left out: see --examples-per-user"
+            ));
+        }
+        remarks.extend(replaced.remarks());
+
+        let mut order: Vec<_> =
+            users.into_iter().map(|(user, rows)| (digest(HASHED, "order", &user), user, rows)).collect();
+        order.sort_unstable_by_key(|(order, ..)| *order);
+        let count = order.len();
+        let width = schema.width();
+        let empty = || Samples::new(width);
+        let mut split = Split { train: empty(), validation: empty(), test: empty() };
+        for (_, user, (features, targets)) in order {
+            let Some(set) = split.part_mut(Part::of(HASHED, &user, public)) else { continue };
+            if set.len() < options.user_limit() {
+                for (features, target) in features.chunks_exact(width).zip(targets) {
+                    set.push(features, target);
+                }
+                set.finish_user();
+            }
+        }
+        filled(&table, count, split.parts().map(|(set, samples)| (set, samples.is_empty())))?;
+        Ok(SampleData {
+            name: name_of(table.path()),
+            meaning: Meaning::Columns(schema),
+            split,
+            notes,
+            remarks,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+    use crate::Users;
+    use crate::data::Predict;
+
+    fn write(name: &str, content: impl AsRef<[u8]>) -> (tempfile::TempDir, std::path::PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        (directory, path)
+    }
+
+    fn options(label: &str) -> Options {
+        let columns = Columns { user: Some("who".into()), label: Some(label.into()), ..Columns::default() };
+        Options { columns, ..Options::default() }
+    }
+
+    /// Two rows for each of 400 people: age, city, a class and a price that follow from them.
+    fn table() -> String {
+        let mut table = String::from("who,age,city,bought,price\n");
+        for person in 0..400 {
+            for row in 0..2 {
+                let age = 20 + (person * 7 + row) % 50;
+                let city = ["Bonn", "Köln", "Ulm"][person % 3];
+                let bought = if age > 45 { "yes" } else { "no" };
+                writeln!(table, "p{person},{age},{city},{bought},{}.5", 3 * age).unwrap();
+            }
+        }
+        table
+    }
+
+    #[test]
+    fn classes_and_numbers_are_read_from_the_same_table() {
+        let (_folder, path) = write("shop.csv", table());
+        let mut chosen = options("bought");
+        chosen.columns.features = Some(vec!["city".into(), "age".into()]);
+        let Dataset::Classes(data) = file(&path, &chosen).unwrap() else { panic!("classes") };
+        let Meaning::Columns(schema) = &data.meaning else { panic!("columns") };
+        assert_eq!(schema.classes().unwrap(), ["no", "yes"]);
+        assert_eq!(schema.columns(), ["city", "age"]);
+        assert_eq!((data.meaning.features(), data.meaning.classes()), (4, Some(2)));
+        let (center, scale) = match schema.features[1] {
+            crate::data::Feature::Number { center, scale, .. } => (center, scale),
+            _ => panic!("a number"),
+        };
+        // A person is in one set with all rows, in the set that a table of texts would put it into.
+        let mut seen = 0;
+        let expected: Vec<_> = (0..400).map(|p| Part::of("file", &format!("p{p}"), PUBLIC)).collect();
+        for ((_, set), part) in
+            data.split.parts().into_iter().zip([Part::Train, Part::Validation, Part::Test])
+        {
+            assert_eq!(set.len(), expected.iter().filter(|of| **of == part).count());
+            assert_eq!(set.example_count(), 2 * set.len());
+            for user in 0..set.len() {
+                let mut examples = Vec::new();
+                set.examples(user, &mut examples);
+                for example in examples {
+                    let age = center + scale * f64::from(example.features[3]);
+                    assert_eq!(example.label, u16::from(age.round() > 45.0));
+                    assert_eq!(example.features[..3].iter().sum::<f32>(), 1.0);
+                }
+                seen += 1;
+            }
+        }
+        let public = expected.iter().filter(|part| **part == Part::Public).count();
+        assert_eq!(seen + public, 400);
+        assert!(data.notes[1].contains(&format!("{public} users")), "{:?}", data.notes);
+        assert!(data.remarks.is_empty(), "{:?}", data.remarks);
+
+        let Dataset::Numbers(data) = file(&path, &options("price")).unwrap() else { panic!("numbers") };
+        assert_eq!((data.meaning.features(), data.meaning.classes()), (1 + 3 + 2, None));
+        let forced = Options { predict: Some(Predict::Classification), ..options("price") };
+        assert!(
+            matches!(file(&path, &forced).unwrap_err(), Error::Data { message, .. } if message.contains("which is not among"))
+        );
+    }
+
+    #[test]
+    fn formats_read_alike() {
+        let csv = table();
+        let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+        let (_a, comma) = write("t.csv", format!("\u{feff}{csv}"));
+        let (_b, semicolon) = write("t.csv", csv.replace(',', ";"));
+        let (_c, tab) = write("t.tsv", csv.replace(',', "\t"));
+        let json: String = rows[1..]
+            .iter()
+            .map(|row| {
+                format!(
+                    "{{\"who\":\"{}\",\"age\":{},\"city\":\"{}\",\"bought\":\"{}\",\"price\":{}}}\n",
+                    row[0], row[1], row[2], row[3], row[4]
+                )
+            })
+            .collect();
+        let (_d, json) = write("t.jsonl", json);
+        let (_e, parquet) = write("t.parquet", parquet_of(&rows));
+        let mut chosen = options("bought");
+        chosen.columns.features = Some(vec!["age".into(), "city".into(), "price".into()]);
+        let read = |path: &Path| match file(path, &chosen).unwrap() {
+            Dataset::Classes(data) => data,
+            _ => panic!("classes"),
+        };
+        let first = read(&comma);
+        for path in [&semicolon, &tab, &json, &parquet] {
+            let other = read(path);
+            assert_eq!(
+                (other.split, other.meaning),
+                (first.split.clone(), first.meaning.clone()),
+                "{}",
+                path.display()
+            );
+        }
+    }
+
+    /// The rows as a Parquet file of strings, a whole number and a float.
+    fn parquet_of(rows: &[Vec<&str>]) -> Vec<u8> {
+        use parquet::basic::Compression;
+        use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+        use parquet::file::properties::WriterProperties;
+        use parquet::file::writer::SerializedFileWriter;
+        let schema =
+            "message rows { required binary who (UTF8); required int64 age; optional binary city (UTF8);
+            required binary bought (UTF8); required double price; }";
+        let schema = parquet::schema::parser::parse_message_type(schema).unwrap();
+        let settings = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+        let mut bytes = Vec::new();
+        let mut writer = SerializedFileWriter::new(&mut bytes, schema.into(), settings.into()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        for column in 0..5 {
+            let texts: Vec<&str> = rows[1..].iter().map(|row| row[column]).collect();
+            let mut out = group.next_column().unwrap().unwrap();
+            match column {
+                1 => {
+                    let values: Vec<i64> = texts.iter().map(|text| text.parse().unwrap()).collect();
+                    out.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
+                }
+                4 => {
+                    let values: Vec<f64> = texts.iter().map(|text| text.parse().unwrap()).collect();
+                    out.typed::<DoubleType>().write_batch(&values, None, None).unwrap();
+                }
+                _ => {
+                    let values: Vec<ByteArray> = texts.iter().map(|text| ByteArray::from(*text)).collect();
+                    let levels = vec![1; values.len()];
+                    let levels = (column == 2).then_some(&levels[..]);
+                    out.typed::<ByteArrayType>().write_batch(&values, levels, None).unwrap();
+                }
+            }
+            out.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn damaged_parquet_files_are_errors() {
+        let csv = table();
+        let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+        let bytes = parquet_of(&rows);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        let mut refused = 0;
+        for at in (0..bytes.len()).step_by(bytes.len() / 400) {
+            let mut mutated = bytes.clone();
+            mutated[at] ^= 0x2a;
+            std::fs::write(&path, mutated).unwrap();
+            refused += usize::from(file(&path, &options("bought")).is_err());
+        }
+        assert!(refused > 50, "{refused}");
+        std::fs::write(&path, "who,bought\n").unwrap();
+        assert!(
+            file(&path, &options("bought")).unwrap_err().to_string().contains("cannot be read as Parquet")
+        );
+    }
+
+    #[test]
+    fn every_malformed_row_is_told_of_with_its_number() {
+        let mut lines: Vec<String> = table().lines().map(str::to_owned).collect();
+        lines[10] = "p4,old,Bonn,yes,1".into();
+        lines[20] = "p9,30,Bonn".into();
+        lines[30] = ",30,Bonn,yes,1".into();
+        lines[40] = "p19,30,Bonn,,1".into();
+        lines[50] = "p24,30,Bonn,maybe,1".into();
+        let (_folder, path) = write("t.csv", lines.join("\n"));
+        let expected = "5 rows are malformed:\n  \
+            line 11: `age` is \"old\", which is not a number\n  \
+            line 21: there are 3 fields, but 5 columns\n  \
+            line 31: the user (column `who`) is empty\n  \
+            line 41: the label `bought` is missing\n  \
+            line 51: the label `bought` is \"maybe\", which is not among the 2 classes [\"no\", \"yes\"]";
+        // Row 50 is of a public user in this table or not; the schema must not learn its class from it.
+        assert_ne!(Part::of("file", "p24", PUBLIC), Part::Public);
+        let error = file(&path, &options("bought")).unwrap_err().to_string();
+        assert!(error.ends_with(expected), "{error}");
+        let Dataset::Classes(data) =
+            file(&path, &Options { skip_malformed: true, ..options("bought") }).unwrap()
+        else {
+            panic!("classes")
+        };
+        assert_eq!(data.remarks, [format!("left out: {expected}")]);
+
+        lines.truncate(1);
+        lines.extend((0..60).map(|_| "p,x,y,z,w".to_owned()));
+        lines.extend(table().lines().skip(1).map(str::to_owned));
+        let (_folder, path) = write("t.csv", lines.join("\n"));
+        let error = file(&path, &options("bought")).unwrap_err().to_string();
+        assert!(error.contains("60 rows are malformed") && error.ends_with("and 40 more"), "{error}");
+    }
+
+    #[test]
+    fn columns_that_are_not_there_are_named() {
+        let (_folder, path) = write("t.csv", table());
+        let said = |change: fn(&mut Columns)| {
+            let mut options = options("bought");
+            change(&mut options.columns);
+            file(&path, &options).unwrap_err().to_string()
+        };
+        for (error, part) in [
+            (
+                said(|c| c.user = None),
+                "no column `user` among [\"who\", \"age\", \"city\", \"bought\", \"price\"]: name it with --user",
+            ),
+            (said(|c| c.label = Some("y".into())), "no column `y`"),
+            (said(|c| c.features = Some(vec!["height".into()])), "no column `height`"),
+            (said(|c| c.features = Some(vec!["bought".into()])), "the label cannot be a feature"),
+            (said(|c| c.features = Some(vec![])), "at least one"),
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_can_be_users_and_the_place_of_a_row_does_not_matter() {
+        let mut chosen = options("bought");
+        chosen.columns = Columns {
+            user: None,
+            rows_are_users: true,
+            features: Some(vec!["age".into(), "city".into()]),
+            ..chosen.columns
+        };
+        chosen.schema = None;
+        let all = table();
+        let (_a, whole) = write("t.csv", &all);
+        let lines: Vec<&str> = all.lines().collect();
+        let without = [&lines[..1], &lines[2..]].concat().join("\n");
+        let (_b, without) = write("t.csv", without);
+        let read = |path: &Path| match file(path, &chosen).unwrap() {
+            Dataset::Classes(data) => data,
+            _ => panic!("classes"),
+        };
+        let (whole, without) = (read(&whole), read(&without));
+        let users = |data: &SampleData<u16>| data.split.parts().map(|(_, set)| set.len());
+        let moved: usize = users(&whole).iter().zip(users(&without)).map(|(a, b)| a.abs_diff(b)).sum();
+        assert!(moved <= 1, "{:?} {:?}", users(&whole), users(&without));
+        assert!(whole.notes[0].contains("one row"));
+    }
+
+    #[test]
+    fn texts_are_classified_by_their_words() {
+        let mut content = String::from("who,message,spam\n");
+        for person in 0..300 {
+            let (text, spam) = if person % 2 == 0 { ("win money now", 1) } else { ("see you at lunch", 0) };
+            writeln!(content, "p{person},{text},{spam}").unwrap();
+        }
+        let (_folder, path) = write("t.csv", content);
+        let mut chosen = options("spam");
+        chosen.columns.text = Some("message".into());
+        let Dataset::Classes(data) = file(&path, &chosen).unwrap() else { panic!("classes") };
+        assert_eq!((data.meaning.features(), data.meaning.classes()), (1024, Some(2)));
+        let norm = data.split.train.features()[..1024].iter().map(|x| x * x).sum::<f32>();
+        assert!((norm - 1.0).abs() < 1e-6);
+    }
+}
