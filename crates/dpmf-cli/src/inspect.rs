@@ -7,14 +7,17 @@ use dpmf::accounting::RegretBound;
 use dpmf::accounting::utility::RegretSetting;
 use dpmf::inspection::{Inspection, describe};
 use dpmf::{Error, Mechanism, format};
+use dpmf_train::data::Meaning;
+use dpmf_train::{Input, SavedModel};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Say what a mechanism file holds: workload, factorization, loss, certificate and privacy.
+/// Say what a file holds: of a mechanism its workload, factorization, loss, certificate and privacy; of a trained model its
+/// kind, tensors, input and privacy.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A mechanism file
+    /// A mechanism or model file
     file: PathBuf,
 
     /// Also bound the regret for convex losses with this Lipschitz constant (prefix sums, calibrated)
@@ -41,6 +44,9 @@ pub struct VerifyArgs {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    if let Ok(model) = SavedModel::load(args.file.as_path()) {
+        return trained(&model);
+    }
     let file = format::open(&args.file)?;
     let Some(mechanism) = &file.mechanism else {
         let json = json!({ "format": format::FORMAT, "mechanism": null, "recipe": file.recipe });
@@ -63,6 +69,44 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             number(bound.learning_rate)
         )?;
     }
+    Ok(Report::new(json, text))
+}
+
+/// What a model file says of itself.
+fn trained(model: &SavedModel) -> anyhow::Result<Report> {
+    let card = model.card();
+    let tensors: Vec<_> = card.model.layout().into_iter().map(|block| (block.name, block.shape)).collect();
+    let mut json = serde_json::to_value(card)?;
+    json["parameters"] = json!(model.parameters().len());
+    json["tensors"] = tensors.iter().map(|(name, shape)| json!({ "name": name, "shape": shape })).collect();
+    json["privacy"] = json!(model.privacy());
+    json["plan"] = json!(model.plan());
+    let input = match &card.input {
+        Input::Text { symbols, length, .. } => {
+            format!("texts of {} symbols, {length} tokens at most", symbols.len())
+        }
+        Input::Features { meaning: Meaning::Pixels { rows, columns, classes } } => {
+            format!("images of {rows} × {columns} pixels, for {classes} classes")
+        }
+        Input::Features { meaning: Meaning::Columns(schema) } => {
+            let what = match schema.classes() {
+                Some(classes) => format!("{} classes", classes.len()),
+                None => "a number".into(),
+            };
+            format!("columns {}, for `{}`: {what}", schema.columns().join(", "), schema.label.column())
+        }
+    };
+    let mut text = format!(
+        "model         {}, {} parameters, trained on {}\nreads         {input}\nplan          {}\n",
+        json["model"]["kind"].as_str().unwrap_or_default(),
+        model.parameters().len(),
+        card.data,
+        model.plan(),
+    );
+    for (name, shape) in &tensors {
+        writeln!(text, "tensor        {name} {shape:?}")?;
+    }
+    write!(text, "\n{}", model.statement())?;
     Ok(Report::new(json, text))
 }
 

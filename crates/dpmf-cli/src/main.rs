@@ -12,13 +12,13 @@ mod factorize;
 mod inspect;
 mod ledger;
 mod matrix;
+mod model;
 mod noise;
 mod output;
 mod plan;
 mod plot;
 mod progress;
 mod report;
-mod sample;
 mod sweep;
 mod train;
 mod workload;
@@ -48,7 +48,11 @@ enum Command {
     /// Train a model under differential privacy, for one epoch or several
     Train(Box<train::Args>),
     /// Write new texts with a model that was trained
-    Sample(sample::Args),
+    Sample(model::sample::Args),
+    /// Predict classes or numbers with a model that was trained
+    Predict(model::predict::Args),
+    /// Measure how good a model is on other data
+    Eval(model::eval::Args),
     /// Train over a grid of settings, choose on validation users, report on test users
     Sweep(Box<sweep::Args>),
     /// Find the mechanism and the sampler of least error for a budget
@@ -91,7 +95,9 @@ fn main() -> ExitCode {
     };
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Train(args) => train::run(args),
-        Command::Sample(args) => sample::run(args),
+        Command::Sample(args) => model::sample::run(args),
+        Command::Predict(args) => model::predict::run(args),
+        Command::Eval(args) => model::eval::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Factorize(args) => factorize::run(args),

@@ -221,12 +221,13 @@ impl Group {
             .collect()
     }
 
-    /// Index of the candidate with the best validation accuracy; of equals, the one with the smaller steps.
+    /// Index of the candidate that is best on validation users; of equals, the one with the smaller steps.
     fn best(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<usize> {
         let mut best = (0, f64::NEG_INFINITY);
         for (index, job) in self.tuning(args, task)?.iter().enumerate() {
             let line = sweep.line(&job.id).context("a tuning run has no result")?;
-            let score = if line.outcome.diverged { -1.0 } else { line.outcome.validation.accuracy };
+            let score =
+                if line.outcome.diverged { f64::NEG_INFINITY } else { line.outcome.validation.merit() };
             let rate = |index: usize| self.candidates[index].server_learning_rate;
             if score > best.1 || score == best.1 && rate(index) < rate(best.0) {
                 best = (index, score);
@@ -496,7 +497,7 @@ impl<'a> Sweep<'a> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = pool.install(|| self.one(job))?;
-                bar.set_message(format!("{} {:.4}", job.asked, line.outcome.validation.accuracy));
+                bar.set_message(format!("{} {:.4}", job.asked, line.outcome.validation.merit()));
                 bar.inc(1);
                 self.record(line)?;
             }
@@ -535,7 +536,7 @@ impl<'a> Sweep<'a> {
                 recipe: plan.recipe().clone(),
                 noise_multiplier: statement.map(|statement| statement.calibration().noise_multiplier()),
                 epsilon: statement.map(|statement| statement.calibration().epsilon()),
-                outcome: run.finish(job.purpose)?,
+                outcome: run.finish(job.purpose, None)?,
             })
         })
     }
@@ -613,7 +614,7 @@ impl Row {
                 .enumerate()
                 .map(|(k, point)| {
                     let values: Vec<f64> =
-                        lines.iter().filter_map(|line| Some(line.outcome.curve.get(k)?.accuracy)).collect();
+                        lines.iter().filter_map(|line| line.outcome.curve.get(k)?.accuracy).collect();
                     (point.round, values.iter().sum::<f64>() / values.len() as f64)
                 })
                 .collect()
@@ -624,9 +625,9 @@ impl Row {
             tuned_over,
             epsilon: lines.iter().find_map(|line| line.epsilon),
             noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
-            accuracy: of(&|outcome| Some(outcome.test?.accuracy)),
+            accuracy: of(&|outcome| outcome.test?.accuracy),
             loss: of(&|outcome| Some(outcome.test?.loss)),
-            validation: of(&|outcome| Some(outcome.validation.accuracy)),
+            validation: of(&|outcome| outcome.validation.accuracy),
             diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
             runs: lines.len(),
             curve,

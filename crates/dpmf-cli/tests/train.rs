@@ -105,7 +105,7 @@ fn training_answers_as_the_contract_says() {
         |more: &[&str]| json(&[&["sample", out_text, "--count", "5", "--length", "12"], more].concat());
     let texts = sample(&[])["texts"].as_array().unwrap().clone();
     assert_eq!(
-        (texts.len(), sample(&[])["epsilon"].as_f64()),
+        (texts.len(), sample(&[])["model"]["epsilon"].as_f64()),
         (5, answer["runs"][0]["mechanism"].as_str().map(|_| 2.0))
     );
     assert_eq!(sample(&[])["texts"].as_array().unwrap(), &texts);

@@ -7,6 +7,7 @@ mod arrays;
 mod data;
 mod error;
 mod mechanism;
+mod model;
 mod noise;
 mod parallel;
 mod picture;
@@ -24,6 +25,8 @@ use pyo3::prelude::*;
 mod core {
     #[pymodule_export]
     use crate::mechanism::{Mechanism, load_mechanism};
+    #[pymodule_export]
+    use crate::model::{Model, load_model};
     #[pymodule_export]
     use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
     #[pymodule_export]

@@ -29,7 +29,7 @@ pub use model::{Model, Score};
 pub use plan::{Plan, Secret};
 pub use recipe::{Choice, Privacy, Recipe, Steps, Wish};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
-pub use saved::{Card, Input, Predictions, SavedModel, Writing};
+pub use saved::{Card, Evaluation, Input, Predictions, SavedModel, Writing};
 pub use server::Server;
 pub use stats::Estimate;
 pub use summary::{Ended, Summary};

@@ -1,5 +1,7 @@
 //! A trained model in a file that says what it is: tensors by name, sizes, vocabulary or schema, and its privacy.
 
+mod evaluation;
+
 use crate::data::{Meaning, Tokens, Vocabulary};
 use crate::error::{Error, Result};
 use crate::model::{Lstm, Network};
@@ -15,6 +17,8 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
+
+pub use evaluation::{Evaluation, likeliest};
 
 /// Version of the file.
 const FORMAT: &str = "dpmf-model-1";

@@ -16,15 +16,22 @@ figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555
 pre{background:#f6f6f4;padding:1rem;white-space:pre-wrap;border-radius:4px;font-size:.88rem}";
 
 /// Columns of the table of results.
-pub const HEAD: [&str; 7] =
-    ["mechanism", "sampling", "test accuracy", "test loss", "error/bound", "buffers", "time"];
+pub fn head(summary: &Summary) -> [&'static str; 7] {
+    let numbers = summary.summary.iter().any(|row| row.test_rmse.is_some());
+    let merit = if numbers { "test RMSE" } else { "test accuracy" };
+    ["mechanism", "sampling", merit, "test loss", "error/bound", "buffers", "time"]
+}
 
 /// The table of results.
 pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
     let row = |row: &dpmf_train::summary::MechanismRow| {
-        let accuracy = match row.test_accuracy.half_width {
-            Some(half) => format!("{:.4} ± {half:.4}", row.test_accuracy.mean),
-            None => format!("{:.4}", row.test_accuracy.mean),
+        let shown = |x: f64| if row.test_rmse.is_some() { number(x) } else { format!("{x:.4}") };
+        let merit = match row.test_rmse.or(row.test_accuracy) {
+            Some(merit) => match merit.half_width {
+                Some(half) => format!("{} ± {}", shown(merit.mean), shown(half)),
+                None => shown(merit.mean),
+            },
+            None => "–".into(),
         };
         vec![
             match row.mechanism.to_string() {
@@ -32,7 +39,7 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
                 mechanism => format!("{} ({mechanism})", row.asked),
             },
             row.sampling.clone(),
-            accuracy,
+            merit,
             number(row.test_loss),
             row.ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
             if row.mechanism == Choice::None { "–".into() } else { buffers(row.buffers) },
@@ -73,7 +80,7 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended]) -> anyhow::Result<S
         let _ = write!(page, "<p><strong>{}.</strong></p>", escape(&capitalized(&guarantee)));
     }
     page += "<h2>Results</h2><table><thead><tr>";
-    HEAD.iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
+    head(summary).iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
     page += "</tr></thead><tbody>";
     for row in cells(summary) {
         page += "<tr>";
@@ -172,7 +179,7 @@ fn name(run: &Ended) -> String {
 }
 
 /// Accuracy and loss, the mean over the repetitions.
-fn curves(ended: &[Ended]) -> [Panel; 2] {
+fn curves(ended: &[Ended]) -> Vec<Panel> {
     let first = first_of_each(ended);
     let panel = |title: &str, y_label: &str, pick: fn(&dpmf_train::Point) -> f64| {
         let series = first.iter().enumerate().map(|(index, run)| {
@@ -193,10 +200,14 @@ fn curves(ended: &[Ended]) -> [Panel; 2] {
             series: series.collect(),
         }
     };
-    [
-        panel("validation accuracy", "accuracy", |point| point.accuracy),
-        panel("validation loss", "cross-entropy, nats", |point| point.loss),
-    ]
+    let classes = ended.iter().any(|run| run.outcome.validation.accuracy.is_some());
+    let unit = if classes { "cross-entropy, nats" } else { "half the squared error, scaled" };
+    let mut panels = vec![panel("validation loss", unit, |point| point.loss)];
+    if classes {
+        panels
+            .insert(0, panel("validation accuracy", "accuracy", |point| point.accuracy.unwrap_or(f64::NAN)));
+    }
+    panels
 }
 
 /// A curve for each private mechanism, from what its plan holds.

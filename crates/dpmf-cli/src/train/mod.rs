@@ -19,7 +19,7 @@ use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::{
-    Asked, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
+    Asked, Card, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
     Recipe, Steps, Summary, Users,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -264,10 +264,15 @@ impl RecipeArgs {
                 passes: self.client_passes,
                 batch: self.client_batch,
             },
-            None if self.client_lr.is_some() => {
+            None if self.client_lr.is_some() && task.is_images() => {
                 bail!("--client-lr has no meaning where every user is one example")
             }
-            None => Local::Gradient,
+            None => match self.client_lr {
+                Some(learning_rate) => {
+                    Local::Sgd { learning_rate, passes: self.client_passes, batch: self.client_batch }
+                }
+                None => Local::Gradient,
+            },
         };
         Ok(Recipe {
             mechanism: Choice::None,
@@ -341,6 +346,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         }
     };
     eprintln!("{}", task.describe());
+    task.remarks().iter().for_each(|remark| eprintln!("{}: {remark}", task.name()));
+    let card = task.card();
     let key = match (&experiment.key_file, experiment.seed) {
         (Some(path), _) => KeySource::File(path.clone()),
         (None, Some(seed)) => KeySource::Seed(seed),
@@ -354,7 +361,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         let outcome = match run::outcome(&place)? {
             Some(outcome) => outcome,
             None => with_task!(&task, |model, split| {
-                train_one(&place, &folder, model, split, &plan, &key, &label, args.burn)?
+                train_one(&place, &folder, model, split, &plan, &key, &label, args.burn, &card)?
             }),
         };
         ended.push(Ended { plan, outcome });
@@ -576,6 +583,7 @@ fn train_one<M, D>(
     key: &KeySource,
     label: &str,
     burn: bool,
+    card: &Card,
 ) -> anyhow::Result<Outcome>
 where
     M: Model,
@@ -614,10 +622,11 @@ where
         }
     }
     bar.finish_and_clear();
-    let outcome = run.finish(Purpose::Report)?;
+    let outcome = run.finish(Purpose::Report, Some(card))?;
     if let Some(test) = outcome.test {
         let time = duration(outcome.seconds);
-        eprintln!("{label}: test accuracy {:.4}, loss {:.4}, {time}", test.accuracy, test.loss);
+        let accuracy = test.accuracy.map_or_else(String::new, |accuracy| format!("accuracy {accuracy:.4}, "));
+        eprintln!("{label}: test {accuracy}loss {:.4}, {time}", test.loss);
     }
     Ok(outcome)
 }
@@ -661,7 +670,8 @@ pub fn interrupted() -> bool {
 }
 
 fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report> {
-    let summary = Summary::new(task.name(), task.notes(), task.users().0, task.parameters(), ended)?;
+    let summary =
+        Summary::new(task.name(), task.notes(), task.users().0, task.parameters(), task.scale(), ended)?;
     let report = folder.join(REPORT);
     let mut json = serde_json::to_value(&summary)?;
     json["report"] = json!(report);
@@ -679,7 +689,8 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
             text += &format!("{}.\n\n", html::capitalized(&guarantee));
         }
     }
-    text += &format!("{}\n\nreport: {}", table(&html::HEAD, &html::cells(&summary)), report.display());
+    text +=
+        &format!("{}\n\nreport: {}", table(&html::head(&summary), &html::cells(&summary)), report.display());
     let diverged: Vec<String> = summary
         .runs
         .iter()

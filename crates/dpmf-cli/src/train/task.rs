@@ -2,9 +2,11 @@
 
 use crate::workload::count;
 use anyhow::bail;
-use dpmf_train::Model;
-use dpmf_train::data::{self, Dataset, ImageData, Options, Source, TextData, Tokens, VocabularyFrom};
-use dpmf_train::model::{Logistic, Lstm, Mlp};
+use dpmf_train::data::{
+    self, Columns, Dataset, Meaning, Options, Predict, SampleData, Source, TextData, Tokens, VocabularyFrom,
+};
+use dpmf_train::model::{Logistic, Lstm, Mlp, Network, Regressor};
+use dpmf_train::{Card, Input, Model};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -12,10 +14,46 @@ use std::path::PathBuf;
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[command(next_help_heading = "Task")]
 pub struct TaskArgs {
-    /// names, quotes[:FILE], fashion-mnist[:DIR], stackoverflow:FILE (if built with --features stackoverflow), or a
-    /// .csv, .tsv or .jsonl file with columns user and text
+    /// A table of yours: a .csv, .tsv, .jsonl or .parquet file; or names, quotes[:FILE], fashion-mnist[:DIR],
+    /// stackoverflow:FILE (if built with --features stackoverflow)
     #[arg(long, value_name = "DATA", default_value = "names")]
     data: String,
+
+    /// Column of the table that says whose a row is [default: user]
+    #[arg(long, value_name = "COLUMN")]
+    user: Option<String>,
+
+    /// Every row of the table is of another person: the guarantee is for rows
+    #[arg(long, conflicts_with = "user")]
+    #[serde(default)]
+    rows_are_users: bool,
+
+    /// Column with a text: without --label a model of texts learns to write such [default: text]; with it, the words of the
+    /// text are what the label is predicted from
+    #[arg(long, value_name = "COLUMN")]
+    text: Option<String>,
+
+    /// Column to predict from the others
+    #[arg(long, value_name = "COLUMN")]
+    label: Option<String>,
+
+    /// Columns to predict the label from; all others by default, or the text alone where one is named
+    #[arg(long, value_name = "COLUMN,…", value_delimiter = ',', requires = "label")]
+    features: Option<Vec<String>>,
+
+    /// Whether the label is a class or a number; guessed from it by default
+    #[arg(long, value_enum, requires = "label")]
+    task: Option<TaskName>,
+
+    /// What the columns mean (classes, categories, scales), in a JSON file; by default it comes from a tenth of the users taken
+    /// for public
+    #[arg(long, value_name = "FILE", requires = "label")]
+    schema: Option<PathBuf>,
+
+    /// Leave out rows that cannot be read, and tell of each, instead of stopping
+    #[arg(long)]
+    #[serde(default)]
+    skip_malformed: bool,
 
     /// Most users of each set
     #[arg(long, value_name = "k", value_parser = count)]
@@ -29,8 +67,8 @@ pub struct TaskArgs {
     #[arg(long, value_name = "FILE")]
     vocabulary: Option<PathBuf>,
 
-    /// Words from the training users themselves, which ε does not cover
-    #[arg(long, conflicts_with = "vocabulary")]
+    /// Words, or classes and scales of a table, from the training users themselves, which ε does not cover
+    #[arg(long, conflicts_with_all = ["vocabulary", "schema"], visible_alias = "schema-from-training")]
     vocabulary_from_training: bool,
 
     /// Most words of a vocabulary
@@ -45,7 +83,8 @@ pub struct TaskArgs {
     #[arg(long, value_name = "k", value_parser = count)]
     example_length: Option<usize>,
 
-    /// The model: lstm for text; mlp or logistic for images
+    /// The model: lstm for text; mlp or logistic for classes, mlp or linear for numbers [default: mlp for images, without a
+    /// hidden layer for tables]
     #[arg(long, value_enum)]
     model: Option<ModelName>,
 
@@ -71,6 +110,17 @@ enum ModelName {
     Mlp,
     /// Multinomial logistic regression
     Logistic,
+    /// Linear regression
+    Linear,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum TaskName {
+    /// The label is one of several values
+    Classification,
+    /// The label is a number
+    Regression,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -106,6 +156,19 @@ impl TaskArgs {
             }),
             vocabulary,
             vocabulary_size: self.vocabulary_size,
+            columns: Columns {
+                user: self.user.clone(),
+                rows_are_users: self.rows_are_users,
+                text: self.text.clone(),
+                label: self.label.clone(),
+                features: self.features.clone(),
+            },
+            predict: self.task.map(|task| match task {
+                TaskName::Classification => Predict::Classification,
+                TaskName::Regression => Predict::Regression,
+            }),
+            schema: self.schema.clone(),
+            skip_malformed: self.skip_malformed,
         }
     }
 }
@@ -115,38 +178,41 @@ pub struct Defaults {
     pub rounds: usize,
     pub clip: f64,
     pub server_learning_rate: f64,
-    /// Nothing where a user is one example.
+    /// Nothing where a contribution is a gradient.
     pub client_learning_rate: Option<f64>,
 }
 
 /// A data set with a model.
 #[allow(clippy::large_enum_variant, reason = "there is one")]
 pub enum Task {
-    Text { data: TextData, model: Lstm },
-    Mlp { data: ImageData, model: Mlp },
-    Logistic { data: ImageData, model: Logistic },
+    Text { data: TextData, model: Lstm, length: usize },
+    Mlp { data: SampleData<u16>, model: Mlp },
+    Logistic { data: SampleData<u16>, model: Logistic },
+    Regressor { data: SampleData<f32>, model: Regressor },
+}
+
+/// Runs a block with the model and the data of a task, whatever their types.
+macro_rules! with_data {
+    ($task:expr, |$model:ident, $data:ident| $body:expr) => {
+        match $task {
+            $crate::train::task::Task::Text { data: $data, model: $model, .. } => $body,
+            $crate::train::task::Task::Mlp { data: $data, model: $model } => $body,
+            $crate::train::task::Task::Logistic { data: $data, model: $model } => $body,
+            $crate::train::task::Task::Regressor { data: $data, model: $model } => $body,
+        }
+    };
 }
 
 /// Runs a block with the model and the split of a task, whatever their types.
 macro_rules! with_task {
     ($task:expr, |$model:ident, $split:ident| $body:expr) => {
-        match $task {
-            $crate::train::task::Task::Text { data, model: $model } => {
-                let $split = &data.split;
-                $body
-            }
-            $crate::train::task::Task::Mlp { data, model: $model } => {
-                let $split = &data.split;
-                $body
-            }
-            $crate::train::task::Task::Logistic { data, model: $model } => {
-                let $split = &data.split;
-                $body
-            }
-        }
+        $crate::train::task::with_data!($task, |$model, data| {
+            let $split = &data.split;
+            $body
+        })
     };
 }
-pub(crate) use with_task;
+pub(crate) use {with_data, with_task};
 
 impl Task {
     /// Reads the data and sets up the model.
@@ -156,27 +222,46 @@ impl Task {
                 bail!("{name} is 0, but it must be at least 1");
             }
         }
-        Ok(match (data::open(&args.data.parse::<Source>()?, &args.options())?, args.model) {
+        let options = args.options();
+        let task = match (data::open(&args.data.parse::<Source>()?, &options)?, args.model) {
             (Dataset::Text(data), None | Some(ModelName::Lstm)) => {
                 let projection = (args.projection > 0).then_some(args.projection);
                 let (vocabulary, embedding, hidden) = (data.vocabulary.len(), args.embedding, args.hidden);
                 let model = Lstm { vocabulary, embedding, hidden, projection }.checked()?;
-                Task::Text { model, data }
+                Task::Text { model, length: options.length(data.vocabulary.tokens()), data }
             }
-            (Dataset::Images(data), None | Some(ModelName::Mlp)) => {
-                let (features, hidden, classes) = (data.features, vec![args.hidden], data.classes);
-                let model = Mlp { features, hidden, classes }.checked()?;
-                Task::Mlp { model, data }
+            (Dataset::Classes(data), model) => {
+                let features = data.meaning.features();
+                let classes = data.meaning.classes().unwrap_or(0);
+                let images = matches!(data.meaning, Meaning::Pixels { .. });
+                match model.unwrap_or(if images { ModelName::Mlp } else { ModelName::Logistic }) {
+                    ModelName::Mlp => {
+                        let model = Mlp { features, hidden: vec![args.hidden], classes }.checked()?;
+                        Task::Mlp { model, data }
+                    }
+                    ModelName::Logistic => {
+                        let model = Logistic { features, classes }.checked()?;
+                        Task::Logistic { model, data }
+                    }
+                    _ => bail!("classes are learned by --model mlp or logistic"),
+                }
             }
-            (Dataset::Images(data), Some(ModelName::Logistic)) => {
-                let model = Logistic { features: data.features, classes: data.classes }.checked()?;
-                Task::Logistic { model, data }
+            (Dataset::Numbers(data), model) => {
+                let hidden = match model.unwrap_or(ModelName::Linear) {
+                    ModelName::Linear => Vec::new(),
+                    ModelName::Mlp => vec![args.hidden],
+                    _ => bail!("numbers are learned by --model linear or mlp"),
+                };
+                let model = Regressor { features: data.meaning.features(), hidden }.checked()?;
+                Task::Regressor { model, data }
             }
-            (Dataset::Text(_), Some(_)) => bail!("text is learned by --model lstm"),
-            (Dataset::Images(_), Some(ModelName::Lstm)) => {
-                bail!("images are learned by --model mlp or logistic")
+            (Dataset::Text(_), Some(_)) => {
+                bail!(
+                    "texts are learned by --model lstm; to predict a column from them, name it with --label"
+                )
             }
-        })
+        };
+        Ok(task)
     }
 
     /// Settings that suit it.
@@ -192,19 +277,38 @@ impl Task {
         }
     }
 
+    /// Whether every user is one example.
+    pub fn is_images(&self) -> bool {
+        match self {
+            Task::Mlp { data, .. } | Task::Logistic { data, .. } => {
+                matches!(data.meaning, Meaning::Pixels { .. })
+            }
+            _ => false,
+        }
+    }
+
     /// Name of the data.
     pub fn name(&self) -> &str {
-        match self {
-            Task::Text { data, .. } => &data.name,
-            Task::Mlp { data, .. } | Task::Logistic { data, .. } => &data.name,
-        }
+        with_data!(self, |_model, data| &data.name)
     }
 
     /// What the privacy statement has to add about the data.
     pub fn notes(&self) -> &[String] {
+        with_data!(self, |_model, data| &data.notes)
+    }
+
+    /// What was left out, cut or filled in, for whoever holds the data.
+    pub fn remarks(&self) -> &[String] {
+        with_data!(self, |_model, data| &data.remarks)
+    }
+
+    /// Scale of a number that is predicted, in its unit.
+    pub fn scale(&self) -> Option<f64> {
         match self {
-            Task::Text { data, .. } => &data.notes,
-            Task::Mlp { data, .. } | Task::Logistic { data, .. } => &data.notes,
+            Task::Regressor { data: SampleData { meaning: Meaning::Columns(schema), .. }, .. } => {
+                schema.scale().map(|(_, scale)| scale)
+            }
+            _ => None,
         }
     }
 
@@ -217,6 +321,26 @@ impl Task {
     /// Parameters of the model.
     pub fn parameters(&self) -> usize {
         with_task!(self, |model, _split| model.parameters())
+    }
+
+    /// What its model says of itself.
+    pub fn card(&self) -> Card {
+        let (model, input) = match self {
+            Task::Text { data, model, length } => {
+                let (tokens, symbols) = (data.vocabulary.tokens(), data.vocabulary.symbols().to_vec());
+                (Network::from(*model), Input::Text { tokens, symbols, length: *length })
+            }
+            Task::Mlp { data, model } => {
+                (model.clone().into(), Input::Features { meaning: data.meaning.clone() })
+            }
+            Task::Logistic { data, model } => {
+                ((*model).into(), Input::Features { meaning: data.meaning.clone() })
+            }
+            Task::Regressor { data, model } => {
+                (model.clone().into(), Input::Features { meaning: data.meaning.clone() })
+            }
+        };
+        Card { model, input, data: self.name().to_owned(), notes: self.notes().to_vec() }
     }
 
     /// A line for people.

@@ -27,6 +27,8 @@ pub use part::{Part, Split};
 pub use samples::{Meaning, SampleData, Samples, Target};
 pub use schema::{Feature, Label, Predict, Schema};
 pub use source::{Columns, Dataset, Options, Source, open};
+pub use table::encoded;
+pub use tabular::Rows;
 pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};
 
 /// Examples grouped by user: the unit of privacy.

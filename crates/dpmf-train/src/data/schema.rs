@@ -117,14 +117,16 @@ impl Filled {
     /// Sentences for whoever holds the data.
     pub(super) fn remarks(&self) -> Vec<String> {
         let kinds = [
-            (&self.missing, "rows have none, and count as the middle"),
-            (&self.unknown, "rows have a value that is not among the known ones, and count as none of them"),
-            (&self.far, "rows are more than 8 scales from the centre, and count as 8"),
+            (&self.missing, "nothing", "counts as the middle"),
+            (&self.unknown, "a value that is not among the known ones", "counts as none of them"),
+            (&self.far, "a number more than 8 scales from the centre", "counts as 8"),
         ];
-        let sentence =
-            |column: &String, count: &usize, what: &str| format!("column `{column}`: {count} {what}");
-        let of = |(columns, what): (&BTreeMap<String, usize>, &'static str)| -> Vec<String> {
-            columns.iter().map(|(column, count)| sentence(column, count, what)).collect()
+        let of = |(columns, what, counts): (&BTreeMap<String, usize>, &'static str, &'static str)| {
+            let sentence = move |(column, count): (&String, &usize)| {
+                let rows = if *count == 1 { "row" } else { "rows" };
+                format!("column `{column}` has {what} in {count} {rows}, which {counts}")
+            };
+            columns.iter().map(sentence).collect::<Vec<_>>()
         };
         kinds.into_iter().flat_map(of).collect()
     }
@@ -133,12 +135,26 @@ impl Filled {
 /// Whether a field says that there is nothing.
 fn is_missing(cell: Cell<'_>) -> bool {
     let text = cell.unwrap_or("").trim();
-    text.is_empty() || ["na", "n/a", "nan", "null", "none"].contains(&text.to_ascii_lowercase().as_str())
+    text.is_empty()
+        || ["na", "n/a", "<na>", "nan", "null", "none"].contains(&text.to_ascii_lowercase().as_str())
 }
 
 /// A finite number, if the field is one.
 fn number(cell: Cell<'_>) -> Option<f64> {
     cell?.trim().parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+/// Whether a field says a known value: the same text, or the same truth or number written otherwise, as other formats do.
+fn same(value: &str, text: &str) -> bool {
+    let truth = |text: &str| ["true", "false"].contains(&text.to_ascii_lowercase().as_str());
+    let equal = |a: &str, b: &str| matches!((number(Some(a)), number(Some(b))), (Some(a), Some(b)) if a == b);
+    value == text || (truth(text) && value.eq_ignore_ascii_case(text)) || equal(value, text)
+}
+
+/// Place of what a field says among known values.
+fn place(values: &[String], text: &str) -> Option<usize> {
+    let exact = values.iter().position(|value| value == text);
+    exact.or_else(|| values.iter().position(|value| same(value, text)))
 }
 
 impl Feature {
@@ -185,7 +201,7 @@ impl Feature {
                 out.push(scaled.clamp(-FARTHEST, FARTHEST) as f32);
             }
             Self::Category { values, .. } => {
-                let found = cell.and_then(|text| values.iter().position(|value| value == text.trim()));
+                let found = cell.and_then(|text| place(values, text.trim()));
                 match found {
                     None if is_missing(cell) => count(&mut filled.missing),
                     None => count(&mut filled.unknown),
@@ -228,12 +244,11 @@ impl Label {
     /// The class of a field.
     pub(super) fn class(&self, cell: Cell<'_>) -> std::result::Result<u16, Fault> {
         let Self::Class { column, values } = self else { return Err("the label is a number".into()) };
-        if is_missing(cell) && !values.iter().any(|value| Some(value.as_str()) == cell.map(str::trim)) {
-            return Err(format!("the label `{column}` is missing"));
-        }
         let text = cell.unwrap_or("").trim();
-        let found = values.iter().position(|value| value == text);
-        found.map(|at| at as u16).ok_or_else(|| {
+        place(values, text).map(|at| at as u16).ok_or_else(|| {
+            if is_missing(cell) {
+                return format!("the label `{column}` is missing");
+            }
             let known = if values.len() <= 10 { format!(" {values:?}") } else { String::new() };
             format!(
                 "the label `{column}` is {text:?}, which is not among the {} classes{known}",
@@ -341,6 +356,17 @@ impl Schema {
     /// Columns of the features.
     pub fn columns(&self) -> Vec<&str> {
         self.features.iter().map(Feature::column).collect()
+    }
+
+    /// The features of a row, whose fields `cell` gives by column.
+    ///
+    /// Errors: what is wrong with the row.
+    pub fn row(&self, cell: impl Fn(&str) -> Option<String>) -> std::result::Result<Vec<f32>, String> {
+        let cells: Vec<Option<String>> = self.features.iter().map(|feature| cell(feature.column())).collect();
+        let mut features = Vec::with_capacity(self.width());
+        let cells: Vec<Cell<'_>> = cells.iter().map(Option::as_deref).collect();
+        self.encode(&cells, &mut features, &mut Filled::default())?;
+        Ok(features)
     }
 
     /// Appends the features of a row, whose fields are those of [`columns`](Self::columns); nothing if one is refused.
@@ -524,12 +550,28 @@ mod tests {
         schema.encode(&[Some("1e9"), Some("y"), None], &mut out, &mut filled).unwrap();
         assert_eq!(out[3 + BUCKETS..][..3], [8.0, 0.0, 1.0]);
         let remarks = filled.remarks().join("\n");
-        for part in ["`c`: 1 rows have none", "`b`: 1 rows have a value", "`a`: 1 rows are more than 8"] {
+        for part in [
+            "`c` has nothing in 1 row, which",
+            "`b` has a value that is not among the known ones in 1 row",
+            "`a` has a number more than 8 scales",
+        ] {
             assert!(remarks.contains(part), "{remarks}");
         }
         let before = out.len();
         let fault = schema.encode(&[Some("old"), Some("y"), None], &mut out, &mut filled).unwrap_err();
         assert_eq!((fault.as_str(), out.len()), ("`a` is \"old\", which is not a number", before));
+    }
+
+    #[test]
+    fn truths_and_numbers_are_known_however_they_are_written() {
+        let values = ["False", "True", "1", "10"].map(String::from);
+        let at = |text| place(&values, text);
+        assert_eq!(
+            [at("true"), at("FALSE"), at("1.0"), at("1e1"), at("yes"), at("")],
+            [Some(1), Some(0), Some(2), Some(3), None, None]
+        );
+        // The text itself comes first.
+        assert_eq!(place(&["1.0", "1"].map(String::from), "1"), Some(1));
     }
 
     #[test]
@@ -549,7 +591,10 @@ mod tests {
         assert!(schema(numbers(|i| format!("{}.5", i % 3)), None).unwrap().classes().is_none());
         let chosen = schema(numbers(|i| (i % 3).to_string()), Some(Predict::Regression)).unwrap();
         let (center, scale) = chosen.scale().unwrap();
-        assert!((center - 0.975).abs() < 1e-12 && (scale - 0.674375_f64.sqrt()).abs() < 1e-12, "{center} {scale}");
+        assert!(
+            (center - 0.975).abs() < 1e-12 && (scale - 0.674375_f64.sqrt()).abs() < 1e-12,
+            "{center} {scale}"
+        );
         let fault = schema(numbers(|i| format!("n{i}")), Some(Predict::Regression)).unwrap_err();
         assert!(fault.contains("which is not a number"), "{fault}");
         let fault = schema(numbers(|_| "same".into()), None).unwrap_err();

@@ -116,7 +116,8 @@ impl Options {
         self.examples_per_user.unwrap_or(256)
     }
 
-    pub(super) fn length(&self, tokens: Tokens) -> usize {
+    /// Most tokens to predict in an example of such tokens.
+    pub fn length(&self, tokens: Tokens) -> usize {
         self.example_length.unwrap_or(if tokens == Tokens::Characters { 100 } else { 20 })
     }
 

@@ -197,6 +197,28 @@ fn read(
     Ok(TextData { name, vocabulary, split, notes, remarks })
 }
 
+/// The texts of a column of any table, each as a user of its own, in the tokens of a vocabulary.
+///
+/// Errors: a file or column that is not there; every malformed row, with its number.
+pub fn encoded(path: &Path, column: Option<&str>, vocabulary: &Vocabulary, length: usize) -> Result<Corpus> {
+    let table = Table::open(path)?;
+    let column = column.unwrap_or(TEXT);
+    table.need(column, ": name it with --text")?;
+    let mut corpus = Corpus::default();
+    let malformed = table.each(&[column], |cells| {
+        let Some(text) = cells[0] else { return Err(format!("`{column}` is missing")) };
+        if corpus.push_example(|out| vocabulary.encode(text, length, out)) {
+            corpus.finish_user();
+        }
+        Ok(())
+    })?;
+    match malformed.sentence() {
+        Some(sentence) => Err(table.fault(sentence)),
+        None if corpus.is_empty() => Err(table.fault("it has no texts")),
+        None => Ok(corpus),
+    }
+}
+
 /// Refuses data that leaves a set empty.
 pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Result<()> {
     match sets.iter().find(|(_, empty)| *empty) {

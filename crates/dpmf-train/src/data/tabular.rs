@@ -199,6 +199,67 @@ impl Read<'_> {
     }
 }
 
+/// Rows of a table for a model whose schema is known, whoever they are of, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rows {
+    /// Features, one vector after the other.
+    pub features: Vec<f32>,
+    /// What was filled in, for whoever holds the data.
+    pub remarks: Vec<String>,
+}
+
+impl Rows {
+    /// Reads the columns of the features; a label is not needed.
+    ///
+    /// Errors: a file or column that is not there; every malformed row, with its number.
+    pub fn read(path: &Path, schema: &Schema) -> Result<Self> {
+        let (rows, _) = Self::with(path, schema, &[], |_| Ok(()))?;
+        Ok(rows)
+    }
+
+    /// Reads features and classes.
+    ///
+    /// Errors: those of [`read`](Self::read).
+    pub fn with_classes(path: &Path, schema: &Schema) -> Result<(Self, Vec<u16>)> {
+        Self::with(path, schema, &[schema.label.column()], |cells| schema.label.class(cells[0]))
+    }
+
+    /// Reads features and numbers, in their own scale.
+    ///
+    /// Errors: those of [`read`](Self::read).
+    pub fn with_values(path: &Path, schema: &Schema) -> Result<(Self, Vec<f32>)> {
+        Self::with(path, schema, &[schema.label.column()], |cells| schema.label.value(cells[0]))
+    }
+
+    fn with<T>(
+        path: &Path,
+        schema: &Schema,
+        beside: &[&str],
+        target: impl Fn(&[Cell<'_>]) -> std::result::Result<T, Fault>,
+    ) -> Result<(Self, Vec<T>)> {
+        let table = Table::open(path)?;
+        let wanted: Vec<&str> = beside.iter().copied().chain(schema.columns()).collect();
+        for column in &wanted {
+            table.need(column, ", which the model was trained with")?;
+        }
+        let (mut features, mut targets, mut replaced) = (Vec::new(), Vec::new(), Filled::default());
+        let malformed = table.each(&wanted, |cells| {
+            let (beside, read) = cells.split_at(beside.len());
+            let value = target(beside)?;
+            schema.encode(read, &mut features, &mut replaced)?;
+            targets.push(value);
+            Ok(())
+        })?;
+        if let Some(sentence) = malformed.sentence() {
+            return Err(table.fault(sentence));
+        }
+        if targets.is_empty() {
+            return Err(table.fault("it has no rows"));
+        }
+        Ok((Self { features, remarks: replaced.remarks() }, targets))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;

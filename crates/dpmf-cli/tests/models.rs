@@ -1,0 +1,189 @@
+//! Tables as people have them, and models that can be used: `train`, `predict`, `eval`, `inspect`.
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
+
+mod common;
+
+use common::{dpmf, failure, float, json};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Three rows for each of 700 people: whether somebody bought, and the rent, follow from age, visits and town.
+fn table(folder: &Path) -> PathBuf {
+    let mut content = String::from("person;age;town;visits;bought;rent\n");
+    let mut state = 7_u64;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for person in 0..700 {
+        for _ in 0..3 {
+            let (age, visits) = (20 + draw(60), draw(20));
+            let town = ["Bonn", "Köln", "Ulm"][draw(3) as usize];
+            let score = age as f64 / 10.0 + visits as f64 / 4.0 + if town == "Ulm" { 2.0 } else { 0.0 };
+            let bought = if score + draw(3) as f64 > 8.5 { "yes" } else { "no" };
+            let rent = 400.0 + 5.0 * age as f64 + if town == "Köln" { 150.0 } else { 0.0 } + draw(40) as f64;
+            writeln!(content, "p{person};{age};{town};{visits};{bought};{rent}").unwrap();
+        }
+    }
+    let path = folder.join("shop.csv");
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (table(folder.path()), folder.path().join("run"));
+    let common = ["--user", "person", "--features", "age,town,visits", "--clients", "50", "--seed", "1"];
+    let arguments = |label, out| {
+        [&["train", "--data", text(&data), "--label", label, "--out", out][..], &common].concat()
+    };
+    let trained =
+        json(&[&arguments("bought", text(&out))[..], &["--epochs", "3", "--epsilon", "4"]].concat());
+    let accuracy = float(&trained["runs"][0]["test_accuracy"]);
+    assert!(accuracy > 0.8, "{accuracy}");
+    assert!(trained["notes"][0].as_str().unwrap().contains("`person`"));
+
+    // Whoever has the model needs neither the data nor the plan.
+    let file = out.join("planned-0/model.safetensors");
+    let measured = json(&["eval", text(&file), text(&data)]);
+    assert_eq!(measured["rows"], 2100);
+    assert!((float(&measured["accuracy"]) - accuracy).abs() < 0.06, "{measured}");
+    let confusion = &measured["confusion"];
+    let right = float(&confusion[0][0]) + float(&confusion[1][1]);
+    assert_eq!(right / 2100.0, float(&measured["accuracy"]));
+    assert_eq!(measured["model"]["epsilon"], 4.0);
+
+    let predicted = json(&["predict", text(&out), text(&data)]);
+    assert_eq!(predicted["classes"], serde_json::json!(["no", "yes"]));
+    let lines = std::fs::read_to_string(&data).unwrap();
+    let truth = lines.lines().skip(1).map(|line| line.split(';').nth(4).unwrap());
+    let found = predicted["predictions"].as_array().unwrap().iter().map(|class| class.as_str().unwrap());
+    assert_eq!(truth.zip(found).filter(|(a, b)| a == b).count() as f64, right);
+
+    // Files for other tools; other columns and their order do not matter, nor is a label needed.
+    let new = folder.path().join("new.jsonl");
+    std::fs::write(&new, "{\"visits\": 19, \"age\": 75, \"town\": \"Ulm\"}\n{\"age\": 20, \"visits\": 0, \"town\": \"Jena\"}\n").unwrap();
+    let written = folder.path().join("p.csv");
+    let output = dpmf(&["predict", text(&out), text(&new), "--out", text(&written)]);
+    assert!(output.status.success());
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("`town` has a value that is not among the known ones in 1 row")
+    );
+    let rows: Vec<String> = std::fs::read_to_string(&written).unwrap().lines().map(str::to_owned).collect();
+    assert_eq!((rows.len(), rows[0].as_str()), (3, "bought,p(no),p(yes)"));
+    assert!(rows[1].starts_with("yes,") && rows[2].starts_with("no,"), "{rows:?}");
+    let lines = folder.path().join("p.jsonl");
+    json(&["predict", text(&out), text(&new), "--out", text(&lines)]);
+    let first: serde_json::Value =
+        serde_json::from_str(std::fs::read_to_string(&lines).unwrap().lines().next().unwrap()).unwrap();
+    assert_eq!(first["bought"], "yes");
+    assert!(
+        (float(&first["probabilities"]["yes"]) + float(&first["probabilities"]["no"]) - 1.0).abs() < 1e-9
+    );
+
+    let inspected = json(&["inspect", text(&file)]);
+    assert_eq!(inspected["model"]["kind"], "logistic");
+    assert_eq!(inspected["tensors"][0], serde_json::json!({ "name": "layer0.weight", "shape": [2, 5] }));
+    assert_eq!(inspected["plan"].as_str().unwrap().len(), 64);
+    let words = String::from_utf8(dpmf(&["inspect", text(&file)]).stdout).unwrap();
+    assert!(
+        words.contains("columns age, town, visits, for `bought`: 2 classes") && words.contains("(4, 1e-6)"),
+        "{words}"
+    );
+
+    // What does not fit says so.
+    let lacking = folder.path().join("lacking.csv");
+    std::fs::write(&lacking, "age,visits\n1,2\n").unwrap();
+    assert!(failure(&["predict", text(&out), text(&lacking)]).1.contains("no column `town`"));
+    assert!(failure(&["sample", text(&out)]).1.contains("dpmf predict"));
+    assert!(failure(&["predict", text(&out), text(&new), "--out", "p.xlsx"]).1.contains(".csv or .jsonl"));
+    assert!(failure(&["eval", text(&out), text(&data), "--text", "town"]).1.contains("reads features"));
+    let plan = out.join("planned-0/plan.safetensors");
+    assert!(failure(&["predict", text(&plan), text(&data)]).1.contains("no model"));
+    assert!(failure(&["predict", text(&data), text(&data)]).1.contains("not a safetensors file"));
+}
+
+#[test]
+fn numbers_are_learned_in_their_own_unit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (table(folder.path()), folder.path().join("run"));
+    let trained = json(&[
+        "train",
+        "--data",
+        text(&data),
+        "--user",
+        "person",
+        "--label",
+        "rent",
+        "--features",
+        "age,town",
+        "--clients",
+        "50",
+        "--epochs",
+        "4",
+        "--epsilon",
+        "4",
+        "--seed",
+        "2",
+        "--out",
+        text(&out),
+    ]);
+    let row = &trained["runs"][0];
+    assert!(row["test_accuracy"].is_null() && trained["summary"][0]["test_accuracy_mean"].is_null());
+    let rmse = float(&row["test_rmse"]);
+    // The spread of the rent is 112, of what age and town do not explain 11.5.
+    assert!((11.0..30.0).contains(&rmse), "{rmse}");
+    let measured = json(&["eval", text(&out), text(&data)]);
+    assert!(
+        (float(&measured["rmse"]) / rmse - 1.0).abs() < 0.1 && float(&measured["r2"]) > 0.9,
+        "{measured}"
+    );
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("test RMSE") && !page.contains("validation accuracy"));
+    let predicted = json(&["predict", text(&out), text(&data)]);
+    assert!((350.0..950.0).contains(&float(&predicted["predictions"][0])));
+}
+
+#[test]
+fn malformed_rows_stop_a_training_with_a_sentence_each_or_are_left_out_aloud() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = table(folder.path());
+    let mut lines: Vec<String> = std::fs::read_to_string(&data).unwrap().lines().map(str::to_owned).collect();
+    lines[4] = "p1;young;Bonn;3;no;500".into();
+    lines[8] = "p2;30;Bonn".into();
+    std::fs::write(&data, lines.join("\n")).unwrap();
+    let out = folder.path().join("run");
+    let arguments = [
+        "train",
+        "--data",
+        text(&data),
+        "--user",
+        "person",
+        "--label",
+        "bought",
+        "--clients",
+        "50",
+        "--seed",
+        "1",
+        "--out",
+        text(&out),
+    ];
+    let (kind, message) = failure(&arguments);
+    assert_eq!(kind, "data");
+    assert!(
+        message.ends_with(
+            "2 rows are malformed:\n  line 5: `age` is \"young\", which is not a number\n  line 9: there are 3 fields, but 6 columns"
+        ),
+        "{message}"
+    );
+    assert!(!out.exists());
+    let output = dpmf(&[&arguments[..], &["--skip-malformed"]].concat());
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("left out: 2 rows are malformed"));
+}
