@@ -115,7 +115,7 @@ impl Mechanism {
         self.inner.family().map(|family| family.to_string())
     }
 
-    /// How the noise is made: "dense", "state-space", "structured", "toeplitz" or "tree".
+    /// How the noise is made: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree".
     #[getter]
     fn form(&self) -> &'static str {
         self.inner.form().kind()
@@ -454,6 +454,7 @@ impl Mechanism {
         Ok(format!("<dpmf.Mechanism\n{}>", lines.join("\n")))
     }
 
+    /// A table of what is known and the curve of the error, for notebooks.
     fn _repr_html_(&self) -> PyResult<String> {
         picture::html(&self.inner)
     }

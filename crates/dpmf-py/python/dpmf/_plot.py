@@ -22,7 +22,7 @@ def plot_error(mechanism: Mechanism, ax: Axes | None = None, **line: Any) -> Axe
         _, ax = plt.subplots()
     errors = np.sqrt(mechanism.per_step_error())
     line.setdefault("label", mechanism.mechanism or mechanism.form)
-    (curve,) = ax.plot(np.arange(1, len(errors) + 1), errors, **line)
+    curve: Any = ax.plot(np.arange(1, len(errors) + 1), errors, **line)[0]
     ax.set_xlabel("step")
     ax.set_ylabel("standard deviation of the error\n(noise multiplier × clip)")
     if ax.get_yscale() == "linear":

@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -87,7 +88,7 @@ class PrivateFedAvg(Strategy):
     def __init__(
         self,
         mechanism: Mechanism | Plan,
-        directory: str | Path,
+        directory: str | os.PathLike[str],
         *,
         cohort: int | None = None,
         clients: int | None = None,

@@ -74,7 +74,7 @@ def add_correlated_noise(
     sampler: Sampler | None = None,
     experiment: str | None = None,
     journal: str | os.PathLike[str] | None = None,
-    lost_input: str = "refuse",
+    lost_input: Literal["refuse", "burn"] = "refuse",
     shardings: Any = None,
     arithmetic: Literal["exact", "float"] = "exact",
 ) -> optax.GradientTransformation:
