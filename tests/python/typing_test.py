@@ -36,6 +36,7 @@ def test_stubs_match_the_module():
                 "_plan.py",
                 "_plot.py",
                 "_progress.py",
+                "_requires.py",
                 "_sums.py",
             ],
         ),

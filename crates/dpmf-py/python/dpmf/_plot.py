@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._requires import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -15,10 +17,9 @@ if TYPE_CHECKING:
 def plot_error(mechanism: Mechanism, ax: Axes | None = None, **line: Any) -> Axes:
     """Draws the standard deviation of every iterate's error and returns the axes."""
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as missing:
-            raise ImportError("plot_error draws with matplotlib: pip install 'dpmf[plot]'") from missing
+        require("plot_error", "matplotlib")
+        import matplotlib.pyplot as plt
+
         _, ax = plt.subplots()
     errors = np.sqrt(mechanism.per_step_error())
     line.setdefault("label", mechanism.mechanism or mechanism.form)

@@ -25,10 +25,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-try:
-    import flwr  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.flower needs Flower: pip install 'dpmf[flower]'") from missing
+from ._requires import require
+
+require("dpmf.flower", "flwr")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid

@@ -27,10 +27,11 @@ import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
-try:
-    import opacus
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.opacus needs Opacus: pip install 'dpmf[opacus]'") from missing
+from ._requires import require
+
+require("dpmf.opacus", "torch", "opacus")
+
+import opacus
 import torch
 from opacus.accountants import IAccountant
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
