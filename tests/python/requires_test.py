@@ -17,6 +17,9 @@ ADAPTERS = {
     "plot_error": (["matplotlib"], "import dpmf; dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), 'tree').plot_error()"),
 }
 
+ROOT = pathlib.Path(__file__).parents[2]
+PROJECT = ROOT / "crates" / "dpmf-py" / "pyproject.toml"
+
 CASES = [(who, name) for who, (needs, _) in ADAPTERS.items() for name in needs]
 
 
@@ -56,6 +59,19 @@ def test_a_framework_that_is_broken_speaks_for_itself(tmp_path):
 
 
 def test_the_oldest_versions_are_those_of_the_extras():
-    project = pathlib.Path(__file__).parents[2] / "crates" / "dpmf-py" / "pyproject.toml"
-    extras = project.read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = PROJECT.read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     assert dict(re.findall(r'"(\w+)>=([\d.]+)', extras)) == LEAST
+
+
+def test_the_documentation_says_what_is_tested():
+    pins = {}
+    for file in sorted(pathlib.Path(__file__).parent.glob("requirements*.txt")):
+        for name, version in re.findall(r"^([\w-]+)(?:\[\w+\])?==([\d.]+)", file.read_text(), re.MULTILINE):
+            pins.setdefault(name, set()).add(version)
+    # Debian's is not from an index of packages.
+    pins["torch"] |= set(re.findall(r"^version=([\d.]+)\+", (ROOT / "scripts" / "setup-torch").read_text(), re.MULTILINE))
+    least = {**LEAST, "numpy": re.search(r'"numpy>=([\d.]+)"', PROJECT.read_text())[1]}
+    names = {"PyTorch": "torch", "Flower": "flwr"}
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d., ]+) \|$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    told = {names.get(name, name.lower()): (oldest, set(tested.split(", "))) for name, oldest, tested in rows}
+    assert told == {name: (oldest, pins[name]) for name, oldest in least.items()}
