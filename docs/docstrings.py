@@ -1,17 +1,12 @@
-"""What mkdocstrings needs to know of dpmf: where the docstrings of the extension module are, and how they are written."""
+"""What mkdocstrings needs to know of dpmf: how its docstrings are written."""
 
-import functools
-import importlib
-import inspect
 import re
 
 import griffe
 
-CORE = "dpmf._core"
-
 
 class Docstrings(griffe.Extension):
-    """Signatures come from the stubs, docstrings from the compiled module; both become Markdown."""
+    """Docstrings become Markdown."""
 
     def on_package(self, *, pkg, **_):
         """Called with the package itself."""
@@ -21,10 +16,6 @@ class Docstrings(griffe.Extension):
         """Called with every object, once it is loaded."""
         if obj.is_alias:
             return
-        if obj.path.startswith(f"{CORE}.") and obj.is_public and obj.docstring is None:
-            path = obj.path.removeprefix(f"{CORE}.").split(".")
-            text = inspect.getdoc(functools.reduce(getattr, path, importlib.import_module(CORE)))
-            obj.docstring = griffe.Docstring(text, parent=obj) if text else None
         if obj.is_class and "__new__" in obj.members and "__init__" not in obj.members:
             made = obj.members.pop("__new__")
             made.name = "__init__"

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import xml.etree.ElementTree
 
 import dp_accounting
 import dpmf
+import dpmf._progress
 import numpy as np
 import pytest
 
@@ -362,11 +364,33 @@ def test_the_error_is_drawn():
 
     mechanism = planned()
     axes = mechanism.plot_error()
-    assert np.array_equal(axes.lines[0].get_ydata(), mechanism.per_step_error())
+    drawn = axes.lines[0].get_ydata()
+    assert drawn == pytest.approx(np.sqrt(mechanism.per_step_error()), rel=1e-12)
     assert axes.lines[0].get_label() == "optimal"
+    assert "standard deviation" in axes.get_ylabel() and "noise multiplier × clip" in axes.get_ylabel()
+    # The same quantity, by the same name, as in a notebook.
+    notebook = mechanism._repr_html_()
+    assert f"standard deviation of the error, at most {drawn.max():.4f} × noise multiplier × clip" in notebook
     _, other = plt.subplots()
     assert mechanism.plot_error(other, color="red", label="ours") is other
     assert other.lines[0].get_color() == "red"
+    plt.close("all")
+
+
+def test_shared_axes_hold_every_curve_whole():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    axes = planned().plot_error()
+    worse = dpmf.make_mechanism(dpmf.Workload.sgd(64, momentum=0.9), "independent")
+    worse.plot_error(axes)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert bottom == 0 and top > axes.lines[1].get_ydata().max() > axes.lines[0].get_ydata().max()
+    assert left < 1 and right > 64
+    axes.set_ylim(0, 1)
+    worse.plot_error(axes)
+    assert axes.get_ylim() == (0, 1), "limits that were set stay"
     plt.close("all")
 
 
@@ -381,6 +405,89 @@ def test_progress_is_told_on_the_calling_thread_and_may_stop_the_solver():
     assert stopped.value.iterations == 3 and stopped.value.kind == "interrupted"
     with pytest.raises(ZeroDivisionError):
         dpmf.factorize(WORKLOADS["momentum"], progress=lambda p: 1 / 0)
+
+
+def test_progress_is_told_through_the_fit_too():
+    workload, seen = dpmf.Workload.sgd(2000, momentum=0.9), []
+    made = dpmf.make_mechanism(workload, progress=lambda p: seen.append((p.stage, p.share, threading.get_ident(), str(p))))
+    stages = [stage for stage, _, _, _ in seen]
+    first = stages.index("fitting")
+    assert set(stages[:first]) == {"solving"} and set(stages[first:]) == {"fitting"}
+    assert {thread for _, _, thread, _ in seen} == {threading.get_ident()}
+    shares = [share for _, share, _, _ in seen[first:] if share is not None]
+    assert shares and all(0 < share <= 1 for share in shares)
+    assert re.fullmatch("solving, iteration 1, gap .*e.*", seen[0][3]) and re.fullmatch("fitting, .* % of a pass", seen[first][3])
+    with pytest.raises(dpmf.StoppedError):
+        dpmf.make_mechanism(workload, progress=lambda p: p.stage != "fitting")
+    optimum, stages = dpmf.factorize(workload), []
+    again = optimum.state_space(progress=lambda p: stages.append(p.stage))
+    assert set(stages) == {"fitting"} and again.identity == made.identity
+
+
+def test_ctrl_c_stops_a_fit_at_once():
+    sent = []
+
+    def interrupt():
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def told(progress):
+        if progress.stage == "fitting" and not sent:
+            interrupt()
+
+    # A shell's background jobs start with Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dpmf.make_mechanism(dpmf.Workload.prefix_sum(20_000), progress=told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - sent.pop() < 2
+
+
+def test_ctrl_c_leaves_work_that_does_not_listen():
+    program = """
+import dpmf, os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+mechanism = dpmf.plan(steps=256, epsilon=1, delta=1e-5)
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    dpmf.audit(mechanism, trials=1_000_000)  # minutes of work
+except KeyboardInterrupt:
+    print(time.monotonic() - began)
+dpmf.factorize(dpmf.Workload.prefix_sum(50))
+print(time.monotonic() - began)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    stopped, went_on = map(float, done.stdout.split())
+    assert stopped < 2.2 and went_on < stopped + 2, "what was given up holds up nothing else"
+
+
+def test_a_line_shows_long_work_where_somebody_sees_it(capsys, monkeypatch):
+    workload = dpmf.Workload.sgd(500, momentum=0.9)
+    dpmf.make_mechanism(workload, progress=True)
+    assert capsys.readouterr().err == "", "what takes less than two seconds shows nothing"
+    monkeypatch.setattr(dpmf._progress, "SECONDS", 0.0)
+    monkeypatch.setattr(dpmf._progress, "PACE", 0.0)
+    dpmf.make_mechanism(workload)
+    assert capsys.readouterr().err == "", "nobody sees what goes into a file"
+    dpmf.make_mechanism(workload, progress=True)
+    written = capsys.readouterr()
+    lines = [line.rstrip() for line in written.err.split("\r")]
+    assert written.out == "" and "\n" not in written.err
+    assert lines[1].startswith("dpmf: solving, iteration 1, gap ") and any("fitting" in line for line in lines)
+    assert lines[-2:] == ["", ""], "the line is taken away"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    dpmf.compare(workload, ["blt"])
+    assert "dpmf: fitting" in capsys.readouterr().err
+    dpmf.plan(examples=400, batch=100, epochs=2, epsilon=2, delta=1e-5, cache=False)
+    assert "dpmf: " in capsys.readouterr().err
+    dpmf.factorize(workload, progress=False)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(TypeError, match="progress is 'yes', but it must be a function, True or False"):
+        dpmf.factorize(workload, progress="yes")
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])

@@ -515,12 +515,6 @@ def test_a_client_is_a_user(tmp_path):
         strategy(tmp_path, mechanism=plan(unit="record"))
 
 
-def test_without_flower_it_says_what_to_install():
-    code = "import sys; sys.modules['flwr'] = None; import dpmf.flower"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "dpmf.flower needs Flower: pip install 'dpmf[flower]'" in done.stderr
-
-
 def test_two_nodes_with_one_name_are_one_client(tmp_path):
     app = ClientApp()
     dpmf.flower.answer_enrolment(app, name=lambda context: str(context.node_config["partition-id"] // 2))

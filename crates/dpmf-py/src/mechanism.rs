@@ -2,7 +2,7 @@
 
 use crate::arrays;
 use crate::error::{IntoPython, raise};
-use crate::parallel::run;
+use crate::parallel::run_long;
 use crate::picture;
 use crate::privacy::{PrivacyStatement, unit_name};
 use crate::solve::Certificate;
@@ -13,6 +13,7 @@ use dpmf::mechanism::Conditions;
 use dpmf::{Average, Identity, Optimizer, Representation, Sampling, format};
 use numpy::{PyArray1, PyArray2};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -68,13 +69,13 @@ impl Mechanism {
     /// understates them.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Ok(run(py, || format::load(&path))?.into())
+        Ok(run_long(py, move || format::load(&path))?.into())
     }
 
     /// Reads what to_bytes wrote, with the checks of load.
     #[staticmethod]
-    fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
-        Ok(run(py, || format::from_bytes(data))?.into())
+    fn from_bytes(py: Python<'_>, data: PyBackedBytes) -> PyResult<Self> {
+        Ok(run_long(py, move || format::from_bytes(&data))?.into())
     }
 
     /// Writes a safetensors file, at once or not at all.
@@ -114,7 +115,7 @@ impl Mechanism {
         self.inner.family().map(|family| family.to_string())
     }
 
-    /// How the noise is made: "dense", "state-space", "structured", "toeplitz" or "tree".
+    /// How the noise is made: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree".
     #[getter]
     fn form(&self) -> &'static str {
         self.inner.form().kind()
@@ -204,16 +205,18 @@ impl Mechanism {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>)> {
-        let (b, c) = run(py, || {
-            let form = self.inner.form();
-            Ok((self.inner.workload().times(form.coloring()), form.encoder()))
+        let inner = self.inner.clone();
+        let (b, c) = run_long(py, move || {
+            let form = inner.form();
+            Ok((inner.workload().times(form.coloring()), form.encoder()))
         })?;
         Ok((arrays::from_matrix(py, b.as_ref())?, arrays::from_matrix(py, c.as_ref())?))
     }
 
     /// N, the matrix that turns white noise into the noise of the gradients: N C = I and B = A N.
     fn coloring<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
-        let n = run(py, || Ok(self.inner.form().coloring()))?;
+        let inner = self.inner.clone();
+        let n = run_long(py, move || Ok(inner.form().coloring()))?;
         arrays::from_matrix(py, n.as_ref())
     }
 
@@ -235,7 +238,7 @@ impl Mechanism {
     ) -> PyResult<Self> {
         let conditions = conditions(unit, adjacency, accountant)?;
         let mechanism = dpmf::Mechanism::clone(&self.inner);
-        Ok(run(py, || mechanism.calibrated(epsilon, delta, clip, conditions))?.into())
+        Ok(run_long(py, move || mechanism.calibrated(epsilon, delta, clip, conditions))?.into())
     }
 
     /// The mechanism with a given noise multiplier, and the ε that it gives at δ.
@@ -254,7 +257,7 @@ impl Mechanism {
     ) -> PyResult<Self> {
         let conditions = conditions(unit, adjacency, accountant)?;
         let mechanism = dpmf::Mechanism::clone(&self.inner);
-        Ok(run(py, || mechanism.with_noise(noise_multiplier, delta, clip, conditions))?.into())
+        Ok(run_long(py, move || mechanism.with_noise(noise_multiplier, delta, clip, conditions))?.into())
     }
 
     /// The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
@@ -264,8 +267,8 @@ impl Mechanism {
     /// A calibration and a lower bound made before are dropped: calibrate the result.
     fn with_sampling(&self, py: Python<'_>, sampling: &str) -> PyResult<Self> {
         let sampling: Sampling = sampling.parse().or_raise()?;
-        let made = run(py, || {
-            let known = &*self.inner;
+        let known = self.inner.clone();
+        let made = run_long(py, move || {
             let workload = known.workload().clone();
             let participation = sampling.participation(workload.steps())?.unwrap_or(known.participation());
             let made = dpmf::Mechanism::sampled(workload, known.form(), participation, sampling)?;
@@ -281,7 +284,8 @@ impl Mechanism {
     ///
     /// Raises FormatError if the stored bound claims more. None if the mechanism has no bound.
     fn verify(&self, py: Python<'_>) -> PyResult<Option<Certificate>> {
-        let recomputed = run(py, || self.inner.recompute_bound())?;
+        let inner = self.inner.clone();
+        let recomputed = run_long(py, move || inner.recompute_bound())?;
         let (Some(bound), Some(recomputed)) = (self.inner.bound(), recomputed) else { return Ok(None) };
         if bound.lower_bound > recomputed {
             let message = format!("the lower bound {} is overstated: it is {recomputed}", bound.lower_bound);
@@ -431,7 +435,10 @@ impl Mechanism {
         Err(raise(py, "mismatch", message))
     }
 
-    /// Draws the expected squared error of every step with matplotlib and returns the axes.
+    /// Draws the standard deviation of every iterate's error with matplotlib and returns the axes.
+    ///
+    /// It is of a coordinate, the root of per_step_error, in units of noise multiplier times clip. ax takes several mechanisms; line
+    /// is for matplotlib's plot.
     #[pyo3(signature = (ax=None, **line))]
     fn plot_error<'py>(
         slf: &Bound<'py, Self>,
@@ -447,6 +454,7 @@ impl Mechanism {
         Ok(format!("<dpmf.Mechanism\n{}>", lines.join("\n")))
     }
 
+    /// A table of what is known and the curve of the error, for notebooks.
     fn _repr_html_(&self) -> PyResult<String> {
         picture::html(&self.inner)
     }
@@ -473,7 +481,7 @@ impl Mechanism {
 /// What pickle calls.
 #[pyfunction]
 #[pyo3(name = "_load_mechanism")]
-pub(crate) fn load_mechanism(py: Python<'_>, data: &[u8]) -> PyResult<Mechanism> {
+pub(crate) fn load_mechanism(py: Python<'_>, data: PyBackedBytes) -> PyResult<Mechanism> {
     Mechanism::from_bytes(py, data)
 }
 

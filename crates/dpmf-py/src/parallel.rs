@@ -6,10 +6,13 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 struct Pool {
     process: u32,
@@ -21,6 +24,9 @@ static POOL: AtomicPtr<Pool> = AtomicPtr::new(ptr::null_mut());
 
 /// How often a waiting thread looks for Ctrl-C.
 const HEARTBEAT: Duration = Duration::from_millis(50);
+
+/// How long work is waited for after Ctrl-C.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The threads of this process.
 ///
@@ -52,92 +58,132 @@ pub(crate) fn pool() -> PyResult<&'static ThreadPool> {
     }
 }
 
+/// Lets the next work have threads of its own: those of this pool are busy with what nobody waits for.
+fn retire(pool: &'static ThreadPool) {
+    let current = POOL.load(Ordering::Acquire);
+    // SAFETY: what is stored here was leaked from a box and is never freed.
+    let known = unsafe { current.as_ref::<'static>() };
+    if known.is_some_and(|known| ptr::eq(&known.threads, pool)) {
+        // Whoever has replaced it meanwhile has done the same.
+        let _ = POOL.compare_exchange(current, ptr::null_mut(), Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
 /// Runs work without the interpreter's lock, on all threads.
 pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> dpmf::Result<T> + Send) -> PyResult<T> {
     let pool = pool()?;
     py.detach(|| pool.install(work)).map_err(to_python)
 }
 
+/// [`run`] for work that may be long: open to Ctrl-C, as [`run_told`] is.
+pub(crate) fn run_long<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> dpmf::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    run_told(py, None, |_: &mut dyn FnMut(()) -> ControlFlow<()>| work())
+}
+
+/// Calls work with whom to tell of progress: a callback, the line of `dpmf._progress`, or nobody.
+pub(crate) fn heard<T>(
+    py: Python<'_>,
+    progress: Option<Py<PyAny>>,
+    work: impl FnOnce(Option<&Py<PyAny>>) -> PyResult<T>,
+) -> PyResult<T> {
+    let line = py.import("dpmf._progress")?.call_method1("listener", (progress,))?;
+    let callback: Option<Py<PyAny>> = line.getattr("callback")?.extract()?;
+    let made = work(callback.as_ref());
+    line.call_method0("close")?;
+    made
+}
+
 /// Runs a solver without the interpreter's lock, on all threads, and stops it when the callback says so or on
 /// Ctrl-C.
-pub(crate) fn run_observed<T: Send>(
+pub(crate) fn run_observed<T: Send + 'static>(
     py: Python<'_>,
     callback: Option<&Py<PyAny>>,
-    work: impl FnOnce(Observer<'_>) -> dpmf::Result<T> + Send,
+    work: impl FnOnce(Observer<'_>) -> dpmf::Result<T> + Send + 'static,
 ) -> PyResult<T> {
     run_told(py, callback, |tell| {
         work(&mut |progress: &Progress| tell(crate::solve::Progress::from(*progress)))
     })
 }
 
+/// What the thread that works says to the one that waits.
+enum News<M, T> {
+    Report(M),
+    Done(thread::Result<dpmf::Result<T>>),
+}
+
 /// Runs work that reports, as [`run_observed`] does.
 ///
-/// The callback runs on the calling thread, as Python's signal handlers must.
-pub(crate) fn run_told<M, T: Send>(
+/// The callback runs on the calling thread, as Python's signal handlers must. On Ctrl-C work that does not report soon is left
+/// to end unseen, and the caller goes on without it.
+pub(crate) fn run_told<M, T>(
     py: Python<'_>,
     callback: Option<&Py<PyAny>>,
-    work: impl FnOnce(&mut dyn FnMut(M) -> ControlFlow<()>) -> dpmf::Result<T> + Send,
+    work: impl FnOnce(&mut dyn FnMut(M) -> ControlFlow<()>) -> dpmf::Result<T> + Send + 'static,
 ) -> PyResult<T>
 where
-    M: Send + for<'py> IntoPyObject<'py>,
+    M: Send + for<'py> IntoPyObject<'py> + 'static,
+    T: Send + 'static,
 {
     let pool = pool()?;
-    let (report, reports) = mpsc::channel::<M>();
+    let (report, news) = mpsc::channel::<News<M, T>>();
     let (answer, answers) = mpsc::channel::<ControlFlow<()>>();
-    let stopped = AtomicBool::new(false);
-    let (result, failure) = py.detach(move || {
-        let mut result = None;
-        let mut failure = None;
-        pool.in_place_scope(|scope| {
-            let (stopped, result) = (&stopped, &mut result);
-            scope.spawn(move |_| {
-                let mut tell = |message: M| {
-                    if stopped.load(Ordering::Relaxed) {
-                        return ControlFlow::Break(());
-                    }
-                    if callback.is_none() {
-                        return ControlFlow::Continue(());
-                    }
-                    match report.send(message) {
-                        Ok(()) => wait(&answers),
-                        Err(_) => ControlFlow::Break(()),
-                    }
-                };
-                *result = Some(work(&mut tell));
-                // Its end is the end of the loop below.
-                drop(report);
-            });
-            loop {
-                let (reported, told) = match (reports.recv_timeout(HEARTBEAT), callback) {
-                    (Ok(message), Some(callback)) => (true, call(callback, message)),
-                    (Err(RecvTimeoutError::Disconnected), _) => break,
-                    (received, _) => {
-                        (received.is_ok(), Python::attach(|py| py.check_signals()).map(|()| true))
-                    }
-                };
-                let go_on = told.unwrap_or_else(|error| {
-                    failure = Some(error);
-                    false
-                });
-                if !go_on {
-                    stopped.store(true, Ordering::Relaxed);
+    let listened = callback.is_some();
+    let given_up = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicBool::new(false));
+    let (stopped, ended) = (given_up.clone(), done.clone());
+    pool.spawn(move || {
+        let mut tell = |message: M| {
+            if stopped.load(Ordering::Relaxed) {
+                return ControlFlow::Break(());
+            }
+            if !listened {
+                return ControlFlow::Continue(());
+            }
+            match report.send(News::Report(message)) {
+                Ok(()) => wait(&answers),
+                Err(_) => ControlFlow::Break(()),
+            }
+        };
+        // A panic that left the closure would end the process.
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&mut tell)));
+        done.store(true, Ordering::Relaxed);
+        // A caller that is gone needs no result.
+        let _ = report.send(News::Done(outcome));
+    });
+    let outcome = py.detach(move || {
+        loop {
+            let heard = match (news.recv_timeout(HEARTBEAT), callback) {
+                (Ok(News::Done(outcome)), _) => return Ok(outcome),
+                (Ok(News::Report(message)), Some(callback)) => call(callback, message).map(Some),
+                (Err(RecvTimeoutError::Disconnected), _) => {
+                    return Err(PyRuntimeError::new_err("the work ended without a result"));
                 }
-                if reported {
-                    let verdict = if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
-                    // A solver that is gone needs no answer.
-                    let _ = answer.send(verdict);
+                (Ok(News::Report(_)), None) | (Err(RecvTimeoutError::Timeout), _) => {
+                    Python::attach(|py| py.check_signals()).map(|()| None)
+                }
+            };
+            match heard {
+                // A solver that is gone needs no answer.
+                Ok(verdict) => drop(verdict.map(|verdict| answer.send(verdict))),
+                Err(failure) => {
+                    given_up.store(true, Ordering::Relaxed);
+                    drop(answer);
+                    let deadline = Instant::now() + PATIENCE;
+                    while let Ok(News::Report(_)) = news.recv_timeout(deadline.duration_since(Instant::now()))
+                    {
+                    }
+                    if !ended.load(Ordering::Relaxed) {
+                        retire(pool);
+                    }
+                    return Err(failure);
                 }
             }
-        });
-        (result, failure)
-    });
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    match result {
-        Some(result) => result.map_err(to_python),
-        None => Err(PyRuntimeError::new_err("the solver ended without a result")),
-    }
+        }
+    })?;
+    outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(to_python)
 }
 
 /// Waits for the verdict on a report and works for others meanwhile: a callback may itself call this library, which
@@ -153,11 +199,12 @@ fn wait(answers: &mpsc::Receiver<ControlFlow<()>>) -> ControlFlow<()> {
 }
 
 /// Calls the callback and looks for Ctrl-C; whether to go on.
-fn call<M: for<'py> IntoPyObject<'py>>(callback: &Py<PyAny>, message: M) -> PyResult<bool> {
+fn call<M: for<'py> IntoPyObject<'py>>(callback: &Py<PyAny>, message: M) -> PyResult<ControlFlow<()>> {
     Python::attach(|py| {
         py.check_signals()?;
         let answer = callback.bind(py).call1((message,))?;
         // Only the word False stops: a callback without a return value goes on.
-        Ok(!answer.extract::<bool>().is_ok_and(|go_on| !go_on))
+        let stops = answer.extract::<bool>().is_ok_and(|go_on| !go_on);
+        Ok(if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })
 }

@@ -14,7 +14,7 @@ const MARGIN: f64 = 28.0;
 /// Most points of the curve: more than pixels would show nothing.
 const POINTS: usize = 400;
 
-/// A table of what is known, and the curve of the root error over the steps.
+/// A table of what is known, and the curve of the error over the steps, as `plot_error` draws it.
 pub(crate) fn html(mechanism: &Mechanism) -> PyResult<String> {
     let mut table = String::new();
     for (name, value) in summary(mechanism)? {
@@ -71,11 +71,11 @@ fn curve(mechanism: &Mechanism) -> String {
     let (left, right, base) = (MARGIN, WIDTH - MARGIN, HEIGHT - MARGIN);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" \
-         aria-label=\"root of the expected squared error by step\" font-family=\"sans-serif\" font-size=\"10\">\
+         aria-label=\"standard deviation of the error by step\" font-family=\"sans-serif\" font-size=\"10\">\
          <line x1=\"{left}\" y1=\"{base}\" x2=\"{right}\" y2=\"{base}\" stroke=\"currentColor\"/>\
          <line x1=\"{left}\" y1=\"{base}\" x2=\"{left}\" y2=\"{MARGIN}\" stroke=\"currentColor\"/>\
          <polyline fill=\"none\" stroke=\"#0072b2\" stroke-width=\"1.5\" points=\"{}\"/>\
-         <text x=\"{left}\" y=\"{}\" fill=\"currentColor\">root error of a step, at most {top:.4}</text>\
+         <text x=\"{left}\" y=\"{}\" fill=\"currentColor\">standard deviation of the error, at most {top:.4} × noise multiplier × clip</text>\
          <text x=\"{left}\" y=\"{}\" fill=\"currentColor\">step 1</text>\
          <text x=\"{right}\" y=\"{}\" fill=\"currentColor\" text-anchor=\"end\">{n}</text></svg>",
         points.trim_end(),

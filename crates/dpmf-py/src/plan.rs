@@ -4,7 +4,7 @@ use crate::data::objects;
 use crate::error::{IntoPython, raise};
 use crate::mechanism::{Mechanism, conditions};
 use crate::noise::NoiseKey;
-use crate::parallel::run_told;
+use crate::parallel::{heard, run_told};
 use crate::picture;
 use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
@@ -148,6 +148,7 @@ impl Plan {
         format!("<dpmf.Plan\n{}>", lines.join("\n"))
     }
 
+    /// Tables of what was chosen and weighed and the curve of the error, for notebooks.
     fn _repr_html_(&self) -> String {
         picture::plan_html(&self.inner)
     }
@@ -222,9 +223,11 @@ pub(crate) fn make_plan(
     let conditions = conditions(unit, adjacency, "exact")?;
     let plain = Request::new(workload, examples, batch, epochs, epsilon, delta).or_raise()?;
     let request = Request { clip, buffers, trusted, conditions, pull, ..plain };
-    let inner = run_told(py, progress.as_ref(), move |tell| {
-        let mut planner = Planner::new(folder.map_or_else(Shelf::default, Shelf::in_folder));
-        planner.plan(&request, &mut |line: &str| tell(line.to_owned()))
+    let inner = heard(py, progress, |callback| {
+        run_told(py, callback, move |tell| {
+            let mut planner = Planner::new(folder.map_or_else(Shelf::default, Shelf::in_folder));
+            planner.plan(&request, &mut |line: &str| tell(line.to_owned()))
+        })
     })?;
     let chosen = inner.chosen().mechanism();
     let Some(statement) = chosen.privacy().cloned().map(PrivacyStatement) else {

@@ -3,7 +3,7 @@
 use crate::data::objects;
 use crate::error::{IntoPython, raise, value_error};
 use crate::mechanism::Mechanism;
-use crate::parallel::run;
+use crate::parallel::run_long;
 use dpmf::accounting::{self, Account, Accountant, Adjacency, Phase, PrivacyCurve, PrivacyUnit, Terms};
 use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, Promise};
 use dpmf::{Representation, Sampling};
@@ -233,7 +233,7 @@ pub(crate) fn poisson_noise_multiplier(
     rate: f64,
     steps: u64,
 ) -> PyResult<f64> {
-    run(py, || accounting::poisson_noise_multiplier(epsilon, delta, rate, steps))
+    run_long(py, move || accounting::poisson_noise_multiplier(epsilon, delta, rate, steps))
 }
 
 /// ε at δ of phases of sampled steps together, each a triple of noise multiplier, rate and number of steps: a pair
@@ -247,8 +247,9 @@ pub(crate) fn phases_epsilon(
     width: f64,
 ) -> PyResult<(f64, f64)> {
     let phases = self::phases(phases);
-    let found =
-        run(py, || PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.epsilon_bracket(delta, width))?;
+    let found = run_long(py, move || {
+        PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.epsilon_bracket(delta, width)
+    })?;
     Ok((found.lower, found.upper))
 }
 
@@ -262,8 +263,9 @@ pub(crate) fn phases_delta(
     width: f64,
 ) -> PyResult<(f64, f64)> {
     let phases = self::phases(phases);
-    let found =
-        run(py, || PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.delta_bracket(epsilon, width))?;
+    let found = run_long(py, move || {
+        PrivacyCurve::poisson(&phases, Adjacency::AddOrRemove)?.delta_bracket(epsilon, width)
+    })?;
     Ok((found.lower, found.upper))
 }
 
@@ -291,7 +293,7 @@ pub(crate) fn audit<'py>(
     seed: u64,
 ) -> PyResult<Bound<'py, PyDict>> {
     let mechanism = mechanism.get().inner.clone();
-    let Some(statement) = mechanism.privacy() else {
+    let Some(statement) = mechanism.privacy().cloned() else {
         return Err(value_error(
             "the mechanism is not calibrated and promises nothing yet: audit mechanism.calibrate(epsilon, delta, clip)",
         ));
@@ -306,8 +308,9 @@ pub(crate) fn audit<'py>(
     }
     let options = AuditOptions { trials, confidence, seed };
     if mechanism.sampling() != Sampling::None {
-        let (terms, curve) = (calibration.terms(), calibration.curve());
-        let report = run(py, || {
+        let report = run_long(py, move || {
+            let calibration = statement.calibration();
+            let (terms, curve) = (calibration.terms(), calibration.curve());
             let points = dpmf::audit::promised_points(calibration.epsilon(), |epsilon| curve.delta(epsilon))?;
             let (form, sampling, noise) = (mechanism.form(), mechanism.sampling(), calibration.noise_std());
             let Terms { adjacency, clip, .. } = *terms;
@@ -322,7 +325,8 @@ pub(crate) fn audit<'py>(
         let epsilon = calibration.curve().epsilon(delta).or_raise()?;
         promise = Promise { epsilon, delta, ..promise };
     }
-    let report = run(py, || {
+    let report = run_long(py, move || {
+        let calibration = statement.calibration();
         let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
         let model = subject.noise_model()?;
         let terms = calibration.terms();

@@ -4,9 +4,9 @@ use crate::arrays;
 use crate::data::objects;
 use crate::error::{IntoPython, value_error};
 use crate::mechanism::Mechanism;
-use crate::parallel::{run, run_observed};
+use crate::parallel::{heard, run_long, run_observed};
 use crate::workload::Workload;
-use dpmf::factorize::{self as solvers, Options, Solver, quiet};
+use dpmf::factorize::{self as solvers, Options, Solver, Stage, quiet};
 use dpmf::family::{self, Budget, Selector};
 use dpmf::inspection::describe;
 use dpmf::{Problem, Representation};
@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use serde::de::DeserializeOwned;
 use std::ffi::CString;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// Proof of near-optimality: no factorization of the workload has a loss below lower_bound.
@@ -75,9 +76,32 @@ impl From<solvers::Progress> for Progress {
     }
 }
 
+impl fmt::Display for Progress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let solvers::Progress { stage, share, iteration, gap, .. } = self.0;
+        match (stage, share) {
+            (Stage::Solving, _) => write!(out, "solving, iteration {iteration}, gap {gap:.1e}"),
+            (Stage::Fitting, Some(share)) => write!(out, "fitting, {:.0} % of a pass", 100.0 * share),
+            (Stage::Fitting, None) => write!(out, "fitting, iteration {iteration}"),
+        }
+    }
+}
+
 #[pymethods]
 impl Progress {
-    /// Evaluations so far.
+    /// What is being done: "solving" for the optimum, or "fitting" a mechanism of few coefficients.
+    #[getter]
+    fn stage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        objects(py, &self.0.stage)
+    }
+
+    /// The share of the pass over the steps at hand that is done, between 0 and 1; None where there is no pass to measure.
+    #[getter]
+    fn share(&self) -> Option<f64> {
+        self.0.share
+    }
+
+    /// Evaluations so far, of this stage.
     #[getter]
     fn iteration(&self) -> usize {
         self.0.iteration
@@ -108,14 +132,18 @@ impl Progress {
     }
 
     fn __repr__(&self) -> String {
-        format!("<dpmf.Progress: iteration {}, gap {:.2e}>", self.0.iteration, self.0.gap)
+        format!("<dpmf.Progress: {self}>")
+    }
+
+    fn __str__(&self) -> String {
+        self.to_string()
     }
 }
 
 /// The factorization of least loss, in its dual form.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Optimum {
-    /// Solved. Never locked by a thread of the pool, which would wait for itself.
+    /// Solved. Never locked for long, nor by a thread of the pool, which would wait for itself.
     problem: Mutex<Problem>,
     workload: Workload,
     v: Vec<f64>,
@@ -157,7 +185,8 @@ impl Optimum {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<f64>>)> {
-        let (b, c) = self.ask(py, |problem| {
+        let problem = self.problem(py);
+        let (b, c) = run_long(py, move || {
             let (dense, _) = problem.optimum(&mut quiet)?.to_dense(problem.workload())?;
             Ok((problem.workload().times(dense.coloring().to_owned()), dense.encoder()))
         })?;
@@ -165,18 +194,22 @@ impl Optimum {
     }
 
     /// The optimum as a stream of a few model-sized buffers: as many as given, or as few as keep the root loss within
-    /// tolerance of the lower bound, 1e-4 by default.
-    #[pyo3(signature = (*, buffers=None, tolerance=None))]
+    /// tolerance of the lower bound, 1e-4 by default. progress is as for factorize.
+    #[pyo3(signature = (*, buffers=None, tolerance=None, progress=None))]
     fn state_space(
         &self,
         py: Python<'_>,
         buffers: Option<usize>,
         tolerance: Option<f64>,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<Mechanism> {
         let selector = selector("optimal", buffers, tolerance, false)?;
-        let made = self.ask(py, |problem| {
-            problem.recurrence()?;
-            problem.mechanism(selector, &mut quiet)
+        let problem = self.problem(py);
+        let made = heard(py, progress, |callback| {
+            run_observed(py, callback, move |observe| {
+                problem.recurrence()?;
+                problem.mechanism(selector, observe)
+            })
         })?;
         Ok(made.into())
     }
@@ -186,7 +219,8 @@ impl Optimum {
     /// Cost: O(n^3) time; at most 16384 steps.
     fn dense_mechanism(&self, py: Python<'_>) -> PyResult<Mechanism> {
         let selector = selector("optimal", None, None, true)?;
-        Ok(self.ask(py, |problem| problem.mechanism(selector, &mut quiet))?.into())
+        let problem = self.problem(py);
+        Ok(run_long(py, move || problem.mechanism(selector, &mut quiet))?.into())
     }
 
     fn __repr__(&self) -> String {
@@ -201,15 +235,9 @@ impl Optimum {
 }
 
 impl Optimum {
-    /// Runs work on the solved problem without the interpreter's lock, on all threads.
-    fn ask<T: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&Problem) -> dpmf::Result<T> + Send,
-    ) -> PyResult<T> {
-        let mut problem = self.problem.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        let problem = &mut *problem;
-        run(py, move || work(problem))
+    /// The solved problem, for a thread of its own.
+    fn problem(&self, py: Python<'_>) -> Problem {
+        self.problem.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -249,7 +277,8 @@ fn options(gap: f64, iteration: &str, max_iterations: usize) -> PyResult<Options
 /// Finds the factorization of least loss, to a certified relative gap.
 ///
 /// progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
-/// with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile.
+/// with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
+/// shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
 ///
 /// >>> import dpmf
 /// >>> optimum = dpmf.factorize(dpmf.Workload.prefix_sum(512))
@@ -272,10 +301,12 @@ pub(crate) fn factorize(
     let workload = workload.get().clone();
     let (solver, options) = (self::solver(solver)?, options(gap, iteration, max_iterations)?);
     let problem = problem(&workload, participation, solver, options)?;
-    let (problem, v, certificate, solver) = run_observed(py, progress.as_ref(), move |observe| {
-        let optimum = problem.optimum(observe)?;
-        let (v, certificate, solver) = (optimum.dual.v().to_vec(), optimum.certificate, optimum.solver);
-        Ok((problem, v, certificate, solver))
+    let (problem, v, certificate, solver) = heard(py, progress, |callback| {
+        run_observed(py, callback, move |observe| {
+            let optimum = problem.optimum(observe)?;
+            let (v, certificate, solver) = (optimum.dual.v().to_vec(), optimum.certificate, optimum.solver);
+            Ok((problem, v, certificate, solver))
+        })
     })?;
     Ok(Optimum { problem: Mutex::new(problem), workload, v, certificate, solver })
 }
@@ -289,7 +320,8 @@ pub(crate) fn factorize(
 /// given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
 /// that draw all earlier noise again at every step.
 ///
-/// participation says in which steps one user or record may take part: "single" for at most one.
+/// participation says in which steps one user or record may take part: "single" for at most one. progress is as for factorize;
+/// its stage is "solving" and then "fitting".
 #[pyfunction]
 #[pyo3(signature = (workload, mechanism="optimal", *, buffers=None, tolerance=None, dense=false, gap=1e-6,
                     participation="single", progress=None))]
@@ -308,7 +340,9 @@ pub(crate) fn make_mechanism(
     let selector = selector(mechanism, buffers, tolerance, dense)?;
     let options = Options { gap, ..Options::default() };
     let problem = problem(workload.get(), participation, Solver::default(), options)?;
-    let made = run_observed(py, progress.as_ref(), move |observe| problem.mechanism(selector, observe))?;
+    let made = heard(py, progress, |callback| {
+        run_observed(py, callback, move |observe| problem.mechanism(selector, observe))
+    })?;
     Ok(made.into())
 }
 
@@ -319,7 +353,7 @@ pub(crate) fn make_mechanism(
 /// mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
 /// "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
 /// those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
-/// many steps, is left out with a warning where there are others.
+/// many steps, is left out with a warning where there are others. progress is as for factorize.
 #[pyfunction]
 #[pyo3(signature = (workload, mechanisms=None, *, buffers=vec![2, 3, 4, 6, 8], gap=1e-6, participation="single",
                     progress=None),
@@ -339,8 +373,9 @@ pub(crate) fn compare<'py>(
     let selectors = family::table(&named.or_raise()?, &buffers);
     let options = Options { gap, ..Options::default() };
     let problem = problem(workload.get(), participation, Solver::default(), options)?;
-    let comparison =
-        run_observed(py, progress.as_ref(), move |observe| problem.compare(&selectors, observe))?;
+    let comparison = heard(py, progress, |callback| {
+        run_observed(py, callback, move |observe| problem.compare(&selectors, observe))
+    })?;
     for (name, reason) in &comparison.left_out {
         let message = CString::new(format!("{name} is left out: {reason}"))?;
         PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)?;

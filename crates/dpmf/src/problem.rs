@@ -35,6 +35,7 @@ pub struct Goal {
 /// assert!(tree.loss().sqrt_total() > 1.5 * best.loss().sqrt_total());
 /// # Ok::<(), dpmf::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Problem {
     workload: Workload,
     participation: Participation,

@@ -171,7 +171,7 @@ fn deployed_losses_and_sensitivities_are_true() {
         let workload = case.workload();
         let optimum = optimal(&workload, solver, &Options::default(), &mut quiet).unwrap();
         let dense = Form::Dense(optimum.to_dense(&workload).unwrap().0);
-        let stream = optimum.to_state_space(&workload, Target::Buffers(4)).map(Form::StateSpace);
+        let stream = optimum.to_state_space(&workload, Target::Buffers(4), &mut quiet).map(Form::StateSpace);
         for factorization in [Ok(dense), stream] {
             let mechanism = factorization.and_then(|factorization| {
                 Mechanism::new(workload.clone(), &factorization, Participation::default())
@@ -486,12 +486,15 @@ fn rough_schedules_stream_well() {
         };
         let mut last = f64::INFINITY;
         for buffers in 0..=most {
-            let now = excess(optimum.to_state_space(&workload, Target::Buffers(buffers)).unwrap());
+            let now =
+                excess(optimum.to_state_space(&workload, Target::Buffers(buffers), &mut quiet).unwrap());
             assert!(now <= last * (1.0 + 1e-3) + 1e-7, "{buffers} buffers: {now:e} after {last:e}");
             last = now.min(last);
         }
         assert!(last < limit, "{:?}: {last:e}", case.optimizer);
-        assert!(excess(optimum.to_state_space(&workload, Target::Tolerance(1e-4)).unwrap()) <= 1e-4);
+        assert!(
+            excess(optimum.to_state_space(&workload, Target::Tolerance(1e-4), &mut quiet).unwrap()) <= 1e-4
+        );
     }
 }
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ._core import Mechanism, NoiseKey, PrivacyStatement
 from ._errors import MismatchError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ._core import _Unit
 
 
 def statement_of(mechanism: Mechanism) -> PrivacyStatement:
@@ -15,7 +20,7 @@ def statement_of(mechanism: Mechanism) -> PrivacyStatement:
     return mechanism.privacy
 
 
-def check_unit(mechanism: Mechanism, clipped: str, remedy: str = "") -> None:
+def check_unit(mechanism: Mechanism, clipped: _Unit, remedy: str = "") -> None:
     """Refuses a statement for another unit than the one that is clipped."""
     unit = statement_of(mechanism).unit
     if unit != clipped:

@@ -45,13 +45,30 @@ __all__ = [
 ]
 
 _Path: TypeAlias = str | os.PathLike[str]
+_Unit: TypeAlias = Literal["record", "user"]
+_Adjacency: TypeAlias = Literal["replace-with-zero", "add-or-remove", "replace-one"]
+_Accountant: TypeAlias = Literal["exact", "zcdp", "rdp", "paper"]
+_Arithmetic: TypeAlias = Literal["exact", "float"]
+_Output: TypeAlias = Literal["gradient", "iterate"]
+_Solver: TypeAlias = Literal["linear", "dense", "newton", "gradient"]
+_Origin: TypeAlias = Literal["system", "seeded"]
+_Form: TypeAlias = Literal["banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz", "tree"]
+_Listener: TypeAlias = Callable[[Progress], Any] | bool | None
 
 __version__: str
 
 @final
 class Workload:
+    """The linear map A from clipped gradients to released iterates.
+
+    >>> import dpmf
+    >>> dpmf.Workload.sgd(100, momentum=0.9).steps
+    100
+    """
+
     @staticmethod
-    def prefix_sum(steps: int) -> Workload: ...
+    def prefix_sum(steps: int) -> Workload:
+        """Running sums: SGD with unit step size, or counts over time."""
     @staticmethod
     def sgd(
         steps: int | None = None,
@@ -63,176 +80,306 @@ class Workload:
         schedule: str | Sequence[float] | ArrayLike | None = None,
         learning_rate: float = 1.0,
         average: str | None = None,
-    ) -> Workload: ...
+    ) -> Workload:
+        """The iterates of SGD.
+
+        m = momentum * m + g, theta = theta - rate * m; nesterov looks ahead; weight_decay is decoupled, or as in
+        torch.optim.SGD with coupled=True. schedule is text ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1",
+        ...), or one step size for every step, and then steps may be None. Every step size is multiplied by
+        learning_rate, which matters only beside weight decay. average is None, "uniform" or "ema:decay".
+        """
     @staticmethod
-    def from_matrix(matrix: ArrayLike) -> Workload: ...
+    def from_matrix(matrix: ArrayLike) -> Workload:
+        """Any lower-triangular matrix with a diagonal free of zeros."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps n."""
     @property
-    def is_prefix_sum(self) -> bool: ...
+    def is_prefix_sum(self) -> bool:
+        """Whether A is the prefix sum."""
     @property
-    def momentum(self) -> float | None: ...
+    def momentum(self) -> float | None:
+        """Momentum; None for a matrix."""
     @property
-    def nesterov(self) -> bool | None: ...
+    def nesterov(self) -> bool | None:
+        """Whether momentum looks ahead; None for a matrix."""
     @property
-    def weight_decay(self) -> float | None: ...
+    def weight_decay(self) -> float | None:
+        """Weight decay; None for a matrix."""
     @property
-    def coupled(self) -> bool | None: ...
+    def coupled(self) -> bool | None:
+        """Whether weight decay joins the gradient, as in torch.optim.SGD; None for a matrix."""
     @property
-    def average(self) -> str | None: ...
+    def average(self) -> str | None:
+        """"none", "uniform" or "ema:decay"; None for a matrix."""
     @property
-    def learning_rates(self) -> NDArray[np.float64] | None: ...
-    def matrix(self) -> NDArray[np.float64]: ...
-    def apply(self, x: ArrayLike) -> NDArray[np.float64]: ...
+    def learning_rates(self) -> NDArray[np.float64] | None:
+        """The step size of every step; None for a matrix."""
+    def matrix(self) -> NDArray[np.float64]:
+        """A as an array. Cost: n^2 numbers."""
+    def apply(self, x: ArrayLike) -> NDArray[np.float64]:
+        """A x: the optimizer run on scalar gradients x."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class Certificate:
+    """Proof of near-optimality: no factorization of the workload has a loss below lower_bound."""
+
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float:
+        """Total squared loss of the factorization at hand, at unit clip and unit noise multiplier."""
     @property
-    def lower_bound(self) -> float: ...
+    def lower_bound(self) -> float:
+        """Lower bound on the loss of every factorization."""
     @property
-    def gap(self) -> float: ...
+    def gap(self) -> float:
+        """loss / lower_bound - 1."""
     @property
-    def ratio_to_bound(self) -> float: ...
+    def ratio_to_bound(self) -> float:
+        """sqrt(loss / lower_bound)."""
     @property
-    def iterations(self) -> int: ...
+    def iterations(self) -> int:
+        """Evaluations that the solver spent."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Progress:
+    """Where a solver stands; what a progress callback is given."""
+
     @property
-    def iteration(self) -> int: ...
+    def stage(self) -> Literal["solving", "fitting"]:
+        """What is being done: "solving" for the optimum, or "fitting" a mechanism of few coefficients."""
     @property
-    def loss(self) -> float: ...
+    def share(self) -> float | None:
+        """The share of the pass over the steps at hand that is done, between 0 and 1; None where there is no pass to measure."""
     @property
-    def lower_bound(self) -> float: ...
+    def iteration(self) -> int:
+        """Evaluations so far, of this stage."""
     @property
-    def gap(self) -> float: ...
+    def loss(self) -> float:
+        """Loss of the best iterate so far."""
     @property
-    def seconds(self) -> float: ...
+    def lower_bound(self) -> float:
+        """Best lower bound so far."""
+    @property
+    def gap(self) -> float:
+        """loss / lower_bound - 1."""
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
 
 @final
 class Optimum:
+    """The factorization of least loss, in its dual form."""
+
     @property
-    def v(self) -> NDArray[np.float64]: ...
+    def v(self) -> NDArray[np.float64]:
+        """The dual variable, which proves the lower bound; with several participations one number a phase, which is a part of it."""
     @property
-    def certificate(self) -> Certificate: ...
+    def certificate(self) -> Certificate:
+        """Loss, lower bound and gap."""
     @property
-    def workload(self) -> Workload: ...
+    def workload(self) -> Workload:
+        """The workload."""
     @property
-    def solver(self) -> str: ...
-    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
-    def state_space(self, *, buffers: int | None = None, tolerance: float | None = None) -> Mechanism: ...
-    def dense_mechanism(self) -> Mechanism: ...
+    def solver(self) -> _Solver:
+        """The solver that found it: "linear", "dense", "newton" or "gradient"."""
+    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The canonical factorization A = B C in double precision, lower triangular, C of sensitivity 1, as (B, C).
+
+        Cost: O(n^3) time; at most 16384 steps.
+        """
+    def state_space(
+        self, *, buffers: int | None = None, tolerance: float | None = None, progress: _Listener = None
+    ) -> Mechanism:
+        """The optimum as a stream of a few model-sized buffers: as many as given, or as few as keep the root loss within
+        tolerance of the lower bound, 1e-4 by default. progress is as for factorize.
+        """
+    def dense_mechanism(self) -> Mechanism:
+        """The optimum with its matrix kept whole: no buffers, but every step costs as much as all steps before it.
+
+        Cost: O(n^3) time; at most 16384 steps.
+        """
 
 @final
 class PrivacyStatement:
+    """A guarantee together with everything it depends on; str() says it in words."""
+
     @property
-    def epsilon(self) -> float: ...
+    def epsilon(self) -> float:
+        """ε."""
     @property
-    def delta(self) -> float: ...
+    def delta(self) -> float:
+        """δ."""
     @property
-    def mu(self) -> float | None: ...
+    def mu(self) -> float | None:
+        """μ of Gaussian differential privacy; None where the mechanism is not Gaussian."""
     @property
-    def rho(self) -> float | None: ...
+    def rho(self) -> float | None:
+        """ρ of zero-concentrated differential privacy; None where the mechanism is not Gaussian."""
     @property
-    def noise_multiplier(self) -> float: ...
+    def noise_multiplier(self) -> float:
+        """σ: standard deviation of the noise in units of sensitivity times clip."""
     @property
-    def noise_std(self) -> float: ...
+    def noise_std(self) -> float:
+        """Standard deviation of the white noise: noise multiplier times sensitivity times clip."""
     @property
-    def sensitivity(self) -> float: ...
+    def sensitivity(self) -> float:
+        """Sensitivity of the mechanism as deployed."""
     @property
-    def clip(self) -> float: ...
+    def clip(self) -> float:
+        """Clipping norm of one contribution."""
     @property
-    def adjacency(self) -> str: ...
+    def adjacency(self) -> _Adjacency:
+        """Which data sets are neighbours."""
     @property
-    def accountant(self) -> str: ...
+    def accountant(self) -> _Accountant:
+        """How ε follows from the noise."""
     @property
-    def unit(self) -> str: ...
+    def unit(self) -> _Unit:
+        """Whose data is protected as one piece: "user" or "record"."""
     @property
-    def participation(self) -> str: ...
+    def participation(self) -> str:
+        """How often one unit takes part, in words; in numbers in to_dict()."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps."""
     @property
-    def key(self) -> str: ...
+    def key(self) -> _Origin:
+        """"system", or "seeded" for noise that holds only while a seed is secret."""
     @property
-    def covers(self) -> list[str]: ...
+    def covers(self) -> list[str]:
+        """What (ε, δ) covers, one sentence each."""
     @property
-    def does_not_cover(self) -> list[str]: ...
-    def to_dict(self) -> dict[str, Any]: ...
+    def does_not_cover(self) -> list[str]:
+        """What (ε, δ) does not cover or takes for granted, one sentence each."""
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as in the JSON of the command line."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Mechanism:
+    """A validated mechanism: workload, form as deployed, participation, and what is known of them.
+
+    Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and
+    with_noise return a new one. Two are equal if their files are: the same noise (identity), with the same name,
+    certificate and privacy statement.
+    """
+
     @staticmethod
-    def load(path: _Path) -> Mechanism: ...
+    def load(path: _Path) -> Mechanism:
+        """Reads a mechanism file, or the mechanism of a plan, recomputes sensitivity and ε and refuses a file that
+        understates them.
+        """
     @staticmethod
-    def from_bytes(data: bytes) -> Mechanism: ...
-    def save(self, path: _Path) -> None: ...
-    def to_bytes(self) -> bytes: ...
+    def from_bytes(data: bytes) -> Mechanism:
+        """Reads what to_bytes wrote, with the checks of load."""
+    def save(self, path: _Path) -> None:
+        """Writes a safetensors file, at once or not at all."""
+    def to_bytes(self) -> bytes:
+        """The bytes of the mechanism file."""
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """What its noise is bound to, 64 hexadecimal digits: SHA-256 over all that decides the noise, and nothing else.
+
+        Streams of one key and run have the same noise if their mechanisms have the same identity.
+        """
     @property
-    def workload(self) -> Workload: ...
+    def workload(self) -> Workload:
+        """The workload it serves."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps."""
     @property
-    def mechanism(self) -> str | None: ...
+    def mechanism(self) -> str | None:
+        """The name it was made by, with the choices made: "optimal", "state-space:buffers=4"; None if it has none."""
     @property
-    def form(self) -> str: ...
+    def form(self) -> _Form:
+        """How the noise is made: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree"."""
     @property
-    def participation(self) -> str: ...
+    def participation(self) -> str:
+        """The participation that the sensitivity covers, as plan and make_mechanism take it: "single"."""
     @property
-    def sampling(self) -> str: ...
+    def sampling(self) -> str:
+        """The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none."""
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float:
+        """Total squared loss over all steps, at unit clip and unit noise multiplier."""
     @property
-    def sqrt_loss(self) -> float: ...
+    def sqrt_loss(self) -> float:
+        """Root of the loss."""
     @property
-    def max_sqrt_loss(self) -> float: ...
+    def max_sqrt_loss(self) -> float:
+        """Root of the largest step's loss."""
     @property
-    def final_sqrt_loss(self) -> float: ...
+    def final_sqrt_loss(self) -> float:
+        """Root of the last step's loss."""
     @property
-    def sensitivity(self) -> float: ...
+    def sensitivity(self) -> float:
+        """Sensitivity of the encoder as deployed, for contributions of unit norm."""
     @property
-    def buffers(self) -> int | None: ...
+    def buffers(self) -> int | None:
+        """Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which draw all
+        earlier noise again.
+        """
     @property
-    def recalls(self) -> int | None: ...
+    def recalls(self) -> int | None:
+        """Earlier rows of noise that a step draws again; None for dense rows."""
     @property
-    def work(self) -> float: ...
+    def work(self) -> float:
+        """Mean number of model-sized multiply-adds a step."""
     @property
-    def certificate(self) -> Certificate | None: ...
+    def certificate(self) -> Certificate | None:
+        """Loss as deployed against the lower bound for every factorization; None if none was proved."""
     @property
-    def privacy(self) -> PrivacyStatement | None: ...
-    def per_step_error(self) -> NDArray[np.float64]: ...
-    def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
-    def coloring(self) -> NDArray[np.float64]: ...
+    def privacy(self) -> PrivacyStatement | None:
+        """The privacy statement; None before calibration."""
+    def per_step_error(self) -> NDArray[np.float64]:
+        """Expected squared error of every step a coordinate, at unit clip and unit noise multiplier."""
+    def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The factorization as deployed, A = B C, as (B, C). Cost: O(n^2) memory and more time."""
+    def coloring(self) -> NDArray[np.float64]:
+        """N, the matrix that turns white noise into the noise of the gradients: N C = I and B = A N."""
     def calibrate(
         self,
         epsilon: float,
         delta: float,
         clip: float = 1.0,
         *,
-        unit: str = "record",
-        adjacency: str = "replace-with-zero",
-        accountant: str = "exact",
-    ) -> Mechanism: ...
+        unit: _Unit = "record",
+        adjacency: _Adjacency = "replace-with-zero",
+        accountant: _Accountant = "exact",
+    ) -> Mechanism:
+        """The mechanism with the least noise that gives (ε, δ) when every contribution is clipped to norm clip.
+
+        unit is "user" or "record"; adjacency is "replace-with-zero", "add-or-remove" or "replace-one"; accountant is
+        "exact", "zcdp", "rdp" or "paper".
+        """
     def with_noise(
         self,
         noise_multiplier: float,
         delta: float,
         clip: float = 1.0,
         *,
-        unit: str = "record",
-        adjacency: str = "replace-with-zero",
-        accountant: str = "exact",
-    ) -> Mechanism: ...
-    def with_sampling(self, sampling: str) -> Mechanism: ...
-    def verify(self) -> Certificate | None: ...
+        unit: _Unit = "record",
+        adjacency: _Adjacency = "replace-with-zero",
+        accountant: _Accountant = "exact",
+    ) -> Mechanism:
+        """The mechanism with a given noise multiplier, and the ε that it gives at δ."""
+    def with_sampling(self, sampling: str) -> Mechanism:
+        """The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
+
+        Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
+        as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
+        A calibration and a lower bound made before are dropped: calibrate the result.
+        """
+    def verify(self) -> Certificate | None:
+        """Evaluates the lower bound anew from its dual variable and returns the certificate with it.
+
+        Raises FormatError if the stored bound claims more. None if the mechanism has no bound.
+        """
     def check_optimizer(
         self,
         *,
@@ -241,67 +388,157 @@ class Mechanism:
         weight_decay: float = 0.0,
         coupled: bool = False,
         learning_rates: Sequence[float] | ArrayLike | None = None,
-    ) -> None: ...
-    def check_learning_rate(self, step: int, learning_rate: float, first_learning_rate: float) -> None: ...
-    def check_steps(self, steps: int) -> None: ...
-    def check_sampling(self, sampler: str, *, epochs: int = 1) -> None: ...
-    def plot_error(self, ax: Axes | None = None, **line: Any) -> Axes: ...
-    def _repr_html_(self) -> str: ...
+    ) -> None:
+        """Refuses an optimizer that does not compute the workload this mechanism was made for.
+
+        learning_rates are those of the first steps, as many as are known, up to a common factor unless there is weight
+        decay. Privacy does not depend on the optimizer; the size of the noise in its iterates does.
+
+        Raises MismatchError, which says how to plan for the optimizer at hand.
+        """
+    def check_learning_rate(self, step: int, learning_rate: float, first_learning_rate: float) -> None:
+        """Refuses a step past the last, or a learning rate that does not follow the schedule: learning_rate at a
+        zero-based step, where the first step had first_learning_rate.
+        """
+    def check_steps(self, steps: int) -> None:
+        """Refuses a run of more steps than the mechanism has noise for; fewer are always allowed."""
+    def check_sampling(self, sampler: str, *, epochs: int = 1) -> None:
+        """Refuses a sampler other than the one that the guarantee counts on or, where it counts on none, one under which a user or
+        record could take part more often than the mechanism covers.
+
+        sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
+        epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q" or "balls-in-bins:B".
+        """
+    def plot_error(self, ax: Axes | None = None, **line: Any) -> Axes:
+        """Draws the standard deviation of every iterate's error with matplotlib and returns the axes.
+
+        It is of a coordinate, the root of per_step_error, in units of noise multiplier times clip. ax takes several mechanisms; line
+        is for matplotlib's plot.
+        """
+    def _repr_html_(self) -> str:
+        """A table of what is known and the curve of the error, for notebooks."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class Plan:
+    """The mechanism and the sampler of least error for a budget, and all that was weighed; made by dpmf.plan.
+
+    Errors are root mean squared errors of an iterate at clip 1: noise multiplier times sensitivity times ‖A N‖_F/√n.
+    """
+
     @property
-    def mechanism(self) -> Mechanism: ...
+    def mechanism(self) -> Mechanism:
+        """The mechanism to train with, calibrated, with its sampling."""
     @property
-    def sampling(self) -> str: ...
+    def sampling(self) -> str:
+        """The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none."""
     @property
-    def chosen(self) -> dict[str, Any]: ...
+    def chosen(self) -> dict[str, Any]:
+        """What was chosen, as a row: a dictionary with "mechanism", "sampling", "bands", "buffers", "recalls",
+        "noise_multiplier", "rmse", "ratio_to_bound" (None where no bound exists), "selector", "estimated", "excluded" and
+        "words".
+        """
     @property
-    def rows(self) -> list[dict[str, Any]]: ...
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything that was weighed, by error.
+
+        "excluded" says why a row may not be chosen. The noise of a row with "estimated" was not proved, since it does not win.
+        """
     @property
-    def dp_sgd(self) -> dict[str, Any]: ...
+    def dp_sgd(self) -> dict[str, Any]:
+        """DP-SGD, independent noise under Poisson sampling, as a row."""
     @property
-    def rmse(self) -> float: ...
+    def rmse(self) -> float:
+        """Root mean squared error of an iterate at clip 1."""
     @property
-    def lower_bound_rmse(self) -> float | None: ...
+    def lower_bound_rmse(self) -> float | None:
+        """No mechanism that counts on no sampling has an error below it; None where no bound is known."""
     @property
-    def statement(self) -> PrivacyStatement: ...
+    def statement(self) -> PrivacyStatement:
+        """The privacy statement."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps of all epochs."""
     @property
-    def examples(self) -> int: ...
+    def examples(self) -> int:
+        """Units of privacy that it was made for."""
     @property
-    def batch(self) -> int: ...
+    def batch(self) -> int:
+        """Units in a batch, on average."""
     @property
-    def epochs(self) -> int: ...
-    def per_step(self) -> NDArray[np.float64]: ...
-    def save(self, path: _Path) -> None: ...
+    def epochs(self) -> int:
+        """Passes over the data."""
+    def per_step(self) -> NDArray[np.float64]:
+        """Noise of every step's iterate, as a standard deviation at clip 1."""
+    def save(self, path: _Path) -> None:
+        """Writes the mechanism with its sampling to a safetensors file, at once or not at all; Mechanism.load reads it."""
     def sampler(
         self, key: NoiseKey, *, units: int | None = None, run: str | None = None, start: int = 0
-    ) -> Sampler: ...
-    def _repr_html_(self) -> str: ...
+    ) -> Sampler:
+        """The sampler that the guarantee counts on.
+
+        key and run are those of the noise. units is the number of examples by default; start is the first step that it hands out.
+
+        Raises MismatchError where the plan counts on no sampling.
+        """
+    def _repr_html_(self) -> str:
+        """Tables of what was chosen and weighed and the curve of the error, for notebooks."""
 
 @final
 class NoiseKey:
+    """The secret from which all noise of a run is derived.
+
+    Whoever has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
+    """
+
     @staticmethod
-    def generate() -> NoiseKey: ...
+    def generate() -> NoiseKey:
+        """A new key from the operating system, kept in memory only: the run cannot be resumed after this process."""
     @staticmethod
-    def from_seed(seed: int) -> NoiseKey: ...
+    def from_seed(seed: int) -> NoiseKey:
+        """A key derived from a number, for experiments: private only while the number is secret. To repeat one, also give
+        the stream its name, run=: without, every stream has noise of its own.
+        """
     @staticmethod
-    def create(path: _Path) -> NoiseKey: ...
+    def create(path: _Path) -> NoiseKey:
+        """A new key from the operating system, written to a new file that only its owner may read."""
     @staticmethod
-    def read(path: _Path) -> NoiseKey: ...
+    def read(path: _Path) -> NoiseKey:
+        """Reads a key file; refuses one that others may read."""
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """A name for the key that is safe to publish."""
     @property
-    def origin(self) -> str: ...
+    def origin(self) -> _Origin:
+        """"system" or "seeded"."""
     def __reduce__(self) -> NoReturn: ...
 
 @final
 class NoiseStream:
+    """The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
+
+    Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size draw what one process
+    would draw. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
+    shards or a restored checkpoint. One key and run must never serve two sets of data: words, under which every start
+    has the same noise, are for experiments with a key from a seed. output is "gradient" for noise to add to clipped,
+    summed gradients, or "iterate" for what that noise leaves in the iterates. unit_noise leaves out the scale.
+
+    arithmetic is "exact", the default for gradient noise, or "float". Exact: what is released is the given sum plus ideal,
+    real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. Float: noise is made and
+    added in single precision, faster, and its lowest bits are outside of the guarantee.
+
+    A stream alone does not survive a crash safely; a DurableStream does.
+
+    >>> import dpmf, numpy
+    >>> mechanism = dpmf.plan(steps=10, epsilon=8, delta=1e-6)
+    >>> stream = dpmf.NoiseStream(mechanism, dpmf.NoiseKey.generate(), dimension=1000)
+    >>> gradient = numpy.zeros(1000, numpy.float32)
+    >>> stream.add_to(gradient)
+    0
+    """
+
     def __new__(
         cls,
         mechanism: Mechanism,
@@ -310,41 +547,85 @@ class NoiseStream:
         run: str | None = None,
         dimension: int | None = None,
         coordinates: range | None = None,
-        output: Literal["gradient", "iterate"] = "gradient",
-        arithmetic: Literal["exact", "float"] | None = None,
+        output: _Output = "gradient",
+        arithmetic: _Arithmetic | None = None,
         unit_noise: bool = False,
     ) -> Self: ...
-    def add_to(self, array: NDArray[np.float32] | NDArray[np.float64]) -> int: ...
-    def next_row(self) -> NDArray[np.float32]: ...
-    def skip(self) -> int: ...
-    def skip_to(self, step: int) -> None: ...
+    def add_to(self, array: NDArray[np.float32] | NDArray[np.float64]) -> int:
+        """Adds the next row of noise in place and returns its number, zero-based.
+
+        array is a C-contiguous, writable vector of float32 or float64, as long as the stream has coordinates; it is not
+        copied. In exact arithmetic it is taken as the sum that it is, and becomes sum plus noise, correctly rounded to grid.
+        """
+    def next_row(self) -> NDArray[np.float32]:
+        """The next row of noise as a new array."""
+    def skip(self) -> int:
+        """Moves past the next row without showing it, and returns its number."""
+    def skip_to(self, step: int) -> None:
+        """Moves forward to a later row; the rows between are never shown."""
     @property
-    def next_step(self) -> int: ...
+    def next_step(self) -> int:
+        """The next row, zero-based; equal to steps at the end."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of rows in all."""
     @property
-    def coordinates(self) -> range: ...
+    def coordinates(self) -> range:
+        """The coordinates it serves."""
     @property
-    def memory(self) -> int: ...
+    def memory(self) -> int:
+        """Bytes of state that it keeps from one step to the next."""
     @property
-    def scale(self) -> float: ...
+    def scale(self) -> float:
+        """The factor of every row: noise multiplier times sensitivity times clip, or 1."""
     @property
-    def arithmetic(self) -> Literal["exact", "float"]: ...
+    def arithmetic(self) -> _Arithmetic:
+        """"exact" or "float"."""
     @property
-    def grid(self) -> float | None: ...
+    def grid(self) -> float | None:
+        """What releases are rounded to multiples of; None in float arithmetic."""
     @property
-    def run(self) -> str: ...
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
     @property
-    def mechanism(self) -> Mechanism: ...
+    def mechanism(self) -> Mechanism:
+        """The mechanism."""
     @property
-    def privacy(self) -> PrivacyStatement | None: ...
-    def checkpoint(self, path: _Path) -> None: ...
-    def checkpoint_bytes(self) -> bytes: ...
-    def restore(self, checkpoint: bytes | _Path) -> None: ...
+    def privacy(self) -> PrivacyStatement | None:
+        """The privacy statement, with the origin of the key in use; None for unit noise, which promises nothing."""
+    def checkpoint(self, path: _Path) -> None:
+        """Writes the state, encrypted under the key, to a file at once or not at all."""
+    def checkpoint_bytes(self) -> bytes:
+        """The bytes of a checkpoint, for a state dictionary."""
+    def restore(self, checkpoint: bytes | _Path) -> None:
+        """Goes on from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
+
+        Only a stream at its first step can be restored: one that has moved would release rows twice.
+        """
     def __reduce__(self) -> NoReturn: ...
 
 @final
 class Sampler:
+    """Draws in secret who takes part in which step.
+
+    sampling is "cyclic-poisson:G:Q" (units are dealt into G parts that take turns, and each of a part takes part in its turn
+    with probability Q; G = 1 is Poisson sampling) or "balls-in-bins:B" (each unit has one of B phases, and takes part at every
+    B-th step). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
+    run is the name of the run: None for a new one, or a stream's .run; words go with a key from a seed.
+
+    Members are a function of key, run, sampling, unit and step alone: a run resumes at any step, start, and a unit that joins or
+    leaves moves no other. Iterating gives the members of each step once, from next_step on. A mean divides by expected_batch,
+    never by the number of members.
+
+    >>> import dpmf
+    >>> key = dpmf.NoiseKey.generate()
+    >>> sampler = dpmf.Sampler("balls-in-bins:60", key, units=60_000, steps=600)
+    >>> sampler.expected_batch
+    1000.0
+    >>> all(700 < len(members) < 1300 for members in sampler)  # nine deviations
+    True
+    """
+
     def __new__(
         cls,
         sampling: str,
@@ -355,22 +636,32 @@ class Sampler:
         run: str | None = None,
         start: int = 0,
     ) -> Self: ...
-    def members(self, step: int) -> NDArray[np.int64]: ...
-    def turns(self, unit: int) -> list[int]: ...
+    def members(self, step: int) -> NDArray[np.int64]:
+        """Who takes part in a step, zero-based: indices of units in order, perhaps none."""
+    def turns(self, unit: int) -> list[int]:
+        """The steps in which one unit takes part."""
     @property
-    def expected_batch(self) -> float: ...
+    def expected_batch(self) -> float:
+        """Mean number of members of a step, what a mean divides by."""
     @property
-    def sampling(self) -> str: ...
+    def sampling(self) -> str:
+        """How it samples."""
     @property
-    def units(self) -> int: ...
+    def units(self) -> int:
+        """Number of units."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps."""
     @property
-    def next_step(self) -> int: ...
+    def next_step(self) -> int:
+        """The step whose members come next; equal to steps at the end."""
     @property
-    def run(self) -> str: ...
-    def state_dict(self) -> dict[str, str | int]: ...
-    def load_state_dict(self, state: dict[str, str | int]) -> None: ...
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
+    def state_dict(self) -> dict[str, str | int]:
+        """What load_state_dict() needs to go on; nothing in it is secret."""
+    def load_state_dict(self, state: dict[str, str | int]) -> None:
+        """Goes on where another sampler of the same key, run, sampling, units and steps was."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> NDArray[np.int64]: ...
     def __len__(self) -> int: ...
@@ -378,6 +669,14 @@ class Sampler:
 
 @final
 class DurableStream:
+    """A NoiseStream with a journal: what training that may crash should use.
+
+    Before a noisy row leaves, its step and a keyed digest of the clipped input are synced to the journal. After a crash a
+    journalled step is released again only for the very same input; burn() gives up a step whose input is lost.
+
+    create() begins a journal, open() goes on with one.
+    """
+
     @staticmethod
     def create(
         mechanism: Mechanism,
@@ -387,9 +686,10 @@ class DurableStream:
         run: str | None = None,
         dimension: int | None = None,
         coordinates: range | None = None,
-        output: Literal["gradient", "iterate"] = "gradient",
-        arithmetic: Literal["exact", "float"] | None = None,
-    ) -> DurableStream: ...
+        output: _Output = "gradient",
+        arithmetic: _Arithmetic | None = None,
+    ) -> DurableStream:
+        """Begins a journal at a path where none exists. run may be words too: the journal keeps count."""
     @staticmethod
     def open(
         mechanism: Mechanism,
@@ -399,38 +699,64 @@ class DurableStream:
         checkpoint: bytes | _Path | None = None,
         dimension: int | None = None,
         coordinates: range | None = None,
-        output: Literal["gradient", "iterate"] = "gradient",
-        arithmetic: Literal["exact", "float"] | None = None,
-    ) -> DurableStream: ...
-    def release(self, array: NDArray[np.float32] | NDArray[np.float64]) -> int: ...
-    def burn(self) -> int: ...
+        output: _Output = "gradient",
+        arithmetic: _Arithmetic | None = None,
+    ) -> DurableStream:
+        """Goes on with a journal, from a checkpoint (a path or bytes) or from the first step.
+
+        The run is the one in the journal. Steps in the journal beyond the checkpoint come again for the same input only;
+        burn() passes over one.
+        """
+    def release(self, array: NDArray[np.float32] | NDArray[np.float64]) -> int:
+        """Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
+
+        The array is as for NoiseStream.add_to. A step that is done again after a crash needs the sum as it was before
+        the noise, to the bit.
+        """
+    def burn(self) -> int:
+        """Gives up the next step: its noise is never used, and the stream goes on with the one after it."""
     @property
-    def next_step(self) -> int: ...
+    def next_step(self) -> int:
+        """The step of the next release, zero-based."""
     @property
-    def recorded_steps(self) -> int: ...
+    def recorded_steps(self) -> int:
+        """Number of steps in the journal: below it, only the same input again or a burn is possible."""
     @property
-    def burned(self) -> list[int]: ...
+    def burned(self) -> list[int]:
+        """Steps that were burned, in order."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of rows in all."""
     @property
-    def coordinates(self) -> range: ...
+    def coordinates(self) -> range:
+        """The coordinates it serves."""
     @property
-    def memory(self) -> int: ...
+    def memory(self) -> int:
+        """Bytes of state that it keeps from one step to the next."""
     @property
-    def scale(self) -> float: ...
+    def scale(self) -> float:
+        """The factor of every row: noise multiplier times sensitivity times clip."""
     @property
-    def arithmetic(self) -> Literal["exact", "float"]: ...
+    def arithmetic(self) -> _Arithmetic:
+        """"exact" or "float"."""
     @property
-    def grid(self) -> float | None: ...
+    def grid(self) -> float | None:
+        """What releases are rounded to multiples of; None in float arithmetic."""
     @property
-    def run(self) -> str: ...
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
     @property
-    def mechanism(self) -> Mechanism: ...
+    def mechanism(self) -> Mechanism:
+        """The mechanism."""
     @property
-    def privacy(self) -> PrivacyStatement | None: ...
-    def checkpoint(self, path: _Path) -> None: ...
-    def checkpoint_bytes(self) -> bytes: ...
-    def close(self) -> None: ...
+    def privacy(self) -> PrivacyStatement | None:
+        """The privacy statement, with the origin of the key in use."""
+    def checkpoint(self, path: _Path) -> None:
+        """Writes the state, encrypted under the key, to a file at once or not at all."""
+    def checkpoint_bytes(self) -> bytes:
+        """The bytes of a checkpoint, for a state dictionary."""
+    def close(self) -> None:
+        """Closes the journal, so that another process may open it."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
     def __reduce__(self) -> NoReturn: ...
@@ -439,12 +765,23 @@ def factorize(
     workload: Workload,
     *,
     gap: float = 1e-6,
-    solver: str = "auto",
-    iteration: str = "anderson",
+    solver: Literal["auto"] | _Solver = "auto",
+    iteration: Literal["anderson", "relaxed", "plain"] = "anderson",
     max_iterations: int = 20000,
     participation: str = "single",
-    progress: Callable[[Progress], Any] | None = None,
-) -> Optimum: ...
+    progress: _Listener = None,
+) -> Optimum:
+    """Finds the factorization of least loss, to a certified relative gap.
+
+    progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
+    with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
+    shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
+
+    >>> import dpmf
+    >>> optimum = dpmf.factorize(dpmf.Workload.prefix_sum(512))
+    >>> optimum.certificate.gap <= 1e-6
+    True
+    """
 def make_mechanism(
     workload: Workload,
     mechanism: str = "optimal",
@@ -454,8 +791,20 @@ def make_mechanism(
     dense: bool = False,
     gap: float = 1e-6,
     participation: str = "single",
-    progress: Callable[[Progress], Any] | None = None,
-) -> Mechanism: ...
+    progress: _Listener = None,
+) -> Mechanism:
+    """A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
+
+    mechanism is a name, or one with choices: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
+    the optimum as a stream of few buffers, or dense rows where the workload is a matrix.
+
+    buffers, tolerance and dense choose too, where the mechanism leaves the choice: as many model-sized buffers as
+    given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
+    that draw all earlier noise again at every step.
+
+    participation says in which steps one user or record may take part: "single" for at most one. progress is as for factorize;
+    its stage is "solving" and then "fitting".
+    """
 def compare(
     workload: Workload,
     mechanisms: Sequence[str] | None = None,
@@ -463,44 +812,106 @@ def compare(
     buffers: Sequence[int] = [2, 3, 4, 6, 8],
     gap: float = 1e-6,
     participation: str = "single",
-    progress: Callable[[Progress], Any] | None = None,
-) -> list[dict[str, Any]]: ...
+    progress: _Listener = None,
+) -> list[dict[str, Any]]:
+    """Puts mechanisms for a workload side by side, each as it would be deployed: a list of dictionaries with
+    "mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers" (None for dense rows) and
+    "work".
+
+    mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
+    "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
+    those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
+    many steps, is left out with a warning where there are others. progress is as for factorize.
+    """
 def account(
-    noise_multiplier: float, delta: float, *, adjacency: str = "replace-with-zero"
-) -> dict[str, Any]: ...
+    noise_multiplier: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero"
+) -> dict[str, Any]:
+    """What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
+    "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
+
+    >>> import dpmf
+    >>> round(dpmf.account(0.341, 1e-6)["epsilon_exact"], 3)
+    17.648
+    """
 def calibrate_noise(
-    epsilon: float, delta: float, *, adjacency: str = "replace-with-zero", accountant: str = "exact"
-) -> float: ...
-def compose(noise_multipliers: Sequence[float]) -> float: ...
+    epsilon: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero", accountant: _Accountant = "exact"
+) -> float:
+    """The least noise multiplier that gives (ε, δ), rounded up."""
+def compose(noise_multipliers: Sequence[float]) -> float:
+    """The noise multiplier of one mechanism that is as private as all the given ones together, rounded down."""
 def poisson_epsilon(
     noise_multiplier: float, rate: float, steps: int, delta: float, *, width: float = 0.001
-) -> tuple[float, float]: ...
+) -> tuple[float, float]:
+    """ε at δ of steps that draw each record with probability rate, in secret: DP-SGD. A pair (lower, upper) no further
+    apart than width where the arithmetic allows it; the upper end is the guarantee.
+
+    It holds for records added, removed, or replaced with zero. A rate of 1 is the Gaussian mechanism.
+
+    >>> import dpmf
+    >>> lower, upper = dpmf.poisson_epsilon(1.0, 0.01, 1000, 1e-5)
+    >>> round(upper, 2)
+    1.83
+    """
 def poisson_delta(
     noise_multiplier: float, rate: float, steps: int, epsilon: float, *, width: float = 0.001
-) -> tuple[float, float]: ...
-def poisson_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float: ...
+) -> tuple[float, float]:
+    """δ at ε of steps that draw each record with probability rate: a pair (lower, upper) as narrow as width in ε makes it."""
+def poisson_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """The least noise multiplier of steps that draw each record with probability rate which gives (ε, δ), rounded up by
+    about 1e-5 of it.
+
+    >>> import dpmf
+    >>> round(dpmf.poisson_noise_multiplier(1.0, 1e-5, 1 / 60, 600), 3)
+    1.738
+    """
 def phases_epsilon(
     phases: Sequence[tuple[float, float, int]], delta: float, *, width: float = 0.001
-) -> tuple[float, float]: ...
+) -> tuple[float, float]:
+    """ε at δ of phases of sampled steps together, each a triple of noise multiplier, rate and number of steps: a pair
+    (lower, upper) as of poisson_epsilon.
+    """
 def phases_delta(
     phases: Sequence[tuple[float, float, int]], epsilon: float, *, width: float = 0.001
-) -> tuple[float, float]: ...
+) -> tuple[float, float]:
+    """δ at ε of phases of sampled steps together: a pair (lower, upper) as of poisson_delta."""
 def audit(
     mechanism: Mechanism,
     *,
     trials: int = 100000,
-    adversary: str = "worst-column",
+    adversary: Literal["worst-column", "adaptive", "paper"] = "worst-column",
     delta: float | None = None,
     dimension: int = 2,
     confidence: float = 0.999,
     seed: int = 0,
-) -> dict[str, Any]: ...
-def new_run() -> str: ...
+) -> dict[str, Any]:
+    """Plays the adaptive privacy game against a calibrated mechanism and bounds its ε from below.
+
+    Returns a dictionary with "epsilon_lower" (for a Gaussian trade-off), "epsilon_assumption_free", "promise",
+    "refuted" and more. An audit can refute a guarantee and never prove one.
+
+    adversary is "worst-column", "adaptive" or "paper".
+
+    Of a mechanism that counts on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+    "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
+    """
+def new_run() -> str:
+    """A new name for a run, 32 hexadecimal digits from the operating system."""
 def _clipped_sum(
     rows: Sequence[NDArray[np.float32]], sums: Sequence[NDArray[np.float64]], target: float, spacing: float
-) -> NDArray[np.bool_]: ...
-def _load_mechanism(data: bytes) -> Mechanism: ...
-def _load_workload(optimizer: str | None, values: ArrayLike) -> Workload: ...
+) -> NDArray[np.bool_]:
+    """Adds the clipped sum of contributions, in units of the grid, to sums in place; returns which were longer than target or
+    not finite.
+
+    rows has one array for each parameter: a contribution a row, float32. A contribution that is not finite counts as zero.
+
+    Guarantee: that of the module dpmf._sums. Norms are sums of squares in f64, each exact, in a fixed order, whatever the
+    number of threads.
+    Cost: all of rows is read twice, and nothing of its size is written.
+    """
+def _load_mechanism(data: bytes) -> Mechanism:
+    """What pickle calls."""
+def _load_workload(optimizer: str | None, values: ArrayLike) -> Workload:
+    """What pickle calls."""
 def _make_plan(
     workload: Workload,
     *,
@@ -512,11 +923,14 @@ def _make_plan(
     clip: float,
     buffers: int,
     trusted: bool,
-    unit: str,
-    adjacency: str,
+    unit: _Unit,
+    adjacency: _Adjacency,
     pull: float = 0.0,
     folder: _Path | None = None,
-    progress: Callable[[str], Any] | None = None,
-) -> Plan: ...
-def _planned_steps(examples: int, batch: int, epochs: int) -> int: ...
-def _white_noise(stream: NoiseStream, row: int) -> NDArray[np.float32] | NDArray[np.float64]: ...
+    progress: Callable[[str], Any] | bool | None = None,
+) -> Plan:
+    """The call behind dpmf.plan."""
+def _planned_steps(examples: int, batch: int, epochs: int) -> int:
+    """Steps of all epochs."""
+def _white_noise(stream: NoiseStream, row: int) -> NDArray[np.float32] | NDArray[np.float64]:
+    """Row `row` of the white noise Z behind a stream, without scale, for those who check it."""

@@ -12,6 +12,8 @@ from ._core import Mechanism, Plan, Progress, Workload, _make_plan, _planned_ste
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from ._core import _Accountant, _Adjacency, _Unit
+
 #: The pull that training is planned with where nothing is said; dpmf.plan itself counts on none.
 PULL = 0.03
 
@@ -39,10 +41,10 @@ def plan(
     buffers: int | None = None,
     sampling: Literal["auto", "none"] = "auto",
     pull: float = 0.0,
-    unit: str = "record",
-    adjacency: str = "replace-with-zero",
+    unit: _Unit = "record",
+    adjacency: _Adjacency = "replace-with-zero",
     cache: bool | str | os.PathLike[str] = True,
-    progress: Callable[[str], Any] | None = None,
+    progress: Callable[[str], Any] | bool | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -65,11 +67,11 @@ def plan(
     tolerance: float | None = None,
     dense: bool = False,
     participation: str = "single",
-    unit: str = "record",
-    adjacency: str = "replace-with-zero",
-    accountant: str = "exact",
+    unit: _Unit = "record",
+    adjacency: _Adjacency = "replace-with-zero",
+    accountant: _Accountant = "exact",
     gap: float = 1e-6,
-    progress: Callable[[Progress], Any] | None = None,
+    progress: Callable[[Progress], Any] | bool | None = None,
 ) -> Mechanism: ...
 def plan(
     *,
@@ -94,14 +96,14 @@ def plan(
     tolerance: float | None = None,
     dense: bool = False,
     participation: str = "single",
-    sampling: str = "auto",
+    sampling: Literal["auto", "none"] = "auto",
     pull: float = 0.0,
-    unit: str = "record",
-    adjacency: str = "replace-with-zero",
-    accountant: str = "exact",
+    unit: _Unit = "record",
+    adjacency: _Adjacency = "replace-with-zero",
+    accountant: _Accountant = "exact",
     gap: float = 1e-6,
     cache: bool | str | os.PathLike[str] = True,
-    progress: Callable[[Any], Any] | None = None,
+    progress: Callable[[Any], Any] | bool | None = None,
 ) -> Plan | Mechanism:
     """The best noise for a run of SGD, calibrated, with its privacy statement.
 
@@ -117,8 +119,7 @@ def plan(
     Train with plan.mechanism on the batches of plan.sampler(key): the guarantee is for that sampler and no other, and its draws
     are as secret as the noise. sampling="none" counts on no sampler. buffers bounds the model-sized arrays that the noise may
     keep, 8 by default. Fits are kept in cache: a folder, or with True $XDG_CACHE_HOME/dpmf/plans or ~/.cache/dpmf/plans; nothing
-    read from there is believed. progress is called with a line of text, on the calling thread; returning False stops with
-    StoppedError, as does Ctrl-C with KeyboardInterrupt.
+    read from there is believed.
 
     Without examples, say steps: then it is the mechanism of least loss for data that takes part in at most one step
     (participation="single") and counts on no sampling, a Mechanism.
@@ -148,6 +149,10 @@ def plan(
     With steps, mechanism is a name as for make_mechanism. buffers fixes how many model-sized arrays the noise stream may keep;
     without it, as few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any mechanism.
     dense=True keeps none and draws all earlier noise again at every step.
+
+    progress is called on the calling thread with how far it is: a line of text, or with steps a Progress. Returning False stops with
+    StoppedError, Ctrl-C with KeyboardInterrupt. Without it, work of more than two seconds shows a line on standard error where
+    that is a terminal or a notebook; True shows it anywhere, False nowhere.
     """
     of_optimizer = dict(
         momentum=(momentum, 0.0),

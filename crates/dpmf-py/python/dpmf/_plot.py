@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._requires import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -13,18 +15,21 @@ if TYPE_CHECKING:
 
 
 def plot_error(mechanism: Mechanism, ax: Axes | None = None, **line: Any) -> Axes:
-    """Draws the expected squared error of every step and returns the axes."""
+    """Draws the standard deviation of every iterate's error and returns the axes."""
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as missing:
-            raise ImportError("plot_error draws with matplotlib: pip install matplotlib") from missing
+        require("plot_error", "matplotlib")
+        import matplotlib.pyplot as plt
+
         _, ax = plt.subplots()
-    errors = mechanism.per_step_error()
+    errors = np.sqrt(mechanism.per_step_error())
     line.setdefault("label", mechanism.mechanism or mechanism.form)
-    ax.plot(np.arange(1, len(errors) + 1), errors, **line)
+    curve: Any = ax.plot(np.arange(1, len(errors) + 1), errors, **line)[0]
     ax.set_xlabel("step")
-    ax.set_ylabel("expected squared error")
-    ax.set_ylim(bottom=0.0)
+    ax.set_ylabel("standard deviation of the error\n(noise multiplier × clip)")
+    if ax.get_yscale() == "linear":
+        # From 0 on, without fixing the limits, which would cut whatever is drawn later.
+        ax.update_datalim([(1.0, 0.0)])
+        curve.sticky_edges.y.append(0.0)
+        ax.autoscale_view()
     ax.legend()
     return ax

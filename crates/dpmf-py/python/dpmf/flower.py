@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,10 +25,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-try:
-    import flwr  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.flower needs Flower: pip install 'dpmf[flower]'") from missing
+from ._requires import require
+
+require("dpmf.flower", "flwr")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -87,7 +88,7 @@ class PrivateFedAvg(Strategy):
     def __init__(
         self,
         mechanism: Mechanism | Plan,
-        directory: str | Path,
+        directory: str | os.PathLike[str],
         *,
         cohort: int | None = None,
         clients: int | None = None,

@@ -33,12 +33,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-try:
-    import jax
-    import optax
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.jax needs JAX and optax: pip install 'dpmf[jax]'") from missing
+from ._requires import require
+
+require("dpmf.jax", "jax", "optax")
+
+import jax
 import jax.numpy as jnp
+import optax
 from jax.experimental import multihost_utils
 
 from ._checks import check_experiment, statement_of
@@ -74,7 +75,7 @@ def add_correlated_noise(
     sampler: Sampler | None = None,
     experiment: str | None = None,
     journal: str | os.PathLike[str] | None = None,
-    lost_input: str = "refuse",
+    lost_input: Literal["refuse", "burn"] = "refuse",
     shardings: Any = None,
     arithmetic: Literal["exact", "float"] = "exact",
 ) -> optax.GradientTransformation:

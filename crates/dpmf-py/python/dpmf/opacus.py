@@ -27,10 +27,11 @@ import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
-try:
-    import opacus
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.opacus needs Opacus: pip install 'dpmf[opacus]'") from missing
+from ._requires import require
+
+require("dpmf.opacus", "torch", "opacus")
+
+import opacus
 import torch
 from opacus.accountants import IAccountant
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
@@ -136,7 +137,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         mechanism: Mechanism,
         *,
         expected_batch_size: float | None,
-        loss_reduction: str = "mean",
+        loss_reduction: Literal["mean", "sum"] = "mean",
         key: NoiseKey | None = None,
         experiment: str | None = None,
         journal: str | os.PathLike[str] | None = None,
@@ -392,7 +393,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         seed: int | None = None,
         pull: float = PULL,
         secure_mode: bool = True,
-        accountant: str | None = None,
+        accountant: Literal["prv", "rdp", "gdp"] | None = None,
     ) -> None:
         if accountant not in (None, "prv", "rdp", "gdp"):
             raise ValueError(
@@ -426,7 +427,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         max_grad_norm: float | Sequence[float],
         schedule: Any = "constant",
         poisson_sampling: bool = True,
-        clipping: str = "flat",
+        clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
         """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
@@ -478,7 +479,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         target_delta: float | None = None,
         schedule: Any = "constant",
         poisson_sampling: bool | None = None,
-        clipping: str = "flat",
+        clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
         """The module with per-sample gradients, the optimizer with correlated noise, and the data as the mechanism counts on it.
@@ -545,10 +546,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
         mechanism: Mechanism,
         epochs: int | None,
         max_grad_norm: float | Sequence[float] | None,
-        clipping: str,
+        clipping: Literal["flat", "per_layer"],
         batch_first: bool = True,
-        loss_reduction: str = "mean",
-        grad_sample_mode: str = "hooks",
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        grad_sample_mode: Literal["hooks", "functorch"] = "hooks",
         check: bool = True,
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
@@ -703,7 +704,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
 
 
-def _clips_of(max_grad_norm: float | Sequence[float], clipping: str) -> tuple[float, list[float] | None]:
+def _clips_of(max_grad_norm: float | Sequence[float], clipping: Literal["flat", "per_layer"]) -> tuple[float, list[float] | None]:
     """The clip over all parameters and, for per-layer clipping, those of each."""
     several = not isinstance(max_grad_norm, (int, float))
     if clipping == "per_layer" and several:

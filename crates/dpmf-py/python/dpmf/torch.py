@@ -34,10 +34,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-try:
-    import torch
-except ModuleNotFoundError as missing:
-    raise ImportError("dpmf.torch needs PyTorch: pip install 'dpmf[torch]'") from missing
+from ._requires import require
+
+require("dpmf.torch", "torch")
+
+import torch
 from torch.utils.data import DataLoader
 
 from . import _optimizers, _sums

@@ -110,10 +110,24 @@ impl Default for Options {
     }
 }
 
+/// What a [`Progress`] tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stage {
+    /// The optimum is solved for.
+    Solving,
+    /// A mechanism of few coefficients is fitted.
+    Fitting,
+}
+
 /// One evaluation, as told to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Progress {
-    /// Evaluations so far.
+    /// What is being done.
+    pub stage: Stage,
+    /// The share of the pass at hand that is done, where there is one to measure.
+    pub share: Option<f64>,
+    /// Evaluations so far, of this stage.
     pub iteration: usize,
     /// Loss of the best iterate so far.
     pub loss: f64,
@@ -125,7 +139,7 @@ pub struct Progress {
     pub seconds: f64,
 }
 
-/// Called after every evaluation; `Break` stops the solver with [`Error::Interrupted`].
+/// Called after every evaluation, and some times a second within a long one; `Break` stops the solver with [`Error::Interrupted`].
 pub type Observer<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 
 /// A dual iterate, and the gap there.
@@ -219,7 +233,8 @@ pub fn solve(
 
         let seconds = clock.elapsed().as_secs_f64();
         let (loss, lower_bound) = (solution.loss, solution.lower_bound);
-        let progress = Progress { iteration, loss, lower_bound, gap, seconds };
+        let (stage, share) = (Stage::Solving, None);
+        let progress = Progress { stage, share, iteration, loss, lower_bound, gap, seconds };
         if observe(&progress).is_break() {
             return Err(Error::Interrupted { iterations: iteration, gap });
         }

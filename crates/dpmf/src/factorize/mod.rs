@@ -13,7 +13,9 @@ mod primal;
 
 pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
-pub use dual::{Blocks, Certificate, DualSolution, Iteration, Observer, Options, Oracle, Progress, solve};
+pub use dual::{
+    Blocks, Certificate, DualSolution, Iteration, Observer, Options, Oracle, Progress, Stage, solve,
+};
 pub use linear::Linear as LinearOracle;
 pub use point::Dual;
 
@@ -25,6 +27,7 @@ use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
@@ -43,6 +46,9 @@ const MEASURED: usize = 1024;
 
 /// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
 const MAX_STATES: usize = 32;
+
+/// How often a pass over the steps is told of.
+const PACE: Duration = Duration::from_millis(100);
 
 /// How the optimum is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -299,9 +305,16 @@ impl Default for Target {
 impl Optimum {
     /// The optimum as a stream of a few states, coefficients on the f32 grid.
     ///
+    /// `observe` is called at least some times a second, with the optimum's loss and the number of streams tried.
+    ///
     /// Errors: a workload without recurrence; several participations, for which the optimum has about as many states as an
-    /// epoch has steps; a tolerance that no order up to 32 reaches.
-    pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<form::StateSpace> {
+    /// epoch has steps; a tolerance that no order up to 32 reaches; [`Error::Interrupted`] when `observe` says so.
+    pub fn to_state_space(
+        &self,
+        workload: &Workload,
+        target: Target,
+        observe: Observer<'_>,
+    ) -> Result<form::StateSpace> {
         if self.dual.times() > 1 {
             return Err(Error::Unsupported {
                 what: "the optimum for several participations as a stream of a few states".into(),
@@ -314,7 +327,21 @@ impl Optimum {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        form::StateSpace::truncated_for(workload, self.dual.v(), order)
+        let Certificate { loss, lower_bound, gap, .. } = self.certificate;
+        let (clock, mut last) = (Instant::now(), None);
+        let mut tell = |iteration: usize, share: Option<f64>| {
+            let now = Instant::now();
+            if share.is_some() && last.is_some_and(|last| now.duration_since(last) < PACE) {
+                return Ok(());
+            }
+            last = Some(now);
+            let (stage, seconds) = (Stage::Fitting, clock.elapsed().as_secs_f64());
+            match observe(&Progress { stage, share, iteration, loss, lower_bound, gap, seconds }) {
+                ControlFlow::Break(()) => Err(Error::Interrupted { iterations: iteration, gap }),
+                ControlFlow::Continue(()) => Ok(()),
+            }
+        };
+        form::StateSpace::truncated_for(workload, self.dual.v(), order, &mut tell)
     }
 
     /// The canonical lower-triangular factorization, scaled to columns of norm 1 at most, with the certificate of its own

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::factorize::dense::Dense;
-use crate::factorize::dual::{DualSolution, Observer, Options, Oracle, Progress};
+use crate::factorize::dual::{DualSolution, Observer, Options, Oracle, Progress, Stage};
 use crate::factorize::point::Dual;
 use faer::linalg::solvers::{DenseSolveCore, Llt};
 use faer::{Mat, Side};
@@ -128,7 +128,8 @@ pub(crate) fn descend(
         }
         let gap = point.loss / lower_bound - 1.0;
         let seconds = (clock.elapsed() - paused).as_secs_f64();
-        let progress = Progress { iteration, loss: point.loss, lower_bound, gap, seconds };
+        let (stage, share, loss) = (Stage::Solving, None, point.loss);
+        let progress = Progress { stage, share, iteration, loss, lower_bound, gap, seconds };
         if observe(&progress).is_break() {
             return Err(Error::Interrupted { iterations: iteration, gap });
         }

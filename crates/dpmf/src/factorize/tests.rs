@@ -183,6 +183,35 @@ fn the_observer_can_stop_the_solver() {
 }
 
 #[test]
+fn the_observer_hears_of_a_stream_and_can_stop_it() {
+    let workload = momentum(400, 0.9, "constant");
+    let optimum = solve_with(&workload, Solver::Auto, Iteration::Anderson, 1e-6);
+    let mut seen = Vec::new();
+    let mut observe = |progress: &Progress| {
+        seen.push(*progress);
+        ControlFlow::Continue(())
+    };
+    let stream = optimum.to_state_space(&workload, Target::default(), &mut observe).unwrap();
+    assert!(seen.iter().all(|told| told.stage == Stage::Fitting && told.gap == optimum.certificate.gap));
+    assert!(seen[0].share.is_some_and(|share| 0.0 < share && share < 0.1));
+    // Every stream that is tried is told of.
+    let tried: Vec<usize> =
+        seen.iter().filter(|told| told.share.is_none()).map(|told| told.iteration).collect();
+    assert_eq!(tried, (0..tried.len()).collect::<Vec<usize>>());
+    assert!(!tried.is_empty() && stream.order() > 0);
+    for target in [Target::default(), Target::Buffers(3)] {
+        for in_pass in [true, false] {
+            let mut observe = |progress: &Progress| match in_pass || progress.share.is_none() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            };
+            let error = optimum.to_state_space(&workload, target, &mut observe).unwrap_err();
+            assert!(matches!(error, Error::Interrupted { iterations: 0, .. }));
+        }
+    }
+}
+
+#[test]
 fn bad_options_are_refused() {
     let workload = Workload::prefix_sum(4).unwrap();
     for gap in [0.0, -1.0, f64::NAN] {
@@ -280,7 +309,10 @@ fn dense_rows_for_several_epochs_attain_the_certified_loss() {
         let found = optimal_for(&workload, participation, Solver::Linear, &options, &mut quiet).unwrap();
         let (_, certificate) = found.to_dense(&workload).unwrap();
         assert!(certificate.gap <= 1.01e-5 && certificate.gap > -1e-12, "{certificate:?}");
-        assert_eq!(found.to_state_space(&workload, Target::default()).unwrap_err().kind(), "unsupported");
+        assert_eq!(
+            found.to_state_space(&workload, Target::default(), &mut quiet).unwrap_err().kind(),
+            "unsupported"
+        );
     }
     let rival = optimal_for(
         &Workload::prefix_sum(8).unwrap(),

@@ -12,7 +12,7 @@
 
 use crate::accounting::allocation::Boundary;
 use crate::error::{Error, Result};
-use crate::factorize::{Observer, Progress};
+use crate::factorize::{Observer, Progress, Stage};
 use crate::form::recall::Parts;
 use crate::form::{Blt, Form, Recall, Representation};
 use crate::linalg::lbfgs::{Lbfgs, Point};
@@ -245,6 +245,8 @@ impl<'a> Fit<'a> {
                 iterations += 1;
                 let loss = (2.0 * value).exp();
                 let progress = Progress {
+                    stage: Stage::Fitting,
+                    share: None,
                     iteration: iterations,
                     loss,
                     lower_bound: 0.0,

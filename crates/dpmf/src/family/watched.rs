@@ -1,7 +1,7 @@
 //! Fits that somebody watches, and may stop.
 
 use crate::error::{Error, Result};
-use crate::factorize::{Observer, Progress};
+use crate::factorize::{Observer, Progress, Stage};
 use crate::linalg::lbfgs::{Lbfgs, Point};
 use std::time::Instant;
 
@@ -32,7 +32,9 @@ impl<'a> Watched<'a> {
         let (iteration, lower_bound) = (self.iterations, self.lower_bound);
         let gap = loss / lower_bound - 1.0;
         let seconds = self.clock.elapsed().as_secs_f64();
-        match (self.observe)(&Progress { iteration, loss, lower_bound, gap, seconds }).is_break() {
+        let (stage, share) = (Stage::Fitting, None);
+        let progress = Progress { stage, share, iteration, loss, lower_bound, gap, seconds };
+        match (self.observe)(&progress).is_break() {
             true => Err(Error::Interrupted { iterations: self.iterations, gap }),
             false => Ok(()),
         }

@@ -23,6 +23,9 @@ use crate::tensors::{Tensors, damaged};
 use crate::workload::{Recurrence, Workload};
 use plant::Plant;
 
+/// Told how many streams were tried, and which share of the pass at hand is done; an error ends the fit.
+pub(crate) type Tell<'a> = &'a mut dyn FnMut(usize, Option<f64>) -> Result<()>;
+
 pub(super) const KIND: &str = "state-space";
 
 const DIRECT: &str = "state_space.direct";
@@ -127,14 +130,21 @@ impl StateSpace {
         check_lengths(recurrence)?;
         let measure = Plant::new(recurrence)?;
         let energy = |filter: &Self| filter.row_norms_sq_after_plant(&measure).iter().sum();
-        truncate::truncated(Plant::new(recurrence)?, v, order, &energy)
+        truncate::truncated(Plant::new(recurrence)?, v, order, &energy, &mut |_, _| Ok(()))
     }
 
     /// [`StateSpace::truncated`] for a workload that is a recurrence, from the states of its optimizer; its own loss
     /// decides the order.
-    pub(crate) fn truncated_for(workload: &Workload, v: &[f64], order: Order) -> Result<Self> {
+    ///
+    /// Errors: those of it, and of `tell`.
+    pub(crate) fn truncated_for(
+        workload: &Workload,
+        v: &[f64],
+        order: Order,
+        tell: Tell<'_>,
+    ) -> Result<Self> {
         let energy = |filter: &Self| filter.decoder_row_norms_sq(workload).iter().sum();
-        truncate::truncated(plant(workload)?, v, order, &energy)
+        truncate::truncated(plant(workload)?, v, order, &energy, tell)
     }
 
     /// Independent noise, `N = C = I`: the filter of no states, the mechanism of DP-SGD.

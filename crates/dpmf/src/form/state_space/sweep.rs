@@ -121,14 +121,27 @@ impl<'a> Sweep<'a> {
     }
 
     /// The filter in balanced bases of `keep` states, step by step, in order.
-    pub fn truncated(&self, keep: usize, mut sink: impl FnMut(FullStep<'_>)) -> Result<()> {
+    ///
+    /// `tell` hears the share of the sweep that is done, after every few blocks.
+    pub fn truncated(
+        &self,
+        keep: usize,
+        tell: &mut dyn FnMut(f64) -> Result<()>,
+        mut sink: impl FnMut(FullStep<'_>),
+    ) -> Result<()> {
         let processes = &self.processes;
         let blocks = self.blocks();
         let mut after = Vec::with_capacity(blocks.len());
         let mut at = Checkpoint::terminal(processes);
         let mut backward = Backward::new(processes);
         let (mut gains, mut spread) = (vec![0.0; self.states()], vec![0.0; processes.len()]);
+        let mut done = 0;
+        let mut past = |count: usize| {
+            done += count;
+            tell(done as f64 / (2 * blocks.len()) as f64)
+        };
         for steps in blocks.iter().rev() {
+            past(1)?;
             after.push(at.clone());
             for i in steps.clone().rev() {
                 backward.step(i, &mut at, &mut gains, &mut spread);
@@ -141,6 +154,7 @@ impl<'a> Sweep<'a> {
             (0..wave.min(blocks.len())).map(|_| Block::new(BLOCK.min(self.steps()), processes)).collect();
         let mut filter = Innovations::new(processes);
         for (blocks, after) in blocks.chunks(wave).zip(after.chunks(wave)) {
+            past(blocks.len())?;
             let buffers = &mut buffers[..blocks.len()];
             buffers.par_iter_mut().zip(blocks).zip(after).for_each(|((buffer, steps), after)| {
                 self.look_back(steps.clone(), after, buffer);

@@ -187,7 +187,7 @@ fn truncation_reproduces_the_design_table_and_rescaling_halves_it() {
     for (order, expected, deployed) in [(3, 1.54e-3, 8.06e-4), (4, 1.24e-4, 5.05e-5), (5, 7.0e-6, 2.9e-6)] {
         let sweep = Sweep::new(Plant::new(recurrence).unwrap(), &v, 1e-5).unwrap();
         let mut assembly = assemble::Assembly::new(1024, order);
-        sweep.truncated(order, |step| assembly.push(&step)).unwrap();
+        sweep.truncated(order, &mut |_| Ok(()), |step| assembly.push(&step)).unwrap();
         let plain = assembly.finish().unwrap().rounded().unwrap();
         let excess = (loss(&plain, &workload) / bound).sqrt() - 1.0;
         assert!((excess / expected - 1.0).abs() < 0.1, "order {order}: {excess:e}");

@@ -1,9 +1,9 @@
 //! How many states are enough.
 
-use super::StateSpace;
 use super::assemble::Assembly;
 use super::plant::Plant;
 use super::sweep::{FullStep, Sweep};
+use super::{StateSpace, Tell};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 
@@ -47,20 +47,23 @@ pub(super) fn truncated(
     v: &[f64],
     order: Order,
     energy: &dyn Fn(&StateSpace) -> f64,
+    tell: Tell<'_>,
 ) -> Result<StateSpace> {
     match order {
         Order::Fixed(order) => {
             let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
             let order = order.min(sweep.useful_states());
             let mut assembly = Assembly::new(sweep.steps(), order);
-            sweep.truncated(order, |step| assembly.push(&step))?;
+            sweep.truncated(order, &mut |share| tell(0, Some(share)), |step| assembly.push(&step))?;
             assembly.finish()?.deployed()
         }
         Order::AtMost(order) => {
             let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
-            let record = Record::of(&sweep, order.min(sweep.useful_states()))?;
+            let record =
+                Record::of(&sweep, order.min(sweep.useful_states()), &mut |share| tell(0, Some(share)))?;
             let mut best: Option<(f64, StateSpace)> = None;
             for order in 0..=record.order {
+                tell(order, None)?;
                 let (loss, filter) = deployed(record.replay(order)?, energy)?;
                 if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                     best = Some((loss, filter));
@@ -76,7 +79,7 @@ pub(super) fn truncated(
             if !(lower_bound > 0.0 && lower_bound.is_finite()) {
                 return Err(Error::argument("lower bound", lower_bound, "it must be positive and finite"));
             }
-            let target = Target { energy, excess, lower_bound };
+            let mut target = Target { energy, excess, lower_bound, tried: 0, tell };
             // The loss is stationary, an error ε in the covariance costs about ε²/10, but where constraints do not bind.
             let coarse = (0.1 * excess.sqrt()).clamp(COVARIANCE_FLOOR, 1e-2);
             let mut failure = None;
@@ -110,15 +113,19 @@ struct Target<'a> {
     energy: &'a dyn Fn(&StateSpace) -> f64,
     excess: f64,
     lower_bound: f64,
+    /// Filters so far.
+    tried: usize,
+    tell: Tell<'a>,
 }
 
 impl Target<'_> {
     /// The smallest filter of up to `max` states that reaches the target, or why there is none.
-    fn reach(&self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
+    fn reach(&mut self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
         let max = max.min(sweep.useful_states());
         let mut room = FIRST_ATTEMPT.min(max);
         loop {
-            let record = Record::of(sweep, room)?;
+            let tried = self.tried;
+            let record = Record::of(sweep, room, &mut |share| (self.tell)(tried, Some(share)))?;
             let (least, found) = self.search(&record)?;
             match found {
                 Some(filter) => return Ok(Ok(filter)),
@@ -136,9 +143,11 @@ impl Target<'_> {
     }
 
     /// The smallest filter that reaches the target, if any, and the least excess seen.
-    fn search(&self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
+    fn search(&mut self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
         let max = record.order;
-        let attempt = |order: usize| -> Result<(f64, StateSpace)> {
+        let mut attempt = |order: usize| -> Result<(f64, StateSpace)> {
+            (self.tell)(self.tried, None)?;
+            self.tried += 1;
             let (loss, filter) = deployed(record.replay(order)?, self.energy)?;
             Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
@@ -185,12 +194,12 @@ struct Record {
 }
 
 impl Record {
-    /// The sweep in bases of `order` states.
-    fn of(sweep: &Sweep<'_>, order: usize) -> Result<Self> {
+    /// The sweep in bases of `order` states; `tell` hears the share of it that is done.
+    fn of(sweep: &Sweep<'_>, order: usize, tell: &mut dyn FnMut(f64) -> Result<()>) -> Result<Self> {
         let steps = sweep.steps();
         let values = Vec::with_capacity(steps * (order + 1) * (order + 1));
         let mut record = Self { steps, order, values, lost: vec![0.0; order + 1] };
-        sweep.truncated(order, |step| record.push(&step))?;
+        sweep.truncated(order, tell, |step| record.push(&step))?;
         Ok(record)
     }
 
