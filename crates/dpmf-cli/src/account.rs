@@ -1,5 +1,6 @@
 //! `dpmf account` and `dpmf calibrate`.
 
+use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, table};
 use crate::workload::{SolverArgs, WorkloadArgs};
@@ -319,6 +320,9 @@ pub struct CalibrateArgs {
 }
 
 pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
+    if let Some(path) = &args.out {
+        output::check(path)?;
+    }
     let conditions = Conditions { unit: args.unit, adjacency: args.adjacency, accountant: args.accountant };
     let mechanism = load_or_make(args)?;
     let mechanism = match (args.epsilon, args.noise_multiplier) {
@@ -327,7 +331,7 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
         (None, None) => bail!("either --epsilon or --noise-multiplier is needed"),
     };
     if let Some(path) = &args.out {
-        format::save(&mechanism, path)?;
+        output::save_mechanism(&mechanism, path)?;
     }
     let Some(statement) = mechanism.privacy() else { bail!("the mechanism was not calibrated") };
     let json = json!({

@@ -6,7 +6,7 @@ use dpmf_train::Model;
 use dpmf_train::data::{self, Dataset, ImageData, Options, Source, TextData, Tokens, VocabularyFrom};
 use dpmf_train::model::{Logistic, Lstm, Mlp};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 
 /// Which data, which model.
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
@@ -90,6 +90,15 @@ impl TaskArgs {
         Ok(matches!(self.data.parse()?, Source::File(_)))
     }
 
+    /// The same with paths that hold in every working directory.
+    ///
+    /// Errors: a path that the system cannot place.
+    pub fn anchored(&self) -> anyhow::Result<Self> {
+        let data = self.data.parse::<Source>()?.anchored()?;
+        let vocabulary = self.vocabulary.as_ref().map(absolute).transpose()?;
+        Ok(Self { data: data.to_string(), vocabulary, ..self.clone() })
+    }
+
     fn options(&self) -> Options {
         let vocabulary = match &self.vocabulary {
             Some(path) => Some(VocabularyFrom::List(path.clone())),
@@ -155,6 +164,9 @@ impl Task {
             if width == 0 {
                 bail!("{name} is 0, but it must be at least 1");
             }
+        }
+        if let Some(path) = args.vocabulary.as_ref().filter(|path| path.exists() && !path.is_file()) {
+            bail!("--vocabulary is {}, which is not a file of words", path.display());
         }
         Ok(match (data::open(&args.data.parse::<Source>()?, &args.options())?, args.model) {
             (Dataset::Text(data), None | Some(ModelName::Lstm)) => {

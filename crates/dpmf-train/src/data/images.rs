@@ -10,7 +10,7 @@ use super::part::{Split, digest};
 use crate::{Error, Labelled, LabelledExample, Result};
 
 /// Where the files are sought when no directory is given: the cache of `scripts/data/fashion-mnist`, then Debian's package.
-const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
+pub(super) const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
 /// Kinds of clothing.
 const CLASSES: u16 = 10;
 /// One of so many training images is for validation: 5,000 of 60,000.

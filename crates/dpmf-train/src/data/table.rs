@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// Thousandths of the users that are public when a vocabulary is made from them.
 const PUBLIC: u32 = 100;
 /// Where `scripts/data/quotes` writes.
-const QUOTES: &str = "data/cache/quotes.jsonl";
+pub(super) const QUOTES: &str = "data/cache/quotes.jsonl";
 
 /// How the rows of a table are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
