@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const MOST_WORK: f64 = 2e13;
 
 /// Multiplications that an audit costs if nothing is said: a minute or two on two cores.
-const USUAL_WORK: f64 = 1e11;
+const USUAL_WORK: f64 = 1e12;
 
 /// Games that are played if they are cheap, and those that are needed to show anything.
 const USUAL_TRIALS: (u64, u64) = (10_000, 1_000_000);

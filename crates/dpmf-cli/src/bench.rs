@@ -96,7 +96,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         bail!(Error::InvalidArgument { name, value, rule });
     }
     // Two rows, their copies, and buffers in both arithmetics, of which the exact one has wider numbers.
-    let buffers = if args.files.is_empty() { args.buffers.iter().copied().max().unwrap_or(0).min(64) } else { 0 };
+    let buffers =
+        if args.files.is_empty() { args.buffers.iter().copied().max().unwrap_or(0).min(64) } else { 0 };
     memory::check("--dimension", args.dimension, args.dimension as f64 * (16 + 16 * buffers) as f64)?;
     // Zero means all cores, or what RAYON_NUM_THREADS says.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0)).build()?;

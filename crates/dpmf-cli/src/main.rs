@@ -6,6 +6,7 @@
 mod account;
 mod audit;
 mod bench;
+mod caution;
 mod clock;
 mod compare;
 mod factorize;
@@ -77,11 +78,11 @@ enum Command {
 fn main() -> ExitCode {
     report::tell_as_json(std::env::args_os().any(|argument| argument == "--json"));
     std::panic::set_hook(Box::new(panicked));
+    interrupt::listen();
     let cli = match parsed() {
         Ok(cli) => cli,
         Err(error) => return unparsed(&error),
     };
-    interrupt::listen();
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Train(args) => train::run(args),
         Command::Sample(args) => sample::run(args),
@@ -158,7 +159,11 @@ fn resumed_as_it_was(train: &ArgMatches) -> Result<(), clap::Error> {
 fn unparsed(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
         // Words on standard error stay as clap writes them, colours and all.
-        if report::as_json() { report::fail("usage", error.to_string().trim()) } else { let _ = error.print(); }
+        if report::as_json() {
+            report::fail("usage", error.to_string().trim())
+        } else {
+            let _ = error.print();
+        }
         return ExitCode::from(2);
     }
     let full = error.print().is_err_and(|cause| cause.kind() != std::io::ErrorKind::BrokenPipe);

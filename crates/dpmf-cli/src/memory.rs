@@ -56,7 +56,11 @@ pub fn size(bytes: f64) -> String {
         (value, unit) = (value / 1e3, unit + 1);
     }
     let digits = if value < 10.0 && unit > 0 { 1 } else { 0 };
-    if value < 1e6 { format!("{value:.digits$} {}", units[unit]) } else { format!("{value:.0e} {}", units[unit]) }
+    if value < 1e6 {
+        format!("{value:.digits$} {}", units[unit])
+    } else {
+        format!("{value:.0e} {}", units[unit])
+    }
 }
 
 /// The system's allocator, within [`limit`].
@@ -143,7 +147,10 @@ mod tests {
 
     #[test]
     fn what_is_available_is_read_from_the_system() {
-        assert_eq!(available("MemTotal:  24684100 kB\nMemAvailable:   23611824 kB\n"), Some(23_611_824 << 10));
+        assert_eq!(
+            available("MemTotal:  24684100 kB\nMemAvailable:   23611824 kB\n"),
+            Some(23_611_824 << 10)
+        );
         assert_eq!(available("nothing"), None);
         assert!(limit() > 1 << 20 && limit() < 1 << 50);
     }

@@ -19,7 +19,9 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
             new_files(path)
         }
         Ok(_) => bail!("{name} is not a regular file, and only such are replaced"),
-        Err(_) if path.is_symlink() => bail!("{name} is a link that leads nowhere, and links are not replaced"),
+        Err(_) if path.is_symlink() => {
+            bail!("{name} is a link that leads nowhere, and links are not replaced")
+        }
         Err(_) => new_files(path),
     }
 }

@@ -22,6 +22,17 @@ impl Report {
         Self { json, text, failed: false }
     }
 
+    /// What it says to programs.
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// The same with what was warned of, for programs.
+    pub fn warned(mut self, warnings: Vec<String>) -> Self {
+        self.json["warnings"] = warnings.into();
+        self
+    }
+
     /// Prints one of the two to standard output.
     ///
     /// Errors: standard output took no more, but for a closed pipe (`dpmf … | head`), whose reader has seen enough.
@@ -48,13 +59,10 @@ pub fn as_json() -> bool {
     AS_JSON.load(Ordering::SeqCst)
 }
 
-/// Tells of a failure, unless the program has given its answer: on standard output as JSON, otherwise on standard error.
+/// Tells of a failure: on standard output as JSON, unless that has been given its one object, otherwise on standard error.
 pub fn fail(kind: &str, message: &str) {
-    let json = as_json();
-    if json && SPOKEN.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    if json {
+    let first = !SPOKEN.swap(true, Ordering::SeqCst);
+    if as_json() && first {
         let told = write_out(&object(json!({ "error": { "kind": kind, "message": message } })));
         if told.is_ok() {
             return;

@@ -1,5 +1,6 @@
 //! `dpmf sweep`.
 
+use crate::caution;
 use crate::failure::Failure;
 use crate::interrupt::{self, Hold};
 use crate::output;
@@ -395,8 +396,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         true => names.iter().map(|name| name.parse()).collect::<Result<Vec<Asked>, _>>()?,
         false => grid.mechanism.clone(),
     };
-    let schedules =
-        if grid.schedule.is_empty() { vec![SCHEDULE.to_owned()] } else { grid.schedule.clone() };
+    let schedules = if grid.schedule.is_empty() { vec![SCHEDULE.to_owned()] } else { grid.schedule.clone() };
     let cohorts = if grid.clients.is_empty() { vec![CLIENTS] } else { grid.clients.clone() };
     let client_rates = match (defaults.client_learning_rate, grid.client_lr.is_empty()) {
         (Some(rate), _) => or(&grid.client_lr, rate).into_iter().map(Some).collect(),
@@ -497,7 +497,10 @@ impl<'a> Sweep<'a> {
                 let Ok(parsed) = serde_json::from_str::<Line>(line) else {
                     // A torn last line is what a crash leaves: that run is done again.
                     if whole + (line.len() as u64) < text.len() as u64 || line.ends_with('\n') {
-                        bail!("{} holds lines that are no runs of this version: choose another --out", path.display());
+                        bail!(
+                            "{} holds lines that are no runs of this version: choose another --out",
+                            path.display()
+                        );
                     }
                     break;
                 };
@@ -523,9 +526,7 @@ impl<'a> Sweep<'a> {
     fn all(&self, jobs: &[Job], label: &str) -> anyhow::Result<()> {
         let open: Vec<&Job> = jobs.iter().filter(|job| self.line(&job.id).is_none()).collect();
         let bar = ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) =
-            ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} runs, {msg} [{elapsed}, {eta} left]")
-        {
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {pos}/{len} runs, {eta} left, {wide_msg}") {
             bar.set_style(style);
         }
         bar.set_prefix(label.to_owned());
@@ -804,13 +805,16 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
     });
     let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
+    let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);
+    let warnings = caution::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
+    caution::tell(&warnings);
     let text = format!(
         "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}",
         table(&HEAD, &cells),
         args.out.join(RUNS).display(),
         csv.display()
     );
-    Ok(Report::new(json, text))
+    Ok(Report::new(json, text).warned(warnings))
 }
 
 /// Rows of an earlier sweep in the directory that are none of these.
@@ -855,7 +859,9 @@ fn summary(rows: &[Value]) -> String {
         };
         match value {
             Value::Null => String::new(),
-            Value::String(text) if text.contains([',', '"', '\n']) => format!("\"{}\"", text.replace('"', "\"\"")),
+            Value::String(text) if text.contains([',', '"', '\n']) => {
+                format!("\"{}\"", text.replace('"', "\"\""))
+            }
             Value::String(text) => text.clone(),
             other => other.to_string(),
         }

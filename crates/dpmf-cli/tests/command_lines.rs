@@ -48,8 +48,37 @@ struct Leaf {
 
 struct Flag {
     name: String,
-    takes_value: bool,
+    kind: Option<Kind>,
     values: Vec<String>,
+}
+
+/// What the value of a flag is.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Number,
+    Numbers,
+    Path,
+    Words,
+}
+
+impl Kind {
+    /// By what stands for the value in the help.
+    fn of(shown: &str) -> Self {
+        let letter = |text: &str| text.chars().count() == 1 || text == "‖θ*‖";
+        match shown {
+            "FILE" | "DIR" | "DATA" => Kind::Path,
+            "WIDTH" | "EXCESS" | "STEP" => Kind::Number,
+            list if list.strip_suffix(",…").is_some_and(letter) => Kind::Numbers,
+            one if letter(one) => Kind::Number,
+            // A flag by its own name, of which most are counts.
+            own if own.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+                && !["NAME", "PATTERN", "SAMPLING", "WORDS", "TEXT", "RUN"].contains(&own) =>
+            {
+                Kind::Number
+            }
+            _ => Kind::Words,
+        }
+    }
 }
 
 fn help(path: &[String]) -> String {
@@ -69,12 +98,16 @@ fn leaves(path: Vec<String>) -> Vec<Leaf> {
             section = line.trim_end_matches(':');
         } else if section == "Commands" && line.starts_with("  ") && !line.starts_with("   ") {
             below.push(word.split_whitespace().next().unwrap().to_owned());
-        } else if section == "Arguments" && (word.starts_with('<') || word.starts_with('[')) && line.len() - word.len() < 6 {
+        } else if section == "Arguments"
+            && (word.starts_with('<') || word.starts_with('['))
+            && line.len() - word.len() < 6
+        {
             positionals += 1;
         } else if word.starts_with('-') && !word.starts_with("- ") && line.len() - word.len() < 8 {
             let name = word.split("--").nth(1).unwrap_or_default();
             let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '-').collect();
-            flags.push(Flag { name, takes_value: word.contains('<'), values: Vec::new() });
+            let shown = word.split_once('<').map(|(_, rest)| rest.split('>').next().unwrap());
+            flags.push(Flag { name, kind: shown.map(Kind::of), values: Vec::new() });
         } else if let (Some(value), Some(flag)) = (word.strip_prefix("- "), flags.last_mut()) {
             flag.values.push(value.split(':').next().unwrap().to_owned());
         }
@@ -89,12 +122,65 @@ fn leaves(path: Vec<String>) -> Vec<Leaf> {
 
 /// What somebody who knows the command would begin with; a command that is not here begins with nothing.
 const STARTS: &[(&str, &[&str])] = &[
-    ("train", &["--users", "60", "--rounds", "2", "--clients", "5", "--hidden", "4", "--embedding", "2", "--mechanism", "optimal"]),
-    ("train", &["--data", "data.csv", "--rounds", "2", "--clients", "2", "--hidden", "4", "--mechanism", "dp-sgd"]),
+    (
+        "train",
+        &[
+            "--users",
+            "60",
+            "--rounds",
+            "2",
+            "--clients",
+            "5",
+            "--hidden",
+            "4",
+            "--embedding",
+            "2",
+            "--mechanism",
+            "optimal",
+        ],
+    ),
+    (
+        "train",
+        &["--data", "data.csv", "--rounds", "2", "--clients", "2", "--hidden", "4", "--mechanism", "dp-sgd"],
+    ),
     ("train", &["--resume", "run"]),
     ("sample", &["run", "--count", "2"]),
-    ("sweep", &["--users", "60", "--rounds", "2", "--clients", "5", "--hidden", "4", "--mechanism", "independent", "--repeats", "1", "--out", "sweep"]),
-    ("sweep", &["--config", "grid.toml", "--users", "60", "--rounds", "2", "--hidden", "4", "--repeats", "1", "--out", "sweep"]),
+    (
+        "sweep",
+        &[
+            "--users",
+            "60",
+            "--rounds",
+            "2",
+            "--clients",
+            "5",
+            "--hidden",
+            "4",
+            "--mechanism",
+            "independent",
+            "--repeats",
+            "1",
+            "--out",
+            "sweep",
+        ],
+    ),
+    (
+        "sweep",
+        &[
+            "--config",
+            "grid.toml",
+            "--users",
+            "60",
+            "--rounds",
+            "2",
+            "--hidden",
+            "4",
+            "--repeats",
+            "1",
+            "--out",
+            "sweep",
+        ],
+    ),
     ("plan", &["--examples", "64", "--batch", "16", "--epochs", "2", "--epsilon", "4", "--delta", "1e-5"]),
     ("factorize", &["--steps", "8"]),
     ("factorize", &["--matrix", "a.npy"]),
@@ -102,7 +188,10 @@ const STARTS: &[(&str, &[&str])] = &[
     ("compare", &["--steps", "8"]),
     ("calibrate", &["m.safetensors", "--epsilon", "2", "--delta", "1e-6", "--clip", "1"]),
     ("account", &["--noise-multiplier", "1", "--delta", "1e-5"]),
-    ("account", &["--epsilon", "2", "--delta", "1e-5", "--sampling", "cyclic-poisson:1:0.1", "--steps", "10"]),
+    (
+        "account",
+        &["--epsilon", "2", "--delta", "1e-5", "--sampling", "cyclic-poisson:1:0.1", "--steps", "10"],
+    ),
     ("audit", &["m8.safetensors", "--trials", "1000"]),
     ("audit", &["counterexample", "--trials", "100", "--dimension", "100"]),
     ("ledger new", &["new.ledger", "--epsilon", "8", "--delta", "1e-6"]),
@@ -122,55 +211,256 @@ const STARTS: &[(&str, &[&str])] = &[
     ("man", &[]),
 ];
 
-/// Values that some flag or argument is right with.
+/// Numbers that some flag is right with.
+const NUMBERS: &[&str] = &["0", "1", "2", "3", "8", "16", "64", "1e3", "0.5", "0.9", "0.01", "1e-6", "1e-3"];
+
+/// Numbers at the ends of what can be read, and beyond.
+const EXTREMES: &[&str] = &[
+    "-1",
+    "-0",
+    "-0.5",
+    "NaN",
+    "inf",
+    "-inf",
+    "1e308",
+    "-1e308",
+    "1e-308",
+    "5e-324",
+    "1e15",
+    "9e15",
+    "1e12",
+    "1e9",
+    "1e8",
+    "1e7",
+    "1e5",
+    "4294967296",
+    "65536",
+    "9223372036854775807",
+    "18446744073709551615",
+    "1e30",
+    "0.9999999999999999",
+    "1.0000000000000002",
+];
+
+/// Words that some flag is right with.
 const RIGHT: &[&str] = &[
-    "0", "1", "2", "3", "8", "16", "64", "1e3", "0.5", "0.9", "0.01", "1e-6", "1e-3", "none", "auto", "uniform", "ema:0.9",
-    "single", "epochs:2", "min-separation:2:2", "min-separation:4", "cyclic-poisson:1:0.1", "cyclic-poisson:4:0.5",
-    "balls-in-bins:4", "constant", "cooldown:0.25:0.05", "cosine:0", "warmup:2", "exp:0.9+decay:0.5:0.1", "optimal", "tree",
-    "independent", "banded:bands=2", "recall:buffers=1:recalls=1", "blt:buffers=2", "optimal:dense", "planned", "dp-sgd",
-    "optimal,none", "0.25,0.5", "user", "record", "add-or-remove", "replace-one", "exact", "float", "zcdp", "rdp", "gradient",
-    "iterate", "bits", "adaptive", "paper", "0..2", "1..3", "1:0.1:10", "names", "data.csv", "texts.jsonl", "lib",
+    "none",
+    "auto",
+    "uniform",
+    "ema:0.9",
+    "single",
+    "epochs:2",
+    "min-separation:2:2",
+    "min-separation:4",
+    "cyclic-poisson:1:0.1",
+    "cyclic-poisson:4:0.5",
+    "balls-in-bins:4",
+    "constant",
+    "cooldown:0.25:0.05",
+    "cosine:0",
+    "warmup:2",
+    "exp:0.9+decay:0.5:0.1",
+    "optimal",
+    "tree",
+    "independent",
+    "banded:bands=2",
+    "recall:buffers=1:recalls=1",
+    "blt:buffers=2",
+    "optimal:dense",
+    "planned",
+    "dp-sgd",
+    "optimal,none",
+    "0.25,0.5",
+    "user",
+    "record",
+    "add-or-remove",
+    "replace-one",
+    "exact",
+    "float",
+    "zcdp",
+    "rdp",
+    "gradient",
+    "iterate",
+    "bits",
+    "adaptive",
+    "paper",
+    "0..2",
+    "1..3",
+    "1:0.1:10",
+    "names",
+    "data.csv",
+    "texts.jsonl",
+    "lib",
 ];
 
 /// Files and folders, right for some flags, wrong for others.
 const PATHS: &[&str] = &[
-    "m.safetensors", "m8.safetensors", "cut.safetensors", "flipped.safetensors", "grown.safetensors", "data.csv", "torn.csv",
-    "empty.csv", "texts.jsonl", "torn.jsonl", "a.npy", "lying.npy", "huge.npy", "upper.csv", "noise.npz", "grid.toml",
-    "torn.toml", "rates.txt", "words.txt", "run.key", "short.key", "people.ledger", "torn.ledger", "empty", "bytes", "missing",
-    "missing/x.svg", "missing/x.npy", "run", "torn-run", "folder", ".", "..", "/dev/null", "/dev/full", "/dev/zero", "link",
-    "dangling", "new.svg", "new.npy", "new.safetensors", "new-folder", "folder/x.svg", "/dev/full/x", "empty/below",
+    "m.safetensors",
+    "m8.safetensors",
+    "cut.safetensors",
+    "flipped.safetensors",
+    "grown.safetensors",
+    "data.csv",
+    "torn.csv",
+    "empty.csv",
+    "texts.jsonl",
+    "torn.jsonl",
+    "a.npy",
+    "lying.npy",
+    "huge.npy",
+    "upper.csv",
+    "noise.npz",
+    "grid.toml",
+    "torn.toml",
+    "rates.txt",
+    "words.txt",
+    "run.key",
+    "short.key",
+    "people.ledger",
+    "torn.ledger",
+    "empty",
+    "bytes",
+    "missing",
+    "missing/x.svg",
+    "missing/x.npy",
+    "run",
+    "torn-run",
+    "folder",
+    ".",
+    "..",
+    "/dev/null",
+    "/dev/full",
+    "/dev/zero",
+    "link",
+    "dangling",
+    "new.svg",
+    "new.npy",
+    "new.safetensors",
+    "new-folder",
+    "folder/x.svg",
+    "/dev/full/x",
+    "empty/below",
 ];
 
 /// What nothing is right with.
 const WRONG: &[&str] = &[
-    "", " ", "-1", "-0", "NaN", "nan", "inf", "-inf", "1e308", "1e-308", "5e-324", "1e30", "1e15", "9e15", "1e12", "1e9",
-    "4294967296", "9223372036854775807", "18446744073709551615", "18446744073709551616", "0x10", "1_000", "1,000", "½", "ε",
-    "日本語", "💥", "a\u{301}", "\u{202e}", "a\nb", "a\tb", "..", "5..1", "0..0", "0..1e15", "1e15..9e15", ",", ",,", ":", "::",
-    "=", "--", "-", "%s%n", "'", "\"", "$HOME", "optimal:buffers=99999999999", "optimal:tolerance=nan", "banded:bands=0",
-    "banded:bands=18446744073709551615", "structured:diagonals=99999999999:rank=99999999999", "recall:recalls=99999999999",
-    "epochs:0", "epochs:18446744073709551615", "epochs:99999999999", "min-separation:0:0",
-    "min-separation:18446744073709551615:18446744073709551615", "min-separation:1:99999999999", "cyclic-poisson:0:0.5",
-    "cyclic-poisson:1:2", "cyclic-poisson:18446744073709551615:0.5", "cyclic-poisson:1:nan", "balls-in-bins:0",
-    "balls-in-bins:18446744073709551615", "balls-in-bins:99999999999", "cooldown:nan:0", "cooldown:2:2", "warmup:1e300",
-    "exp:1e300", "exp:-1", "cosine:-5", "decay::", "constant+", "ema:1", "ema:nan", "1:2:3:4", "1:0.5:18446744073709551615",
-    "0:0:0", "-1:-1:-1", "1e-300:0.5:10", "stackoverflow:x", "quotes:missing", "fashion-mnist:folder", "names:", "x.parquet",
+    "",
+    " ",
+    "18446744073709551616",
+    "0x10",
+    "1_000",
+    "1,000",
+    "½",
+    "ε",
+    "日本語",
+    "💥",
+    "a\u{301}",
+    "\u{202e}",
+    "a\nb",
+    "a\tb",
+    "..",
+    "5..1",
+    "0..0",
+    "0..1e15",
+    "1e15..9e15",
+    ",",
+    ",,",
+    ":",
+    "::",
+    "=",
+    "--",
+    "-",
+    "%s%n",
+    "'",
+    "\"",
+    "$HOME",
+    "optimal:buffers=99999999999",
+    "optimal:tolerance=nan",
+    "banded:bands=0",
+    "banded:bands=18446744073709551615",
+    "structured:diagonals=99999999999:rank=99999999999",
+    "recall:recalls=99999999999",
+    "epochs:0",
+    "epochs:18446744073709551615",
+    "epochs:99999999999",
+    "min-separation:0:0",
+    "min-separation:18446744073709551615:18446744073709551615",
+    "min-separation:1:99999999999",
+    "cyclic-poisson:0:0.5",
+    "cyclic-poisson:1:2",
+    "cyclic-poisson:18446744073709551615:0.5",
+    "cyclic-poisson:1:nan",
+    "balls-in-bins:0",
+    "balls-in-bins:18446744073709551615",
+    "balls-in-bins:99999999999",
+    "cooldown:nan:0",
+    "cooldown:2:2",
+    "warmup:1e300",
+    "exp:1e300",
+    "exp:-1",
+    "cosine:-5",
+    "decay::",
+    "constant+",
+    "ema:1",
+    "ema:nan",
+    "1:2:3:4",
+    "1:0.5:18446744073709551615",
+    "0:0:0",
+    "-1:-1:-1",
+    "1e-300:0.5:10",
+    "stackoverflow:x",
+    "quotes:missing",
+    "fashion-mnist:folder",
+    "names:",
+    "x.parquet",
 ];
 
 fn value(flag: &Flag, draws: &mut Draws) -> String {
     let own: Vec<&str> = flag.values.iter().map(String::as_str).collect();
     let usual = [
-        ("steps", "8"), ("rounds", "2"), ("clients", "5"), ("users", "60"), ("dimension", "10"), ("trials", "1000"),
-        ("hidden", "4"), ("embedding", "2"), ("projection", "3"), ("repeats", "1"), ("jobs", "2"), ("threads", "2"),
-        ("epsilon", "2"), ("delta", "1e-6"), ("clip", "1"), ("examples", "64"), ("batch", "16"), ("epochs", "2"), ("gap", "1e-3"),
-        ("time-limit", "0.1"), ("key-file", "run.key"), ("ledger", "people.ledger"), ("plan", "m8.safetensors"), ("out", "new"),
+        ("steps", "8"),
+        ("rounds", "2"),
+        ("clients", "5"),
+        ("users", "60"),
+        ("dimension", "10"),
+        ("trials", "1000"),
+        ("hidden", "4"),
+        ("embedding", "2"),
+        ("projection", "3"),
+        ("repeats", "1"),
+        ("jobs", "2"),
+        ("threads", "2"),
+        ("epsilon", "2"),
+        ("delta", "1e-6"),
+        ("clip", "1"),
+        ("examples", "64"),
+        ("batch", "16"),
+        ("epochs", "2"),
+        ("gap", "1e-3"),
+        ("time-limit", "0.1"),
+        ("key-file", "run.key"),
+        ("ledger", "people.ledger"),
+        ("plan", "m8.safetensors"),
+        ("out", "new"),
     ];
     let usual = usual.iter().find(|(name, _)| *name == flag.name).map(|(_, value)| *value);
-    match draws.below(10) {
-        0..3 if !own.is_empty() => draws.of(&own).to_owned(),
-        0..3 => usual.unwrap_or_else(|| draws.of(RIGHT)).to_owned(),
-        3..5 => draws.of(RIGHT).to_owned(),
-        5..7 => draws.of(PATHS).to_owned(),
-        7 if draws.chance(10) => "long ".repeat(2000),
+    match (draws.below(20), flag.kind) {
+        (0, _) if draws.chance(10) => "long ".repeat(2000),
+        (0, _) => draws.of(WRONG).to_owned(),
+        (1, _) => draws.of(PATHS).to_owned(),
+        (2..12, _) if !own.is_empty() => draws.of(&own).to_owned(),
+        (2..8, _) if usual.is_some() => usual.unwrap().to_owned(),
+        (2..12, Some(Kind::Number)) => draws.of(NUMBERS).to_owned(),
+        (_, Some(Kind::Number)) => draws.of(EXTREMES).to_owned(),
+        (_, Some(Kind::Numbers)) => {
+            let list = (0..=draws.below(3)).map(|_| {
+                let pool = if draws.chance(60) { NUMBERS } else { EXTREMES };
+                draws.of(pool)
+            });
+            list.collect::<Vec<_>>().join(",")
+        }
+        (_, Some(Kind::Path)) => draws.of(PATHS).to_owned(),
+        (2..14, _) => draws.of(RIGHT).to_owned(),
         _ => draws.of(WRONG).to_owned(),
     }
 }
@@ -180,25 +470,29 @@ fn line(leaf: &Leaf, draws: &mut Draws) -> Vec<String> {
     let name = leaf.path.join(" ");
     let starts: Vec<&[&str]> = STARTS.iter().filter(|(of, _)| *of == name).map(|(_, start)| *start).collect();
     let mut words = leaf.path.clone();
-    if draws.chance(75) && !starts.is_empty() {
+    if draws.chance(90) && !starts.is_empty() {
         words.extend(starts[draws.below(starts.len())].iter().map(|word| (*word).to_owned()));
     } else {
         for _ in 0..leaf.positionals {
             words.push(if draws.chance(80) { draws.of(PATHS) } else { draws.of(WRONG) }.to_owned());
         }
     }
-    for _ in 0..draws.below(5) {
-        let flag = &leaf.flags[draws.below(leaf.flags.len().max(1)).min(leaf.flags.len() - 1)];
+    for _ in 0..if leaf.flags.is_empty() { 0 } else { draws.below(4) } {
+        let flag = &leaf.flags[draws.below(leaf.flags.len())];
         // The page is served until somebody ends it: seldom, for the time it takes.
         if flag.name == "page" && draws.chance(90) {
             continue;
         }
         let given = format!("--{}", flag.name);
-        match (flag.takes_value, words.iter().position(|word| *word == given)) {
+        match (flag.kind.is_some(), words.iter().position(|word| *word == given)) {
             (true, Some(at)) if at + 1 < words.len() => words[at + 1] = value(flag, draws),
             (true, None) => {
                 let value = value(flag, draws);
-                words.extend(if draws.chance(50) { vec![given, value] } else { vec![format!("{given}={value}")] });
+                words.extend(if draws.chance(50) {
+                    vec![given, value]
+                } else {
+                    vec![format!("{given}={value}")]
+                });
             }
             _ => words.push(given),
         }
@@ -220,14 +514,39 @@ fn line(leaf: &Leaf, draws: &mut Draws) -> Vec<String> {
 fn fixtures(folder: &Path) {
     let write = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).unwrap();
     let made = |words: &[&str]| {
-        let output = Command::new(PROGRAM).args(words).current_dir(folder).env_remove("HOME").output().unwrap();
+        let output =
+            Command::new(PROGRAM).args(words).current_dir(folder).env_remove("HOME").output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
     made(&["factorize", "--steps", "8", "--out", "m.safetensors"]);
-    made(&["calibrate", "m.safetensors", "--epsilon", "2", "--delta", "1e-6", "--clip", "1", "--out", "m8.safetensors"]);
+    made(&[
+        "calibrate",
+        "m.safetensors",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-6",
+        "--clip",
+        "1",
+        "--out",
+        "m8.safetensors",
+    ]);
     made(&["key", "new", "run.key"]);
     made(&["ledger", "new", "people.ledger", "--epsilon", "8", "--delta", "1e-6"]);
-    let small = ["--users", "60", "--rounds", "2", "--clients", "5", "--hidden", "4", "--embedding", "2", "--mechanism", "optimal"];
+    let small = [
+        "--users",
+        "60",
+        "--rounds",
+        "2",
+        "--clients",
+        "5",
+        "--hidden",
+        "4",
+        "--embedding",
+        "2",
+        "--mechanism",
+        "optimal",
+    ];
     made(&[&["train", "--out", "run"], &small[..]].concat());
     let mechanism = fs::read(folder.join("m8.safetensors")).unwrap();
     write("cut.safetensors", &mechanism[..mechanism.len() / 2]);
@@ -360,7 +679,8 @@ fn complaint(trial: &Trial, ended: &Ended) -> Option<String> {
         if object["schema"] != 1 || (code == 0 && told) || (code == 2 && object["error"]["kind"] != "usage") {
             return Some("its JSON does not fit its exit code".into());
         }
-        return (code == 130 && object["error"]["kind"] != "interrupted").then(|| "an interruption of no kind".into());
+        return (code == 130 && object["error"]["kind"] != "interrupted")
+            .then(|| "an interruption of no kind".into());
     }
     (code != 0 && err.trim().is_empty() && out.trim().is_empty()).then(|| "it fails without a word".into())
 }
@@ -397,7 +717,8 @@ fn rehearse(seed: u64, count: usize, limit: Duration) {
             let ended = run(trial, &folder, limit);
             *codes.lock().unwrap().entry(ended.output.status.to_string()).or_default() += 1;
             if let Some(complaint) = complaint(trial, &ended) {
-                let tail = |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().take(400).collect::<String>();
+                let tail =
+                    |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().take(400).collect::<String>();
                 let (out, err) = (tail(&ended.output.stdout), tail(&ended.output.stderr));
                 let story = format!("{:?} json={}: {complaint}\n  {out}\n  {err}", trial.words, trial.json);
                 found.lock().unwrap().push(story);

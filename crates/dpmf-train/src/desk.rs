@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::recipe::{Choice, Privacy, Recipe, Wish};
-use dpmf::mechanism::Conditions;
 use dpmf::family::nearest;
+use dpmf::mechanism::Conditions;
 use dpmf::planner::{Listener, Planner, Request, observer};
 use dpmf::{Mechanism, Problem, Sampling};
 use serde::{Deserialize, Serialize};
@@ -41,9 +41,10 @@ impl FromStr for Asked {
             None => text.parse().map(Asked::Named).map_err(|error| {
                 let names = [Wish::Planned.name(), Wish::DpSgd.name(), "none"];
                 match (nearest(text, &names), error) {
-                    (Some(near), dpmf::Error::Selector { value, .. }) => {
-                        dpmf::Error::Selector { value, reason: format!("there is no such (did you mean {near}?)") }
-                    }
+                    (Some(near), dpmf::Error::Selector { value, .. }) => dpmf::Error::Selector {
+                        value,
+                        reason: format!("there is no such (did you mean {near}?)"),
+                    },
                     (_, error) => error,
                 }
             }),

@@ -142,11 +142,15 @@ pub(crate) struct Contents {
 
 /// What is wrong with bytes that are no safetensors file, or a part of one.
 fn unread(error: SafeTensorError) -> Error {
-    use SafeTensorError::{HeaderTooLarge, HeaderTooSmall, InvalidHeader, InvalidHeaderDeserialization, InvalidHeaderLength};
+    use SafeTensorError::{
+        HeaderTooLarge, HeaderTooSmall, InvalidHeader, InvalidHeaderDeserialization, InvalidHeaderLength,
+    };
     damaged(match error {
-        HeaderTooSmall | HeaderTooLarge | InvalidHeader(_) | InvalidHeaderLength | InvalidHeaderDeserialization(_) => {
-            "it is not a safetensors file, or not a whole one".into()
-        }
+        HeaderTooSmall
+        | HeaderTooLarge
+        | InvalidHeader(_)
+        | InvalidHeaderLength
+        | InvalidHeaderDeserialization(_) => "it is not a safetensors file, or not a whole one".into(),
         other => format!("it is damaged: {other}"),
     })
 }

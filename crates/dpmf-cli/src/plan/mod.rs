@@ -3,6 +3,7 @@
 mod page;
 mod server;
 
+use crate::caution;
 use crate::memory;
 use crate::output;
 use crate::progress::Spinner;
@@ -129,7 +130,11 @@ impl RunArgs {
         let [examples, batch] = [self.examples, self.batch].map(|x| x.unwrap_or(0) as u64);
         let epochs = self.epochs.unwrap_or(0);
         let steps = Request::steps(examples, batch, epochs)?;
-        memory::check("the number of steps, --examples times --epochs over --batch,", steps, steps as f64 * BYTES_A_STEP)?;
+        memory::check(
+            "the number of steps, --examples times --epochs over --batch,",
+            steps,
+            steps as f64 * BYTES_A_STEP,
+        )?;
         let rates = self.schedule.parse::<Schedule>()?.values(steps);
         let workload = Workload::sgd(rates, self.optimizer.with_momentum(self.momentum))?;
         let unit = match self.unit {
@@ -191,7 +196,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     if let Some(path) = &args.out {
         json["out"] = json!(path);
     }
-    Ok(Report::new(json, text(args, &plan, seconds)))
+    let warnings = caution::about(args.epsilon, args.delta, args.run.examples);
+    caution::tell(&warnings);
+    Ok(Report::new(json, text(args, &plan, seconds)).warned(warnings))
 }
 
 /// Where fits are kept between calls: the user's cache folder, if there is one.

@@ -3,6 +3,7 @@
 mod html;
 pub mod task;
 
+use crate::caution;
 use crate::clock;
 use crate::failure::Failure;
 use crate::interrupt::{self, Hold};
@@ -352,6 +353,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             let task = Task::open(&args.task)?;
             fits(&task)?;
             let plans = plans(args, &task)?;
+            caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
             // From here on there is something to lose.
             let kept = Hold::new();
             let (experiment, lock) = begin(args, &task, &folder, plans)?;
@@ -378,6 +380,16 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         ended.push(Ended { plan, outcome });
     }
     finish(&folder, &task, &ended)
+}
+
+/// What is to be warned of in any of these plans.
+fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<String> {
+    let statements = plans.filter_map(|plan| plan.mechanism()?.privacy());
+    let budgets =
+        statements.map(|statement| (statement.calibration().epsilon(), statement.calibration().delta()));
+    let largest = budgets.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)));
+    let (epsilon, delta) = largest.unzip();
+    caution::about(epsilon, delta, Some(task.users().0))
 }
 
 /// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread, noise.
@@ -671,7 +683,7 @@ where
 
 fn bar(rounds: usize, label: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(rounds as u64), ProgressDrawTarget::stderr());
-    let template = "{prefix} {bar:24} {pos}/{len} rounds, {msg}, {eta} left";
+    let template = "{prefix} {pos}/{len} rounds, {eta} left, {wide_msg}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
@@ -724,7 +736,8 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
             diverged.join(", ")
         );
     }
-    Ok(Report::new(json, text))
+    let warnings = cautions(ended.iter().map(|ended| &ended.plan), task);
+    Ok(Report::new(json, text).warned(warnings))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

@@ -186,7 +186,8 @@ impl FromStr for Selector {
         let name = parts.next().unwrap_or_default();
         let family = ALL.iter().find(|family| family.name() == name).ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|family| family.name()).collect();
-            let near = nearest(name, &names).map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
+            let near =
+                nearest(name, &names).map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
             bad(format!("it must be one of {}{near}", names.join(", ")))
         })?;
         let mut budget = Budget::default();
