@@ -71,11 +71,10 @@ impl Kind {
             list if list.strip_suffix(",…").is_some_and(letter) => Kind::Numbers,
             one if letter(one) => Kind::Number,
             // A flag by its own name, of which most are counts.
-            own if own.chars().all(|c| c.is_ascii_uppercase() || c == '_')
-                && !["NAME", "PATTERN", "SAMPLING", "WORDS", "TEXT", "RUN"].contains(&own) =>
-            {
-                Kind::Number
-            }
+            // A flag by its own name counts something, but for these.
+            "NAME" | "PATTERN" | "SAMPLING" | "WORDS" | "TEXT" | "RUN" | "ADJACENCY" | "UNIT"
+            | "ACCOUNTANT" | "SCHEDULE" | "ADVERSARY" => Kind::Words,
+            own if own.chars().all(|c| c.is_ascii_uppercase() || c == '_') => Kind::Number,
             _ => Kind::Words,
         }
     }
@@ -107,7 +106,10 @@ fn leaves(path: Vec<String>) -> Vec<Leaf> {
             let name = word.split("--").nth(1).unwrap_or_default();
             let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '-').collect();
             let shown = word.split_once('<').map(|(_, rest)| rest.split('>').next().unwrap());
-            flags.push(Flag { name, kind: shown.map(Kind::of), values: Vec::new() });
+            let values = shown
+                .filter(|shown| shown.contains('|'))
+                .map_or_else(Vec::new, |shown| shown.split('|').map(str::to_owned).collect());
+            flags.push(Flag { name, kind: shown.map(Kind::of), values });
         } else if let (Some(value), Some(flag)) = (word.strip_prefix("- "), flags.last_mut()) {
             flag.values.push(value.split(':').next().unwrap().to_owned());
         }
@@ -212,7 +214,10 @@ const STARTS: &[(&str, &[&str])] = &[
 ];
 
 /// Numbers that some flag is right with.
-const NUMBERS: &[&str] = &["0", "1", "2", "3", "8", "16", "64", "1e3", "0.5", "0.9", "0.01", "1e-6", "1e-3"];
+const NUMBERS: &[&str] = &[
+    "0", "1", "1", "2", "3", "4", "7", "8", "16", "30", "64", "100", "1e3", "0.5", "0.9", "0.01", "1e-6",
+    "1e-3",
+];
 
 /// Numbers at the ends of what can be read, and beyond.
 const EXTREMES: &[&str] = &[
@@ -242,55 +247,136 @@ const EXTREMES: &[&str] = &[
     "1.0000000000000002",
 ];
 
-/// Words that some flag is right with.
-const RIGHT: &[&str] = &[
-    "none",
-    "auto",
-    "uniform",
-    "ema:0.9",
-    "single",
-    "epochs:2",
-    "min-separation:2:2",
-    "min-separation:4",
-    "cyclic-poisson:1:0.1",
-    "cyclic-poisson:4:0.5",
-    "balls-in-bins:4",
-    "constant",
-    "cooldown:0.25:0.05",
-    "cosine:0",
-    "warmup:2",
-    "exp:0.9+decay:0.5:0.1",
-    "optimal",
-    "tree",
-    "independent",
-    "banded:bands=2",
-    "recall:buffers=1:recalls=1",
-    "blt:buffers=2",
-    "optimal:dense",
-    "planned",
-    "dp-sgd",
-    "optimal,none",
-    "0.25,0.5",
-    "user",
-    "record",
-    "add-or-remove",
-    "replace-one",
-    "exact",
-    "float",
-    "zcdp",
-    "rdp",
-    "gradient",
-    "iterate",
-    "bits",
-    "adaptive",
-    "paper",
-    "0..2",
-    "1..3",
-    "1:0.1:10",
-    "names",
-    "data.csv",
-    "texts.jsonl",
-    "lib",
+/// Words that the flags of a kind can be given, right or wrong, but read by them.
+const WORDS: &[(&[&str], &[&str])] = &[
+    (
+        &["participation"],
+        &[
+            "single",
+            "epochs:1",
+            "epochs:2",
+            "epochs:8",
+            "epochs:9",
+            "epochs:99999999999",
+            "epochs:18446744073709551615",
+            "min-separation:1",
+            "min-separation:2:2",
+            "min-separation:4",
+            "min-separation:8:8",
+            "min-separation:99999999999",
+            "min-separation:1:99999999999",
+            "min-separation:18446744073709551615:18446744073709551615",
+        ],
+    ),
+    (
+        &["sampling"],
+        &[
+            "none",
+            "auto",
+            "cyclic-poisson:1:0.1",
+            "cyclic-poisson:4:0.5",
+            "cyclic-poisson:1:1",
+            "cyclic-poisson:1:5e-324",
+            "cyclic-poisson:8:0.999999",
+            "cyclic-poisson:99999999999:0.5",
+            "cyclic-poisson:18446744073709551615:0.5",
+            "balls-in-bins:1",
+            "balls-in-bins:4",
+            "balls-in-bins:8",
+            "balls-in-bins:99999999999",
+            "balls-in-bins:18446744073709551615",
+        ],
+    ),
+    (
+        &["schedule"],
+        &[
+            "constant",
+            "cooldown:0.25:0.05",
+            "cooldown:1:0",
+            "cooldown:0.5:1e-300",
+            "cosine:0",
+            "cosine:1",
+            "warmup:2",
+            "warmup:1e300",
+            "warmup:99999999999",
+            "exp:0.9+decay:0.5:0.1",
+            "exp:1e-300",
+            "exp:1e300",
+            "exp:2",
+            "decay:1:0",
+            "decay:0.5:1e300",
+            "constant+constant",
+            "exp:0.5+exp:0.5+warmup:3",
+        ],
+    ),
+    (&["average"], &["none", "uniform", "ema:0", "ema:0.9", "ema:0.9999999999999999"]),
+    (
+        &["mechanism"],
+        &[
+            "optimal",
+            "tree",
+            "independent",
+            "honaker-online",
+            "honaker-full",
+            "sqrt-toeplitz",
+            "optimal-prefix",
+            "structured",
+            "state-space",
+            "banded",
+            "banded-toeplitz",
+            "blt",
+            "banded-inverse",
+            "recall",
+            "banded:bands=2",
+            "recall:buffers=1:recalls=1",
+            "blt:buffers=2",
+            "optimal:dense",
+            "planned",
+            "dp-sgd",
+            "none",
+            "optimal,none",
+            "optimal:buffers=99999999999",
+            "state-space:buffers=18446744073709551615",
+            "optimal:tolerance=1e-300",
+            "optimal:tolerance=inf",
+            "banded:bands=1",
+            "banded:bands=99999999999",
+            "banded-toeplitz:bands=99999999999",
+            "banded-inverse:bands=99999999999",
+            "banded:bands=18446744073709551615",
+            "recall:recalls=99999999999",
+            "structured:diagonals=99999999999:rank=99999999999",
+            "structured:diagonals=1:rank=0",
+            "blt:buffers=99999999999",
+            "recall:buffers=0:recalls=0",
+            "recall:buffers=99:recalls=99",
+            "blt:buffers=0",
+        ],
+    ),
+    (&["adjacency"], &["replace-with-zero", "add-or-remove", "replace-one"]),
+    (&["unit"], &["user", "record"]),
+    (&["accountant"], &["exact", "zcdp", "rdp", "paper"]),
+    (&["adversary"], &["worst-column", "adaptive", "paper", "bits"]),
+    (&["rows", "coordinates"], &["0..1", "0..2", "1..3", "5..1", "0..0", "0..1e15", "7..8", "9e15..9e15"]),
+    (
+        &["phase"],
+        &[
+            "1:0.1:10",
+            "1:1:1",
+            "1e-300:0.5:10",
+            "1e300:0.5:10",
+            "1:0.5:18446744073709551615",
+            "1:5e-324:1000000000000",
+            "0.01:0.999:100000",
+            "nan:0.5:1",
+            "1:nan:1",
+            "1:0.5:0",
+        ],
+    ),
+    (
+        &["run", "id", "what", "start"],
+        &["optimal-0", "lib", "日本語", "", "00112233445566778899aabbccddeeff"],
+    ),
 ];
 
 /// Files and folders, right for some flags, wrong for others.
@@ -416,7 +502,9 @@ const WRONG: &[&str] = &[
 ];
 
 fn value(flag: &Flag, draws: &mut Draws) -> String {
-    let own: Vec<&str> = flag.values.iter().map(String::as_str).collect();
+    let mut own: Vec<&str> = flag.values.iter().map(String::as_str).collect();
+    let named = WORDS.iter().filter(|(flags, _)| flags.contains(&flag.name.as_str()));
+    own.extend(named.flat_map(|(_, words)| words.iter().copied()));
     let usual = [
         ("steps", "8"),
         ("rounds", "2"),
@@ -448,7 +536,7 @@ fn value(flag: &Flag, draws: &mut Draws) -> String {
         (0, _) if draws.chance(10) => "long ".repeat(2000),
         (0, _) => draws.of(WRONG).to_owned(),
         (1, _) => draws.of(PATHS).to_owned(),
-        (2..12, _) if !own.is_empty() => draws.of(&own).to_owned(),
+        (2.., _) if !own.is_empty() => draws.of(&own).to_owned(),
         (2..8, _) if usual.is_some() => usual.unwrap().to_owned(),
         (2..12, Some(Kind::Number)) => draws.of(NUMBERS).to_owned(),
         (_, Some(Kind::Number)) => draws.of(EXTREMES).to_owned(),
@@ -460,7 +548,6 @@ fn value(flag: &Flag, draws: &mut Draws) -> String {
             list.collect::<Vec<_>>().join(",")
         }
         (_, Some(Kind::Path)) => draws.of(PATHS).to_owned(),
-        (2..14, _) => draws.of(RIGHT).to_owned(),
         _ => draws.of(WRONG).to_owned(),
     }
 }
