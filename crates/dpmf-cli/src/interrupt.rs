@@ -35,6 +35,11 @@ fn asked_to_end() {
         report::fail("interrupted", "interrupted");
         std::process::exit(CODE.into());
     }
+    // Whoever waits longer than this wants to know for what.
+    std::thread::spawn(|| {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        report::note("ending when this round is done; Ctrl-C again ends at once");
+    });
 }
 
 /// Removes what is not finished.

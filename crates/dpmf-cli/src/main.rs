@@ -28,7 +28,7 @@ mod sweep;
 mod train;
 mod workload;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use report::Report;
@@ -125,11 +125,22 @@ fn program() -> clap::Command {
 }
 
 fn parsed() -> Result<Cli, clap::Error> {
-    let matches = program().try_get_matches()?;
+    let matches = program().try_get_matches().map_err(with_a_way_to_a_key)?;
     if let Some(("train", train)) = matches.subcommand() {
         resumed_as_it_was(train)?;
     }
     Cli::from_arg_matches(&matches)
+}
+
+/// Whoever has no key is told how to have one.
+fn with_a_way_to_a_key(mut error: clap::Error) -> clap::Error {
+    let missing = matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::Strings(names))
+        if names.iter().any(|name| name.starts_with("--key-file")));
+    if missing && error.kind() == ErrorKind::MissingRequiredArgument {
+        let tip = "dpmf key new FILE makes a key".to_owned().into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
 }
 
 /// A run that goes on takes nothing from the command line: a setting that came to nothing would be believed.

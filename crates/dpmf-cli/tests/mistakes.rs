@@ -205,6 +205,10 @@ fn a_typo_is_answered_with_the_nearest_word() {
     let large = "error: invalid value '1e30' for '--steps <STEPS>': it is too large: at most 9e15\n\nFor more information, try \
                  '--help'.\n";
     assert_eq!(desk.dpmf(&["factorize", "--steps", "1e30"]), said(2, large));
+    let key = "error: the following required arguments were not provided:\n  --key-file <FILE>\n\n  tip: dpmf key new FILE makes a \
+               key\n\nUsage: dpmf noise --dimension <d> --key-file <FILE> --out <FILE> <FILE>\n\nFor more information, try \
+               '--help'.\n";
+    assert_eq!(desk.dpmf(&["noise", "m.safetensors", "--dimension", "9", "--out", "z.npy"]), said(2, key));
     assert!(desk.files().is_empty());
 }
 
