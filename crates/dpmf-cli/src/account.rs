@@ -1,5 +1,7 @@
 //! `dpmf account` and `dpmf calibrate`.
 
+use crate::caution;
+use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, table};
 use crate::workload::{SolverArgs, WorkloadArgs};
@@ -87,6 +89,16 @@ enum Question {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    let report = answer(args)?;
+    let found = |name: &str| report.json()[name].as_f64();
+    let epsilon = args.epsilon.or_else(|| found("epsilon_exact")).or_else(|| found("epsilon_pld"));
+    let delta = args.delta.or_else(|| found("delta_exact")).or_else(|| found("delta_pld"));
+    let warnings = caution::about(epsilon, delta, None);
+    caution::tell(&warnings);
+    Ok(report.warned(warnings))
+}
+
+fn answer(args: &Args) -> anyhow::Result<Report> {
     if let Sampling::BallsInBins { .. } = args.sampling {
         bail!(
             "balls-in-bins needs the mechanism, since a record's steps add up through it: use dpmf calibrate or dpmf plan"
@@ -319,6 +331,9 @@ pub struct CalibrateArgs {
 }
 
 pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
+    if let Some(path) = &args.out {
+        output::check(path)?;
+    }
     let conditions = Conditions { unit: args.unit, adjacency: args.adjacency, accountant: args.accountant };
     let mechanism = load_or_make(args)?;
     let mechanism = match (args.epsilon, args.noise_multiplier) {
@@ -327,7 +342,7 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
         (None, None) => bail!("either --epsilon or --noise-multiplier is needed"),
     };
     if let Some(path) = &args.out {
-        format::save(&mechanism, path)?;
+        output::save_mechanism(&mechanism, path)?;
     }
     let Some(statement) = mechanism.privacy() else { bail!("the mechanism was not calibrated") };
     let json = json!({
@@ -346,7 +361,10 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
     if let Some(path) = &args.out {
         text += &format!("\nwritten to {}\n", path.display());
     }
-    Ok(Report::new(json, text))
+    let (epsilon, delta) = (statement.calibration().epsilon(), statement.calibration().delta());
+    let warnings = caution::about(Some(epsilon), Some(delta), None);
+    caution::tell(&warnings);
+    Ok(Report::new(json, text).warned(warnings))
 }
 
 fn load_or_make(args: &CalibrateArgs) -> anyhow::Result<Mechanism> {

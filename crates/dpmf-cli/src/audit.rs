@@ -1,14 +1,16 @@
 //! `dpmf audit`.
 
+use crate::memory;
+use crate::output;
 use crate::plot::{self, figure};
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::{Arithmetic, PrivacyStatement};
 use dpmf::audit::{
-    AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
-    SampledReport,
+    AdversaryKind, AuditOptions, AuditRng, CounterExample, Deployed, Informed, MatrixMechanism, Neighbours,
+    Promise, Sampled, SampledReport, Session, StreamMechanism,
 };
 use dpmf::{Error, Mechanism, Representation, Sampling, accounting, audit, format};
 use serde_json::{Value, json};
@@ -17,8 +19,16 @@ use std::path::{Path, PathBuf};
 /// Multiplications that an audit may cost before it is refused.
 const MOST_WORK: f64 = 2e13;
 
-/// Play the adaptive privacy game against a calibrated mechanism and bound its ε from below; or show the
-/// counter-example, noise that is private for fixed inputs and not for adaptive ones.
+/// Multiplications that an audit costs if nothing is said: a minute or two on two cores.
+const USUAL_WORK: f64 = 1e12;
+
+/// Games that are played if they are cheap, and those that are needed to show anything.
+const USUAL_TRIALS: (u64, u64) = (10_000, 1_000_000);
+
+/// Attack a mechanism and bound its ε from below.
+///
+/// Plays the adaptive privacy game against a calibrated mechanism; or shows the counter-example, noise that is private for
+/// fixed inputs and not for adaptive ones.
 ///
 /// A bound above the promise refutes it (and the command fails); a bound just below it says the promise is tight.
 /// The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second assumes nothing.
@@ -31,9 +41,10 @@ pub struct Args {
     /// A calibrated mechanism file, or the word counterexample
     target: PathBuf,
 
-    /// Games to play
-    #[arg(long, value_parser = count, default_value = "1e6")]
-    trials: usize,
+    /// Games to play; by default as many as take a minute or two, at most 1e6. The bounds come closer to the truth by the
+    /// root of their number
+    #[arg(long, value_parser = count)]
+    trials: Option<usize>,
 
     /// δ at which ε is bounded; the mechanism's own by default, 1e-6 for the counter-example
     #[arg(long, value_name = "δ")]
@@ -74,7 +85,11 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let options = AuditOptions { trials: args.trials as u64, confidence: args.confidence, seed: args.seed };
+    if let Some(path) = &args.out {
+        output::check(path)?;
+    }
+    let trials = args.trials.map_or(USUAL_TRIALS.1, |trials| trials as u64);
+    let mut options = AuditOptions { trials, confidence: args.confidence, seed: args.seed };
     if args.target == Path::new("counterexample") {
         return counterexample(args, options);
     }
@@ -86,13 +101,19 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         Player::Bits => return bits(args, options),
     };
     let mechanism = format::load(&args.target)?;
-    if mechanism.sampling() != Sampling::None {
+    promise_of(&mechanism)?;
+    let drawn = mechanism.sampling() != Sampling::None;
+    let dimension = if drawn { 1 } else { args.dimension.unwrap_or(2) };
+    if args.trials.is_none() {
+        options.trials = usual_trials(&mechanism, dimension);
+    }
+    if drawn {
         return sampled(args, &mechanism, options);
     }
-    let report = play(&mechanism, adversary, args.delta, args.dimension.unwrap_or(2), options)?;
+    let report = play(&mechanism, adversary, args.delta, dimension, options)?;
     let verdict = if report.refuted() { "REFUTED" } else { "not refuted" };
     let text = format!(
-        "{} games, {} adversary, {} steps, confidence {}\n\n{}\n\nThe promise is {verdict}.",
+        "{} games, {} adversary, {} steps, confidence {}\n\n{}\n\nThe promise is {verdict}.{}",
         options.trials,
         report.adversary,
         report.steps,
@@ -104,13 +125,55 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 vec!["at least, Gaussian".into(), number(report.mu_lower), number(report.epsilon_lower)],
                 vec!["at least, no assumption".into(), "".into(), number(report.epsilon_assumption_free)],
             ]
-        )
+        ),
+        more(args, options.trials)
     );
     let mut json = serde_json::to_value(&report)?;
     json["refuted"] = report.refuted().into();
     let mut result = Report::new(json, text);
     result.failed = report.refuted();
     Ok(result)
+}
+
+/// Games to play if nothing is said: fewer, the more they cost.
+fn usual_trials(mechanism: &Mechanism, dimension: usize) -> u64 {
+    let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
+    let game = n as f64 * m as f64 * dimension as f64;
+    ((USUAL_WORK / game) as u64).clamp(USUAL_TRIALS.0, USUAL_TRIALS.1)
+}
+
+/// What more games would buy, where nobody said how many.
+fn more(args: &Args, trials: u64) -> String {
+    match args.trials {
+        None if trials < USUAL_TRIALS.1 => format!(
+            "\nMore games bring the bounds closer to the truth, by the root of their number: --trials {} halves what they fall short \
+             of it, in four times the time.",
+            4 * trials
+        ),
+        _ => String::new(),
+    }
+}
+
+/// A mechanism whose games are counted as they begin.
+struct Counted<'a> {
+    mechanism: &'a dyn StreamMechanism,
+    bar: Bar,
+}
+
+impl StreamMechanism for Counted<'_> {
+    fn steps(&self) -> usize {
+        self.mechanism.steps()
+    }
+
+    fn dimension(&self) -> usize {
+        self.mechanism.dimension()
+    }
+
+    fn start(&self, games: usize, rng: &mut AuditRng) -> dpmf::Result<Box<dyn Session + '_>> {
+        let session = self.mechanism.start(games, rng)?;
+        self.bar.advance(games as u64);
+        Ok(session)
+    }
 }
 
 /// Who plays against a mechanism.
@@ -180,18 +243,17 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     }
     let (terms, curve) = (calibration.terms(), calibration.curve());
     let points = audit::promised_points(calibration.epsilon(), |epsilon| curve.delta(epsilon))?;
-    let spinner = Spinner::new("audit");
-    spinner.say(&format!("playing {} games", options.trials));
-    let report = audit::audit_sampled_form(
-        mechanism.form(),
-        calibration.noise_std(),
-        mechanism.sampling(),
-        terms.adjacency,
-        terms.clip,
-        &points,
-        options,
-    )?;
-    let (json, text) = told(mechanism.sampling(), &report)?;
+    let steps = mechanism.workload().steps();
+    let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), 1)?;
+    let model = subject.noise_model()?;
+    let neighbours = Neighbours::drawn(steps, terms.adjacency, terms.clip)?;
+    let lottery = Deployed::new(mechanism.sampling(), steps)?;
+    let player = Sampled::of(mechanism.sampling(), &model, &neighbours)?;
+    let subject = Counted { mechanism: &subject, bar: Bar::new("audit", options.trials, "games") };
+    let report = audit::audit_sampled(&subject, &player, &neighbours, &lottery, &points, options)?;
+    drop(subject);
+    let (json, mut text) = told(mechanism.sampling(), &report)?;
+    text += &more(args, options.trials);
     let mut result = Report::new(json, text);
     result.failed = report.refuted();
     Ok(result)
@@ -239,6 +301,7 @@ fn promise_of(mechanism: &Mechanism) -> anyhow::Result<&PrivacyStatement> {
 /// Refuses what would take hours.
 fn check_work(mechanism: &Mechanism, dimension: usize, options: AuditOptions) -> anyhow::Result<()> {
     let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
+    memory::check("--dimension", dimension, dimension as f64 * 8.0 * (n + m) as f64)?;
     let work = options.trials as f64 * n as f64 * m as f64 * dimension as f64;
     if work > MOST_WORK {
         bail!(Error::Unsupported {
@@ -266,20 +329,20 @@ pub fn play(
         let epsilon = accounting::gaussian::epsilon(promise.mu, delta)?;
         promise = Promise { epsilon, delta, ..promise };
     }
-    let spinner = Spinner::new("audit");
-    spinner.say(&format!("playing {} games", options.trials));
     let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
     let model = subject.noise_model()?;
     let terms = calibration.terms();
     let steps = mechanism.workload().steps();
     let neighbours = Neighbours::new(mechanism.participation(), steps, terms.adjacency, terms.clip)?;
     let player = Informed::of(adversary, &model, &neighbours, dimension);
+    let subject = Counted { mechanism: &subject, bar: Bar::new("audit", options.trials, "games") };
     Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
 }
 
 fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
     use audit::counterexample::sufficient_eta;
     let (delta, dimension) = (args.delta.unwrap_or(1e-6), args.dimension.unwrap_or(1000));
+    memory::check("--dimension", dimension, dimension as f64 * 64.0)?;
     let spinner = Spinner::new("counter-example");
     let at = |dimension: usize| CounterExample::new(dimension, args.noise, sufficient_eta(dimension));
     let mechanism = at(dimension)?;

@@ -1,5 +1,6 @@
 //! `dpmf bench`.
 
+use crate::memory;
 use crate::progress::Spinner;
 use crate::report::{Report, number, table};
 use crate::workload::count;
@@ -78,6 +79,9 @@ struct NoiseArgs {
     threads: Option<usize>,
 }
 
+/// More are refused by many systems, and help nobody.
+const MOST_THREADS: usize = 1024;
+
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let Subject::Noise(args) = &args.subject;
     for (name, value) in
@@ -87,6 +91,14 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             bail!(Error::InvalidArgument { name, value: "0".into(), rule: "at least one is needed" });
         }
     }
+    if let Some(threads) = args.threads.filter(|threads| *threads > MOST_THREADS) {
+        let (name, value, rule) = ("threads", threads.to_string(), "at most 1024 are started");
+        bail!(Error::InvalidArgument { name, value, rule });
+    }
+    // Two rows, their copies, and buffers in both arithmetics, of which the exact one has wider numbers.
+    let buffers =
+        if args.files.is_empty() { args.buffers.iter().copied().max().unwrap_or(0).min(64) } else { 0 };
+    memory::check("--dimension", args.dimension, args.dimension as f64 * (16 + 16 * buffers) as f64)?;
     // Zero means all cores, or what RAYON_NUM_THREADS says.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0)).build()?;
     pool.install(|| noise(args))
@@ -267,7 +279,7 @@ fn measure(
     let mut moved = vec![vec![0.0_f32; d]; form.cost().buffers.unwrap_or(0)];
     let (mut steps, mut copies, mut exacts, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     row.fill(0.0);
-    let last = (args.from + args.rounds).min(form.steps() - 1);
+    let last = args.from.saturating_add(args.rounds).min(form.steps() - 1);
     for round in 0..=last {
         let clock = Instant::now();
         stream.add_next(row)?;

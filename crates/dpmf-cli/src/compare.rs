@@ -1,7 +1,7 @@
 //! `dpmf compare`.
 
 use crate::progress::Spinner;
-use crate::report::{Report, number, table};
+use crate::report::{Report, note, number, table};
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::Selector;
 use dpmf::comparison::Row;
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let selectors = family::table(&args.mechanism, &args.buffers);
     let comparison = problem.compare(&selectors, &mut |progress| spinner.observe(progress))?;
     for (name, reason) in &comparison.left_out {
-        eprintln!("{name} left out: {reason}");
+        note(&format!("{name} left out: {reason}"));
     }
     let mut json = serde_json::to_value(&comparison)?;
     json["participation"] = serde_json::to_value(problem.participation().pattern(problem.steps())?)?;

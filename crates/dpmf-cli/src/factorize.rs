@@ -1,11 +1,11 @@
 //! `dpmf factorize`.
 
+use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number};
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::comparison::Row;
 use dpmf::family::{Budget, Selector};
-use dpmf::format;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -50,6 +50,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    if let Some(path) = &args.out {
+        output::check(path)?;
+    }
     let problem = args.workload.problem(&args.solver)?;
     let spinner = Spinner::new("factorize");
     let clock = Instant::now();
@@ -133,7 +136,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     };
     if let (Some(path), Some(mechanism)) = (&args.out, &mechanism) {
         spinner.say("writing the mechanism");
-        format::save(mechanism, path)?;
+        output::save_mechanism(mechanism, path)?;
         json["out"] = json!(path);
         text += &format!("  written to   {}\n", path.display());
     }

@@ -4,6 +4,7 @@ use crate::report::{Report, number};
 use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::RegretBound;
+use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::utility::RegretSetting;
 use dpmf::inspection::{Inspection, describe};
 use dpmf::{Error, Mechanism, format};
@@ -193,6 +194,7 @@ pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {
         "lower_bound": stated,
         "recomputed_lower_bound": recomputed,
         "ratio_to_bound": recomputed.map(|bound| (mechanism.loss().total() / bound).sqrt()),
+        "privacy": mechanism.privacy(),
     });
     let mut text = String::new();
     writeln!(text, "hash          matches")?;
@@ -207,6 +209,20 @@ pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {
         }
         _ => writeln!(text, "lower bound   none in the file")?,
     }
+    text += &match mechanism.privacy() {
+        Some(statement) => {
+            let (calibration, steps) = (statement.calibration(), mechanism.workload().steps());
+            format!(
+                "privacy       ε = {}, δ = {:e} for every {} ({}), each taking part {}\n",
+                epsilon_for_people(calibration.epsilon()),
+                calibration.delta(),
+                statement.unit().name(),
+                calibration.terms().adjacency,
+                mechanism.participation().words(steps),
+            )
+        }
+        None => "privacy       not calibrated: nothing is promised yet\n".to_owned(),
+    };
     let mut report = Report::new(json, text);
     report.failed = !holds;
     Ok(report)

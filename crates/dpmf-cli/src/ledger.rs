@@ -1,6 +1,7 @@
 //! `dpmf ledger`.
 
 use crate::clock;
+use crate::output;
 use crate::report::{Report, number, table};
 use anyhow::bail;
 use dpmf::accounting::statement::epsilon_for_people;
@@ -76,6 +77,9 @@ enum Action {
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     match &args.action {
         Action::New { file, epsilon, delta, unit, adjacency } => {
+            if !file.exists() {
+                output::check(file)?;
+            }
             let ledger = Ledger::new(*epsilon, *delta, *unit, *adjacency)?;
             show(file, LedgerFile::create(file, ledger)?.ledger())
         }

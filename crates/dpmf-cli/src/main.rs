@@ -6,12 +6,17 @@
 mod account;
 mod audit;
 mod bench;
+mod caution;
 mod clock;
 mod compare;
 mod factorize;
+mod failure;
 mod inspect;
+mod interrupt;
 mod ledger;
+mod manual;
 mod matrix;
+mod memory;
 mod model;
 mod noise;
 mod output;
@@ -23,9 +28,14 @@ mod sweep;
 mod train;
 mod workload;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use report::Report;
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: memory::Bounded = memory::Bounded;
 
 /// Differentially private training with optimally correlated noise.
 ///
@@ -45,53 +55,35 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model under differential privacy, for one epoch or several
     Train(Box<train::Args>),
-    /// Write new texts with a model that was trained
     Sample(model::sample::Args),
-    /// Predict classes or numbers with a model that was trained
     Predict(model::predict::Args),
-    /// Measure how good a model is on other data
     Eval(model::eval::Args),
-    /// Train over a grid of settings, choose on validation users, report on test users
     Sweep(Box<sweep::Args>),
-    /// Find the mechanism and the sampler of least error for a budget
     Plan(Box<plan::Args>),
-    /// Find the optimal factorization of a workload, with its certificate
     Factorize(factorize::Args),
-    /// Put all mechanisms for a workload side by side
     Compare(compare::Args),
-    /// Solve for the noise that gives (ε, δ)
     Calibrate(account::CalibrateArgs),
-    /// What a noise multiplier is worth, by every accountant
     Account(account::Args),
-    /// Attack a mechanism and bound its ε from below
     Audit(audit::Args),
-    /// Keep account of what was released about the same people, and of the budget for it
     Ledger(ledger::Args),
-    /// Make the secret key of a run
     Key(noise::KeyArgs),
-    /// Write rows of a mechanism's noise to a NumPy file
     Noise(noise::Args),
-    /// Measure the noise engine on this machine
     Bench(bench::Args),
-    /// Draw a figure
     Plot(plot::Args),
-    /// Say what a mechanism file holds
     Inspect(inspect::Args),
-    /// Recompute everything that a mechanism file claims
     Verify(inspect::VerifyArgs),
+    Completions(manual::CompletionsArgs),
+    Man(manual::Args),
 }
 
 fn main() -> ExitCode {
-    let wants_json = std::env::args_os().any(|argument| argument == "--json");
-    let cli = match Cli::try_parse() {
+    report::tell_as_json(std::env::args_os().any(|argument| argument == "--json"));
+    std::panic::set_hook(Box::new(panicked));
+    interrupt::listen();
+    let cli = match parsed() {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() && wants_json => {
-            report::print_error("usage", error.to_string().trim());
-            return ExitCode::from(2);
-        }
-        Err(error) => error.exit(),
+        Err(error) => return unparsed(&error),
     };
     let result: anyhow::Result<Report> = match &cli.command {
         Command::Train(args) => train::run(args),
@@ -112,25 +104,95 @@ fn main() -> ExitCode {
         Command::Plot(args) => plot::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => inspect::verify(args),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::run(args),
     };
-    match result {
-        Ok(report) => {
-            report.print(cli.json);
-            if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
-        }
-        Err(error) => {
-            let kind = error_kind(&error);
-            if cli.json {
-                report::print_error(kind, &format!("{error:#}"));
-            } else {
-                eprintln!("error: {error:#}");
-            }
-            ExitCode::FAILURE
-        }
-    }
+    let printed = result.and_then(|report| {
+        report.print(cli.json)?;
+        Ok(if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    });
+    printed.unwrap_or_else(|error| {
+        let kind = failure::kind(&error);
+        report::fail(kind, &failure::told(&error));
+        if kind == "interrupted" { ExitCode::from(interrupt::CODE) } else { ExitCode::FAILURE }
+    })
 }
 
-fn error_kind(error: &anyhow::Error) -> &'static str {
-    let train = error.downcast_ref::<dpmf_train::Error>().map(dpmf_train::Error::kind);
-    train.or_else(|| error.downcast_ref::<dpmf::Error>().map(dpmf::Error::kind)).unwrap_or("failure")
+/// The definition of the program. Numbers may be negative everywhere: whoever gives one hears what is wrong with it.
+fn program() -> clap::Command {
+    fn lenient(command: clap::Command) -> clap::Command {
+        let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+        let command = command.allow_negative_numbers(true);
+        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, lenient))
+    }
+    lenient(Cli::command())
+}
+
+fn parsed() -> Result<Cli, clap::Error> {
+    let matches = program().try_get_matches().map_err(with_a_way_to_a_key)?;
+    if let Some(("train", train)) = matches.subcommand() {
+        resumed_as_it_was(train)?;
+    }
+    Cli::from_arg_matches(&matches)
+}
+
+/// Whoever has no key is told how to have one.
+fn with_a_way_to_a_key(mut error: clap::Error) -> clap::Error {
+    let missing = matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::Strings(names))
+        if names.iter().any(|name| name.starts_with("--key-file")));
+    if missing && error.kind() == ErrorKind::MissingRequiredArgument {
+        let tip = "dpmf key new FILE makes a key".to_owned().into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
+}
+
+/// A run that goes on takes nothing from the command line: a setting that came to nothing would be believed.
+fn resumed_as_it_was(train: &ArgMatches) -> Result<(), clap::Error> {
+    let given = |id: &str| train.value_source(id) == Some(ValueSource::CommandLine);
+    if !given("resume") {
+        return Ok(());
+    }
+    let mut program = program();
+    program.build();
+    let Some(command) = program.find_subcommand_mut("train") else { return Ok(()) };
+    let settings = command.get_arguments().filter(|argument| {
+        let name = argument.get_id().as_str();
+        !["resume", "burn", "json", "help", "version"].contains(&name) && given(name)
+    });
+    let settings: Vec<String> =
+        settings.map(|argument| format!("--{}", argument.get_long().unwrap_or_default())).collect();
+    if settings.is_empty() {
+        return Ok(());
+    }
+    let settings = settings.join(", ");
+    let rule = format!("a run that goes on with --resume has its settings: leave out {settings}");
+    Err(command.error(ErrorKind::ArgumentConflict, rule))
+}
+
+/// Help, the version, or what is wrong with the command line.
+fn unparsed(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        // Words on standard error stay as clap writes them, colours and all.
+        if report::as_json() {
+            report::fail("usage", error.to_string().trim())
+        } else {
+            let _ = error.print();
+        }
+        return ExitCode::from(2);
+    }
+    let full = error.print().is_err_and(|cause| cause.kind() != std::io::ErrorKind::BrokenPipe);
+    if full { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// What is left to say when the program is wrong.
+fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
+    let what = panic.payload_as_str().unwrap_or("no words");
+    let place = panic.location().map_or_else(String::new, |place| format!(" ({place})"));
+    interrupt::abandon();
+    report::fail(
+        "defect",
+        &format!("this is a defect of dpmf, please report it with the command that led here: {what}{place}"),
+    );
+    std::process::exit(1)
 }

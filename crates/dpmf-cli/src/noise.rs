@@ -1,19 +1,23 @@
 //! `dpmf key` and `dpmf noise`.
 
+use crate::memory;
+use crate::output;
 use crate::progress::Spinner;
-use crate::report::Report;
+use crate::report::{Report, note};
 use crate::workload::count;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use dpmf::accounting::KeyOrigin;
+use dpmf::disk::Access;
 use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
-use dpmf::{Error, format};
+use dpmf::{Error, Representation, format};
 use serde_json::json;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Make and keep the secret from which noise is derived.
+/// Make the secret key of a run.
+///
+/// Noise is derived from it: whoever has the key can subtract the noise, and without it a run cannot be resumed.
 #[derive(clap::Args)]
 pub struct KeyArgs {
     #[command(subcommand)]
@@ -46,7 +50,7 @@ pub fn key(args: &KeyArgs) -> anyhow::Result<Report> {
 /// Unit noise for an uncalibrated mechanism, σ times sensitivity times clip for a calibrated one. A row is a
 /// function of key, mechanism, run and coordinate: any range of rows and coordinates gives the same bits as the
 /// whole. Every call has a run of its own, and so noise of its own, unless --run names one that was printed before. The
-/// file is as secret as the key, because whoever has the noise can subtract it; a new one is owner-only.
+/// file is as secret as the key, because whoever has the noise can subtract it, and owner-only.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  dpmf key new run.key\n  dpmf noise m8.safetensors --dimension 1e6 --key-file run.key \
@@ -60,7 +64,7 @@ pub struct Args {
     #[arg(long, value_name = "d", value_parser = count)]
     dimension: usize,
 
-    /// The key of the run
+    /// The key of the run: `dpmf key new FILE` makes one
     #[arg(long, value_name = "FILE")]
     key_file: PathBuf,
 
@@ -91,11 +95,22 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    match args.out.extension().and_then(|extension| extension.to_str()) {
+        Some("npy") => output::check(&args.out)?,
+        _ => bail!(Error::InvalidArgument {
+            name: "out",
+            value: args.out.display().to_string(),
+            rule: "noise is written as an array of NumPy, in a file whose name ends in .npy",
+        }),
+    }
     let mechanism = format::load(&args.file)?;
     let key = NoiseKey::read_file(&args.key_file)?;
     let steps = mechanism.workload().steps();
     let rows = within("rows", args.rows.clone(), steps)?;
     let coordinates = within("coordinates", args.coordinates.clone(), args.dimension)?;
+    let buffers = mechanism.form().cost().buffers.unwrap_or(0);
+    let bytes = coordinates.len() as f64 * (8 + 16 * buffers) as f64;
+    memory::check("the number of coordinates (--dimension, --coordinates)", coordinates.len(), bytes)?;
     let run = run_id(args.run.as_deref(), &key)?;
     let range = coordinates.start as u64..coordinates.end as u64;
     // Iterate noise is made in single precision alone.
@@ -107,26 +122,39 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let mut stream = if mechanism.privacy().is_some() {
         mechanism.stream(&key, run, range, args.output, arithmetic)?
     } else {
-        eprintln!("the mechanism is not calibrated: this is unit noise, before σ, sensitivity and clip");
+        let name = args.file.display();
+        note(&format!(
+            "warning: {name} is not calibrated, so this is unit noise, before σ, sensitivity and clip: it protects nobody. \
+             Give it a budget first, with dpmf calibrate {name} --epsilon ε --delta δ --clip ζ --out FILE"
+        ));
         mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
     };
 
     let spinner = Spinner::new("noise");
-    let writable = || format!("cannot write {}", args.out.display());
-    let mut file = BufWriter::new(create_owner_only(&args.out).with_context(writable)?);
-    file.write_all(&npy_header(rows.len(), coordinates.len())).with_context(writable)?;
     stream.skip_to(rows.start)?;
-    let mut row = Vec::new();
-    for step in rows.clone() {
-        spinner.say(&format!("row {step} of {rows:?}"));
-        row.clear();
-        row.resize(coordinates.len(), 0.0_f32);
-        stream.add_next(&mut row)?;
-        for value in &row {
-            file.write_all(&value.to_le_bytes()).with_context(writable)?;
+    // An error of the stream would be told as one of the disk.
+    let mut failed = None;
+    let written = output::save(&args.out, Access::Owner, |file| {
+        file.write_all(&npy_header(rows.len(), coordinates.len()))?;
+        let mut row = Vec::new();
+        for step in rows.clone() {
+            spinner.say(&format!("row {step} of {rows:?}"));
+            row.clear();
+            row.resize(coordinates.len(), 0.0_f32);
+            if let Err(error) = stream.add_next(&mut row) {
+                failed = Some(error);
+                return Err(std::io::Error::other("the noise ended"));
+            }
+            for value in &row {
+                file.write_all(&value.to_le_bytes())?;
+            }
         }
+        Ok(())
+    });
+    match failed {
+        Some(error) => return Err(error.into()),
+        None => written?,
     }
-    file.flush().with_context(writable)?;
     let json = json!({
         "out": args.out,
         "rows": [rows.start, rows.end],
@@ -139,15 +167,6 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     });
     let text = format!("{} × {} written to {}, run {run}", rows.len(), coordinates.len(), args.out.display());
     Ok(Report::new(json, text))
-}
-
-/// Opens a file for writing; one that is new, for its owner alone.
-fn create_owner_only(path: &Path) -> std::io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
 }
 
 /// A new run, or one that was named before. Words would name the same run at every call, and two sets of data would

@@ -39,6 +39,35 @@ impl Spinner {
     }
 }
 
+/// A line with how much of something is done and how long the rest will take; at a terminal only, and gone when done.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// Starts the line: `count` things, such as games, are to be done.
+    pub fn new(label: &str, count: u64, things: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(count), ProgressDrawTarget::stderr());
+        let template = "{prefix} {wide_bar} {percent} % of {msg}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_prefix(label.to_owned());
+        bar.set_message(format!("{count} {things}"));
+        bar.enable_steady_tick(Duration::from_millis(250));
+        Self(bar)
+    }
+
+    /// So many more are done.
+    pub fn advance(&self, by: u64) {
+        self.0.inc(by);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.bar.finish_and_clear();

@@ -1,7 +1,9 @@
 //! What a command says, for people and for programs.
 
+use anyhow::Context;
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Version of the JSON layout.
 const SCHEMA: u32 = 1;
@@ -20,29 +22,80 @@ impl Report {
         Self { json, text, failed: false }
     }
 
+    /// What it says to programs.
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// The same with what was warned of, for programs.
+    pub fn warned(mut self, warnings: Vec<String>) -> Self {
+        self.json["warnings"] = warnings.into();
+        self
+    }
+
     /// Prints one of the two to standard output.
-    pub fn print(&self, as_json: bool) {
-        if as_json { print_json(self.json.clone()) } else { write_out(self.text.trim_end()) }
+    ///
+    /// Errors: standard output took no more, but for a closed pipe (`dpmf … | head`), whose reader has seen enough.
+    pub fn print(&self, as_json: bool) -> anyhow::Result<()> {
+        let text = if as_json { object(self.json.clone()) } else { self.text.trim_end().to_owned() };
+        SPOKEN.store(true, Ordering::SeqCst);
+        write_out(&text)
     }
 }
 
-/// Prints the JSON form of a failure.
-pub fn print_error(kind: &str, message: &str) {
-    print_json(json!({ "error": { "kind": kind, "message": message } }));
+/// `--json`.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Whether the one answer of the program has been given.
+static SPOKEN: AtomicBool = AtomicBool::new(false);
+
+/// Failures are told as JSON from now on, or not.
+pub fn tell_as_json(json: bool) {
+    AS_JSON.store(json, Ordering::SeqCst);
 }
 
-fn print_json(mut value: Value) {
+/// Whether failures are told as JSON.
+pub fn as_json() -> bool {
+    AS_JSON.load(Ordering::SeqCst)
+}
+
+/// Tells of a failure: on standard output as JSON, unless that has been given its one object, otherwise on standard error.
+pub fn fail(kind: &str, message: &str) {
+    let first = !SPOKEN.swap(true, Ordering::SeqCst);
+    if as_json() && first {
+        let told = write_out(&object(json!({ "error": { "kind": kind, "message": message } })));
+        if told.is_ok() {
+            return;
+        }
+    }
+    // What was drawn of a progress bar makes place.
+    let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
+    let word = if kind == "interrupted" { "" } else { "error: " };
+    note(&format!("{clear}{word}{message}"));
+}
+
+/// A line on standard error. Whoever has closed it does not want to know.
+pub fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// The text of an object with its schema.
+fn object(mut value: Value) -> String {
     let mut object = serde_json::Map::new();
     object.insert("schema".into(), SCHEMA.into());
     if let Value::Object(fields) = &mut value {
         object.append(fields);
     }
-    write_out(&Value::Object(object).to_string());
+    Value::Object(object).to_string()
 }
 
-/// A closed pipe (`dpmf … | head`) ends the output quietly.
-fn write_out(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// Writes a line to standard output.
+pub fn write_out(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
 }
 
 /// A table with right-aligned columns, the first left-aligned.

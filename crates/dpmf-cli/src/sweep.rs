@@ -1,14 +1,19 @@
 //! `dpmf sweep`.
 
+use crate::caution;
+use crate::failure::Failure;
+use crate::interrupt::{self, Hold};
+use crate::output;
 use crate::plan::shelf;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
-use crate::train::{budgeted, interrupted};
+use crate::train::{CLIENTS, SCHEDULE, budgeted, fits, repeatable};
 use crate::workload::count;
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
-use dpmf::planner::{self, Planner, Request, silent};
+use dpmf::disk::{Access, Place};
+use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
 use dpmf_train::{
@@ -21,6 +26,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +86,7 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
 
-    /// Directory of the results; a sweep that is there goes on
+    /// Directory of the results; a sweep that is there goes on, and rows of other grids, seeds and data are kept
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -102,7 +108,7 @@ struct Grid {
     #[arg(long, value_name = "σ,…", value_delimiter = ',')]
     noise_multiplier: Vec<f64>,
 
-    /// Schedules
+    /// Schedules; by default that of `dpmf train`, so that its rates carry over
     #[arg(long, value_name = "SCHEDULE,…", value_delimiter = ',')]
     schedule: Vec<String>,
 
@@ -236,6 +242,18 @@ impl Group {
         Ok(best.0)
     }
 
+    /// A name of the row: of all that decides it but what is tuned.
+    fn id(&self, task: &str) -> anyhow::Result<String> {
+        let Some(first) = self.candidates.first() else { bail!("a row of the grid has no settings") };
+        let local = match first.local {
+            Local::Sgd { passes, batch, .. } => Local::Sgd { learning_rate: 0.0, passes, batch },
+            Local::Gradient => Local::Gradient,
+        };
+        let optimizer = dpmf::Optimizer { momentum: 0.0, ..first.optimizer };
+        let row = Recipe { optimizer, clip: 0.0, server_learning_rate: 0.0, local, seed: 0, ..first.clone() };
+        hash(&(self.asked, row, task))
+    }
+
     /// Adds the next server learning rate beyond the best one, where that is the smallest or the largest tried.
     fn widen(&mut self, best: usize) -> anyhow::Result<bool> {
         let mut rates: Vec<f64> = self.candidates.iter().map(|recipe| recipe.server_learning_rate).collect();
@@ -265,10 +283,15 @@ struct Job {
 
 impl Job {
     fn new(asked: Asked, recipe: Recipe, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
-        let text = serde_json::to_string(&(asked, &recipe, purpose, task))?;
-        let id = Sha256::digest(text).iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        let id = hash(&(asked, &recipe, purpose, task))?;
         Ok(Self { asked, recipe, purpose, id })
     }
+}
+
+/// A name for whatever decides something.
+fn hash(parts: &impl Serialize) -> anyhow::Result<String> {
+    let text = serde_json::to_string(parts)?;
+    Ok(Sha256::digest(text).iter().take(12).map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// A line of runs.jsonl.
@@ -288,18 +311,28 @@ struct Line {
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let file = match &args.config {
         Some(path) => {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            basic_toml::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?
+            let bytes = Place::from(path).read()?;
+            basic_toml::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?
         }
         None => Grid::default(),
     };
     let grid = args.grid.clone().or(file);
+    output::check_folder(&args.out)?;
+    if args.out.is_dir() {
+        for name in [RUNS, SUMMARY, RESULTS] {
+            output::check(&args.out.join(name))?;
+        }
+    }
     let task = Task::open(&args.task)?;
+    fits(&task)?;
     let mut groups = groups(args, &grid, &task)?;
+    let _hold = Hold::new();
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let digest = with_task!(&task, |_model, split| digest(&split.train));
     let means = args.fixed.means(&task);
-    let name = format!("{} {digest} {}", serde_json::to_string(&args.task)?, serde_json::to_string(&means)?);
+    // All that decides a run beside its recipe.
+    let [task_words, means_words] = [serde_json::to_string(&args.task)?, serde_json::to_string(&means)?];
+    let name = format!("{task_words} {digest} {means_words} seed {}", args.seed);
     let sweep = Sweep::open(args, &task, digest, means)?;
 
     let mut tuning = 0;
@@ -336,16 +369,14 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         .zip(jobs.chunks(args.repeats))
         .map(|((group, best), jobs)| {
             let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
-            Row::new(group.asked, best, group.candidates.len(), &lines)
+            Ok(Row::new(group.id(&name)?, group.asked, best, group.candidates.len(), &lines))
         })
-        .collect();
+        .collect::<anyhow::Result<_>>()?;
     report(args, &sweep, &rows, tuning)
 }
 
 fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
-    if args.repeats == 0 {
-        bail!("--repeats is 0, but at least one run is needed");
-    }
+    repeatable(args.repeats)?;
     let defaults = task.defaults();
     let or = |list: &[f64], default: f64| if list.is_empty() { vec![default] } else { list.to_vec() };
     let delta = args.fixed.delta;
@@ -366,9 +397,8 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         true => names.iter().map(|name| name.parse()).collect::<Result<Vec<Asked>, _>>()?,
         false => grid.mechanism.clone(),
     };
-    let schedules =
-        if grid.schedule.is_empty() { vec!["constant".to_owned()] } else { grid.schedule.clone() };
-    let cohorts = if grid.clients.is_empty() { vec![100] } else { grid.clients.clone() };
+    let schedules = if grid.schedule.is_empty() { vec![SCHEDULE.to_owned()] } else { grid.schedule.clone() };
+    let cohorts = if grid.clients.is_empty() { vec![CLIENTS] } else { grid.clients.clone() };
     let client_rates = match (defaults.client_learning_rate, grid.client_lr.is_empty()) {
         (Some(rate), _) => or(&grid.client_lr, rate).into_iter().map(Some).collect(),
         (None, true) => vec![None],
@@ -449,7 +479,12 @@ struct Sweep<'a> {
     lines: Mutex<(File, HashMap<String, Line>)>,
 }
 
+/// Most runs at a time: each is a thread.
+const MOST_JOBS: usize = 256;
+
 const RUNS: &str = "runs.jsonl";
+const SUMMARY: &str = "summary.csv";
+const RESULTS: &str = "results.json";
 
 impl<'a> Sweep<'a> {
     fn open(args: &Args, task: &'a Task, digest: String, means: Means) -> anyhow::Result<Self> {
@@ -460,8 +495,16 @@ impl<'a> Sweep<'a> {
             let text =
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
             for line in text.split_inclusive('\n') {
-                // A torn last line is what a crash leaves: that run is done again.
-                let Ok(parsed) = serde_json::from_str::<Line>(line) else { break };
+                let Ok(parsed) = serde_json::from_str::<Line>(line) else {
+                    // A torn last line is what a crash leaves: that run is done again.
+                    if whole + (line.len() as u64) < text.len() as u64 || line.ends_with('\n') {
+                        bail!(
+                            "{} holds lines that are no runs of this version: choose another --out",
+                            path.display()
+                        );
+                    }
+                    break;
+                };
                 whole += line.len() as u64;
                 known.insert(parsed.id.clone(), parsed);
             }
@@ -470,7 +513,7 @@ impl<'a> Sweep<'a> {
         let file = OpenOptions::new().create(true).append(true).open(&path).with_context(writable)?;
         file.set_len(whole).with_context(writable)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = args.jobs.unwrap_or(cores).max(1);
+        let jobs = args.jobs.unwrap_or(cores).clamp(1, MOST_JOBS);
         let desk = Mutex::new(Desk::new(Planner::new(shelf(false))));
         let (key, lines) = (KeySource::Seed(args.seed), Mutex::new((file, known)));
         Ok(Self { task, digest, jobs, key, means, desk, lines })
@@ -484,9 +527,7 @@ impl<'a> Sweep<'a> {
     fn all(&self, jobs: &[Job], label: &str) -> anyhow::Result<()> {
         let open: Vec<&Job> = jobs.iter().filter(|job| self.line(&job.id).is_none()).collect();
         let bar = ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) =
-            ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} runs, {msg} [{elapsed}, {eta} left]")
-        {
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {pos}/{len} runs, {eta} left, {wide_msg}") {
             bar.set_style(style);
         }
         bar.set_prefix(label.to_owned());
@@ -520,12 +561,16 @@ impl<'a> Sweep<'a> {
             let plan = {
                 let mut desk =
                     self.desk.lock().map_err(|_| anyhow::anyhow!("a run failed while it was planned"))?;
-                desk.plan(job.asked, job.recipe.clone(), self.means, &mut silent)?
+                desk.plan(job.asked, job.recipe.clone(), self.means, &mut |_| match interrupt::asked() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                })?
             };
             let mut run = Run::in_memory(model, split, &self.digest, &plan, pace, &self.key)?;
             while run.advance()? {
-                if interrupted() {
-                    bail!("interrupted; started again with the same options, the sweep goes on");
+                if interrupt::asked() {
+                    let how = "interrupted; started again with the same options, the sweep goes on";
+                    bail!(Failure::interrupted(how));
                 }
             }
             let statement = plan.mechanism().and_then(|mechanism| mechanism.privacy());
@@ -587,6 +632,7 @@ struct Together {
 
 /// A row of the result.
 struct Row {
+    id: String,
     asked: Asked,
     /// As planned, where a run has ended.
     best: Recipe,
@@ -602,7 +648,7 @@ struct Row {
 }
 
 impl Row {
-    fn new(asked: Asked, best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
+    fn new(id: String, asked: Asked, best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
         let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
             Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
         };
@@ -620,6 +666,7 @@ impl Row {
                 .collect()
         });
         Self {
+            id,
             asked,
             best: lines.first().map_or(best, |line| &line.recipe).clone(),
             tuned_over,
@@ -724,63 +771,107 @@ const HEAD: [&str; 12] = [
 ];
 
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
-    let (csv, results) = (args.out.join("summary.csv"), args.out.join("results.json"));
+    let (csv, results) = (args.out.join(SUMMARY), args.out.join(RESULTS));
     let together = sweep.together(args.fixed.delta)?;
-    let json = json!({
+    let told: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            let mut json = row.json();
+            json["id"] = json!(row.id);
+            json["data"] = json!(sweep.task.name());
+            json["seed"] = json!(args.seed);
+            json
+        })
+        .collect();
+    let mut json = json!({
         "data": sweep.task.name(),
         "users": sweep.task.users().0,
         "tuning_runs": tuning,
         "together": &together,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "rows": &told,
         "runs": args.out.join(RUNS),
         "summary": csv,
     });
-    write_summary(&csv, rows)?;
-    fs::write(&results, serde_json::to_vec_pretty(&json)?)
-        .with_context(|| format!("cannot write {}", results.display()))?;
+    // What other grids found in this directory stays.
+    let kept = kept(&results, rows)?;
+    let others = kept.len();
+    let all: Vec<Value> = kept.into_iter().chain(told.clone()).collect();
+    write(&csv, summary(&all).as_bytes())?;
+    json["rows"] = json!(all);
+    write(&results, &serde_json::to_vec_pretty(&json)?)?;
+    json["rows"] = json!(told);
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
     let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
         let epsilon = epsilon_for_people(epsilon);
         format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
     });
+    let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
+    let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);
+    let warnings = caution::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
+    caution::tell(&warnings);
     let text = format!(
-        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}",
+        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}",
         table(&HEAD, &cells),
         args.out.join(RUNS).display(),
         csv.display()
     );
-    Ok(Report::new(json, text))
+    Ok(Report::new(json, text).warned(warnings))
 }
 
-fn write_summary(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
-    let mut text = String::from(
-        "mechanism,sampling,noise_multiplier,epsilon,schedule,clients,rounds,momentum,clip,server_lr,client_lr,runs,diverged,\
-         test_accuracy_mean,test_accuracy_low,test_accuracy_high,test_loss_mean,validation_accuracy_mean\n",
-    );
-    let cell = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
-    for row in rows {
-        let interval = row.accuracy.and_then(|e| e.interval());
-        let fields = [
-            row.name(),
-            row.best.sampling.to_string(),
-            cell(row.noise_multiplier),
-            cell(row.epsilon),
-            row.schedule().to_owned(),
-            row.best.clients.to_string(),
-            row.best.rounds.to_string(),
-            row.best.optimizer.momentum.to_string(),
-            row.best.clip.to_string(),
-            row.best.server_learning_rate.to_string(),
-            cell(row.client_rate()),
-            row.runs.to_string(),
-            row.diverged.to_string(),
-            cell(row.accuracy.map(|e| e.mean)),
-            cell(interval.map(|i| i[0])),
-            cell(interval.map(|i| i[1])),
-            cell(row.loss.map(|e| e.mean)),
-            cell(row.validation.map(|e| e.mean)),
-        ];
-        text += &format!("{}\n", fields.join(","));
-    }
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+/// Rows of an earlier sweep in the directory that are none of these.
+fn kept(results: &Path, rows: &[Row]) -> anyhow::Result<Vec<Value>> {
+    let Some(bytes) = Place::from(results).read_if_any()? else { return Ok(Vec::new()) };
+    let cannot = || format!("{} is not a result of a sweep: move it away", results.display());
+    let mut earlier: Value = serde_json::from_slice(&bytes).with_context(cannot)?;
+    let Value::Array(earlier) = earlier["rows"].take() else { bail!(cannot()) };
+    let new = |row: &Value| rows.iter().any(|ours| row["id"] == ours.id.as_str());
+    Ok(earlier.into_iter().filter(|row| !new(row)).collect())
+}
+
+/// The rows as CSV.
+fn summary(rows: &[Value]) -> String {
+    const COLUMNS: [&str; 20] = [
+        "mechanism",
+        "sampling",
+        "noise_multiplier",
+        "epsilon",
+        "schedule",
+        "clients",
+        "rounds",
+        "momentum",
+        "clip",
+        "server_lr",
+        "client_lr",
+        "runs",
+        "diverged",
+        "test_accuracy_mean",
+        "test_accuracy_low",
+        "test_accuracy_high",
+        "test_loss_mean",
+        "validation_accuracy_mean",
+        "data",
+        "seed",
+    ];
+    let cell = |row: &Value, column: &str| {
+        let value = match column {
+            "test_accuracy_low" => &row["test_accuracy_ci"][0],
+            "test_accuracy_high" => &row["test_accuracy_ci"][1],
+            _ => &row[column],
+        };
+        match value {
+            Value::Null => String::new(),
+            Value::String(text) if text.contains([',', '"', '\n']) => {
+                format!("\"{}\"", text.replace('"', "\"\""))
+            }
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }
+    };
+    let line = |row: &Value| COLUMNS.map(|column| cell(row, column)).join(",");
+    let lines = [COLUMNS.join(",")].into_iter().chain(rows.iter().map(line));
+    lines.map(|line| line + "\n").collect()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    output::save(path, Access::Everyone, |file| file.write_all(bytes))
 }

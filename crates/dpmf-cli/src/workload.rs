@@ -1,11 +1,15 @@
 //! The flags that describe a workload and a solver, shared by the commands.
 
 use crate::matrix::{read_matrix, read_vector};
+use crate::memory;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use dpmf::factorize::{Iteration, Options, Solver};
 use dpmf::{Average, Optimizer, Participation, Problem, Schedule, Workload};
 use std::path::PathBuf;
+
+/// What the solver of linear time takes for every step, at the least.
+pub const BYTES_A_STEP: f64 = 400.0;
 
 /// What an optimizer does beside momentum; the commands differ in the momentum and schedule they begin with.
 #[derive(clap::Args, Clone)]
@@ -93,9 +97,12 @@ impl WorkloadArgs {
                 }
                 rates
             }
-            None => self.schedule.parse::<Schedule>()?.values(
-                self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?,
-            ),
+            None => {
+                let steps =
+                    self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?;
+                memory::check("--steps", steps, steps as f64 * BYTES_A_STEP)?;
+                self.schedule.parse::<Schedule>()?.values(steps)
+            }
         };
         Ok(Workload::sgd(learning_rates, self.optimizer.with_momentum(self.momentum))?)
     }
@@ -216,11 +223,38 @@ impl From<IterationName> for Iteration {
 
 /// A whole number, also written like 1e6.
 pub fn count(text: &str) -> Result<usize, String> {
-    if let Ok(value) = text.parse() {
+    if let Ok(value) = text.parse()
+        && value <= LARGEST_COUNT
+    {
         return Ok(value);
     }
     match text.parse::<f64>() {
-        Ok(x) if x.fract() == 0.0 && (0.0..=9.0e15).contains(&x) => Ok(x as usize),
-        _ => Err(format!("{text:?} is not a whole number")),
+        Ok(x) if x.fract() != 0.0 || x.is_nan() => Err("it is not a whole number".into()),
+        Ok(x) if x < 0.0 => Err("it is negative, and cannot count anything".into()),
+        Ok(x) if x > LARGEST_COUNT as f64 => Err("it is too large: at most 9e15".into()),
+        Ok(x) => Ok(x as usize),
+        Err(_) => Err("it is not a whole number, such as 2048 or 1e6".into()),
+    }
+}
+
+/// Far beyond all that can be counted here, and exact as a float.
+const LARGEST_COUNT: usize = 9_000_000_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_whole_and_within_bounds() {
+        assert_eq!([count("7"), count("1e6"), count("2.5e3")], [Ok(7), Ok(1_000_000), Ok(2500)]);
+        let refused = |text: &str| count(text).unwrap_err();
+        for text in ["1e30", "inf", "18446744073709551615", "99999999999999999999999"] {
+            assert_eq!(refused(text), "it is too large: at most 9e15", "{text}");
+        }
+        for text in ["1.5", "NaN"] {
+            assert_eq!(refused(text), "it is not a whole number", "{text}");
+        }
+        assert!(refused("-1").contains("negative"));
+        assert!(refused("many").contains("such as 2048 or 1e6"));
     }
 }

@@ -183,3 +183,79 @@ fn tables_are_readable_text() {
     assert!(text.contains("momentum 0.9, 16 steps"), "{text}");
     assert!(text.contains("honaker-online"));
 }
+
+#[test]
+fn shells_complete_commands_flags_and_values() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = String::from_utf8(dpmf(&["completions", shell]).stdout).unwrap();
+        for word in ["train", "resume"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+        // The other two shells complete no values.
+        let values = !["elvish", "powershell"].contains(&shell);
+        assert_eq!(script.contains("anderson"), values, "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("dpmf.bash");
+    std::fs::write(&script, dpmf(&["completions", "bash"]).stdout).unwrap();
+    let completed = |words: &str| {
+        let count = words.split(' ').count() - 1;
+        let shell = format!(
+            "source {}; COMP_WORDS=({words}); COMP_CWORD={count}; _dpmf dpmf \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; \
+             echo \"${{COMPREPLY[@]}}\"",
+            script.display()
+        );
+        let output = std::process::Command::new("bash").args(["-c", &shell]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(completed("dpmf tr"), "train");
+    assert_eq!(completed("dpmf train --resu"), "--resume");
+    assert_eq!(completed("dpmf factorize --solver ne"), "newton");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("man1");
+    let answer = json(&["man", "--out", out.to_str().unwrap()]);
+    let pages = answer["pages"].as_array().unwrap();
+    assert!(pages.len() > 20, "{}", pages.len());
+    let page = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let train = page("dpmf-train.1");
+    for flag in ["resume", "epsilon", "server\\-lr", "hidden"] {
+        assert!(train.contains(flag), "{flag}");
+    }
+    assert!(train.contains("Interrupted by Ctrl"), "the long help is in the page");
+    assert!(page("dpmf-plot-heatmap.1").contains("histogram"));
+    assert!(page("dpmf.1").contains("dpmf\\-audit(1)"));
+    // Where there is groff, every page renders without a warning.
+    if let Ok(groff) = std::process::Command::new("groff").arg("--version").output() {
+        assert!(groff.status.success());
+        for page in pages {
+            let rendered = std::process::Command::new("groff")
+                .args(["-man", "-Tutf8", "-K", "utf8", "-wall", page.as_str().unwrap()])
+                .output()
+                .unwrap();
+            let warnings = String::from_utf8_lossy(&rendered.stderr).into_owned();
+            assert!(rendered.status.success() && warnings.is_empty(), "{page}: {warnings}");
+        }
+    }
+}
+
+#[test]
+fn help_teaches_and_its_short_form_is_short() {
+    for (command, lesson) in [
+        ("compare", "√loss is the root of the total squared error"),
+        ("sample", "tokens one after the other"),
+        ("verify", "The hash detects damage, not malice"),
+        ("train", "goes on with --resume DIR"),
+        ("audit", "A bound above the promise refutes it"),
+    ] {
+        let text = |flag: &str| {
+            let text = String::from_utf8(dpmf(&[command, flag]).stdout).unwrap();
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(text("--help").contains(lesson), "{command}: {}", text("--help"));
+        assert!(!text("-h").contains(lesson), "{command}");
+    }
+}

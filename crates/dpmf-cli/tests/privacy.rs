@@ -149,3 +149,42 @@ fn figures_are_drawn() {
     }
     assert!(!dpmf(&["plot", "error", "--steps", "4", "-o", "no/such/folder/x.svg"]).status.success());
 }
+
+#[test]
+fn budgets_that_promise_little_are_warned_of() {
+    let warnings = |arguments: &[&str]| {
+        let answer = json(arguments);
+        let told = answer["warnings"].as_array().unwrap_or_else(|| panic!("{arguments:?}"));
+        told.iter().map(|warning| warning.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(warnings(&["account", "--noise-multiplier", "2", "--delta", "1e-6"]).is_empty());
+    let loud = warnings(&["account", "--noise-multiplier", "0.01", "--delta", "0.9"]);
+    assert_eq!(loud.len(), 2);
+    let plan = ["plan", "--examples", "64", "--batch", "16", "--epochs", "1", "--epsilon", "2", "--delta"];
+    let [few] = &warnings(&[&plan[..], &["0.1", "--no-cache"]].concat())[..] else { panic!() };
+    assert!(few.starts_with("δ = 1e-1 is above 1/64"), "{few}");
+    let calibrate = ["calibrate", "--steps", "8", "--epsilon", "1e6", "--delta", "1e-6", "--clip", "1"];
+    assert!(warnings(&calibrate)[0].starts_with("ε = 1000000.00 promises little"));
+    let said = String::from_utf8(dpmf(&calibrate).stderr).unwrap();
+    assert_eq!(said.lines().filter(|line| line.starts_with("warning: ε = ")).count(), 1, "{said}");
+}
+
+#[test]
+fn a_verified_file_says_what_it_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (plain, private) = (at("m.safetensors"), at("m2.safetensors"));
+    json(&["factorize", "--steps", "8", "--participation", "epochs:2", "--out", &plain]);
+    json(&["calibrate", &plain, "--epsilon", "2", "--delta", "1e-6", "--clip", "1", "--out", &private]);
+    let last = |file: &str| {
+        let text = String::from_utf8(dpmf(&["verify", file]).stdout).unwrap();
+        text.lines().last().unwrap().to_owned()
+    };
+    assert_eq!(last(&plain), "privacy       not calibrated: nothing is promised yet");
+    assert_eq!(
+        last(&private),
+        "privacy       ε = 2, δ = 1e-6 for every user (replace-with-zero), each taking part in at most 2 steps, any two of them \
+         at least 4 apart"
+    );
+    assert_eq!(json(&["verify", &private])["privacy"]["epsilon"], 2.0);
+}

@@ -487,3 +487,106 @@ fn a_sweep_over_epochs_plans_each_budget_once() {
     assert!((together["delta"].as_f64().unwrap() / 12e-6 - 1.0).abs() < 1e-9, "{together}");
     assert_eq!(json(&arguments)["rows"], answer["rows"]);
 }
+
+#[test]
+fn all_rounds_that_come_out_differently_are_burned_in_one_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("run");
+    let arguments =
+        train(&data, &["--mechanism", "independent", "--seed", "3", "--out", out.to_str().unwrap()]);
+    let mut child = program().args(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let run = out.join("independent-0");
+    while fs::metadata(run.join("journal")).map_or(0, |file| file.len()) < 256 + 64 * 5 {
+        assert!(child.try_wait().unwrap().is_none(), "the training ended before it was killed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Another model than the one whose gradients were released: no round comes out the same.
+    let checkpoint = run.join("server-00000000.safetensors");
+    let mut bytes = fs::read(&checkpoint).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&7.5_f32.to_le_bytes());
+    fs::write(&checkpoint, bytes).unwrap();
+    let message = refusal(&["train", "--resume", out.to_str().unwrap()]);
+    assert!(message.contains("--burn gives up all such rounds"), "{message}");
+    let resumed = program().args(["train", "--burn", "--resume", out.to_str().unwrap()]).output().unwrap();
+    assert!(resumed.status.success(), "{resumed:?}");
+    let told = String::from_utf8(resumed.stderr).unwrap();
+    let burned: Vec<&str> =
+        told.lines().filter(|line| line.contains(" burned: its noise is never used")).collect();
+    assert!(burned.len() >= 5, "{told}");
+    for (round, line) in burned.iter().enumerate() {
+        assert_eq!(*line, format!("round {round} burned: its noise is never used"));
+    }
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("short.key"), b"key").unwrap();
+    fs::write(at("torn.ledger"), b"{").unwrap();
+    json(&["ledger", "new", &at("small.ledger"), "--epsilon", "1", "--delta", "1e-6"]);
+    fs::create_dir(at("there")).unwrap();
+    for (flags, part) in [
+        (["--key-file", &at("short.key")], "short.key"),
+        (["--key-file", &at("missing.key")], "missing.key"),
+        (["--ledger", &at("torn.ledger")], "torn.ledger"),
+        (["--ledger", &at("missing.ledger")], "missing.ledger"),
+        (["--ledger", &at("small.ledger")], "nothing was recorded or released"),
+    ] {
+        for out in [at("new/run"), at("there")] {
+            let message = refusal(&train(
+                &data,
+                &[&flags[..], &["--mechanism", "independent", "--out", &out]].concat(),
+            ));
+            assert!(message.contains(part), "{message}");
+            assert!(!folder.path().join("new").exists());
+            let left: Vec<_> =
+                fs::read_dir(at("there")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert!(left.is_empty() || left == ["lock"], "{left:?}");
+        }
+    }
+    answer(&train(&data, &["--mechanism", "independent", "--out", &at("there")]));
+}
+
+#[test]
+fn rows_of_other_seeds_and_grids_in_a_directory_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = messages(folder.path(), 700, "hello");
+    let out = folder.path().join("sweep");
+    let sweep = |more: &[&str]| {
+        let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
+        let usual =
+            ["sweep", "--data", data, "--rounds", "20", "--clients", "10", "--hidden", "8", "--repeats", "1"];
+        json(&[&usual[..], &["--out", out], more].concat())
+    };
+    let first = sweep(&["--mechanism", "independent"]);
+    assert_eq!(first["rows"][0]["schedule"], "cooldown:0.25:0.05", "the default of train");
+    let runs = || fs::read_to_string(out.join("runs.jsonl")).unwrap().lines().count();
+    let summary = || fs::read_to_string(out.join("summary.csv")).unwrap();
+    assert_eq!((runs(), summary().lines().count()), (1, 2));
+    // Another seed is other noise, hence another run, and other numbers.
+    let second = sweep(&["--mechanism", "independent", "--seed", "1"]);
+    assert_eq!((runs(), summary().lines().count()), (2, 3));
+    let loss = |answer: &Value| answer["rows"][0]["test_loss_mean"].as_f64().unwrap();
+    assert_ne!(loss(&first), loss(&second));
+    let third = sweep(&["--mechanism", "none"]);
+    assert_eq!(third["rows"].as_array().unwrap().len(), 1);
+    assert_eq!((runs(), summary().lines().count()), (3, 4));
+    // The first again: its row is there once.
+    assert_eq!(loss(&sweep(&["--mechanism", "independent"])), loss(&first));
+    assert_eq!((runs(), summary().lines().count()), (3, 4));
+    let seeds: Vec<String> =
+        summary().lines().map(|line| line.rsplit(',').next().unwrap().to_owned()).collect();
+    assert_eq!(seeds, ["seed", "1", "0", "0"]);
+    // What is no sweep is not written over.
+    fs::write(out.join("runs.jsonl"), "notes\nof mine\n").unwrap();
+    let words =
+        ["sweep", "--data", data.to_str().unwrap(), "--mechanism", "none", "--out", out.to_str().unwrap()];
+    assert!(failure(&words).1.contains("no runs of this version"));
+    assert_eq!(fs::read_to_string(out.join("runs.jsonl")).unwrap(), "notes\nof mine\n");
+}

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::recipe::{Choice, Privacy, Recipe, Wish};
+use dpmf::family::nearest;
 use dpmf::mechanism::Conditions;
 use dpmf::planner::{Listener, Planner, Request, observer};
 use dpmf::{Mechanism, Problem, Sampling};
@@ -37,7 +38,16 @@ impl FromStr for Asked {
         let wishes = [Wish::Planned, Wish::DpSgd];
         match wishes.into_iter().find(|wish| wish.name() == text) {
             Some(wish) => Ok(Asked::Wish(wish)),
-            None => Ok(Asked::Named(text.parse()?)),
+            None => text.parse().map(Asked::Named).map_err(|error| {
+                let names = [Wish::Planned.name(), Wish::DpSgd.name(), "none"];
+                match (nearest(text, &names), error) {
+                    (Some(near), dpmf::Error::Selector { value, .. }) => dpmf::Error::Selector {
+                        value,
+                        reason: format!("there is no such (did you mean {near}?)"),
+                    },
+                    (_, error) => error,
+                }
+            }),
         }
     }
 }

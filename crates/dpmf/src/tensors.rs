@@ -1,6 +1,7 @@
 //! Named tensors, and a header beside them in one safetensors file, sealed by a hash.
 
 use crate::error::{Error, Result};
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -123,7 +124,7 @@ pub(crate) fn write(header: &str, tensors: &Tensors) -> Result<Vec<u8>> {
         .0
         .iter()
         .map(|(name, t)| Ok((name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .collect::<Result<Vec<_>, SafeTensorError>>()
         .map_err(|error| damaged(error.to_string()))?;
     safetensors::serialize(views, Some(HashMap::from([(KEY.to_owned(), text)])))
         .map_err(|error| damaged(error.to_string()))
@@ -139,9 +140,24 @@ pub(crate) struct Contents {
     pub(crate) intact: bool,
 }
 
+/// What is wrong with bytes that are no safetensors file, or a part of one.
+fn unread(error: SafeTensorError) -> Error {
+    use SafeTensorError::{
+        HeaderTooLarge, HeaderTooSmall, InvalidHeader, InvalidHeaderDeserialization, InvalidHeaderLength,
+    };
+    damaged(match error {
+        HeaderTooSmall
+        | HeaderTooLarge
+        | InvalidHeader(_)
+        | InvalidHeaderLength
+        | InvalidHeaderDeserialization(_) => "it is not a safetensors file, or not a whole one".into(),
+        other => format!("it is damaged: {other}"),
+    })
+}
+
 /// Reads header text and tensors. Whether they are intact is for the caller to ask, who knows the version.
 pub(crate) fn read(bytes: &[u8]) -> Result<Contents> {
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(unread)?;
     let text = metadata
         .metadata()
         .as_ref()
@@ -149,7 +165,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Contents> {
         .ok_or_else(|| damaged("it is a safetensors file, but not one of dpmf".into()))?;
     let sealed: Sealed =
         serde_json::from_str(text).map_err(|error| damaged(format!("bad header: {error}")))?;
-    let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
+    let file = SafeTensors::deserialize(bytes).map_err(unread)?;
     let tensors = Tensors(
         file.iter()
             .map(|(name, view)| {

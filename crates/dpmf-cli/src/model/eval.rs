@@ -1,7 +1,7 @@
 //! `dpmf eval`.
 
 use super::{ModelArgs, about};
-use crate::report::{Report, number, table};
+use crate::report::{Report, note, number, table};
 use dpmf_train::Evaluation;
 use dpmf_train::data::Tokens;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let model = args.model.load()?;
     let (evaluation, remarks) = model.evaluate(&args.data, args.text.as_deref())?;
-    remarks.iter().for_each(|remark| eprintln!("{}: {remark}", args.data));
+    remarks.iter().for_each(|remark| note(&format!("{}: {remark}", args.data)));
     let mut json = json!({ "model": about(&model), "data": args.data });
     if let (Value::Object(all), Value::Object(fields)) = (&mut json, serde_json::to_value(&evaluation)?) {
         all.extend(fields);

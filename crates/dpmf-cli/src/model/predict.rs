@@ -2,9 +2,9 @@
 
 use super::{ModelArgs, about};
 use crate::output;
-use crate::report::Report;
+use crate::report::{Report, note};
 use anyhow::bail;
-use dpmf::disk::{self, Access};
+use dpmf::disk::Access;
 use dpmf_train::Predictions;
 use dpmf_train::data::Meaning;
 use dpmf_train::saved::likeliest;
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let model = args.model.load()?;
     let meaning = model.meaning()?;
     let (features, remarks) = model.features(&args.data)?;
-    remarks.iter().for_each(|remark| eprintln!("{}: {remark}", args.data));
+    remarks.iter().for_each(|remark| note(&format!("{}: {remark}", args.data)));
     let predictions = model.predict(&features)?;
     let label = match meaning {
         Meaning::Pixels { .. } => "class",
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         None => String::from_utf8(written(format, label, meaning, &predictions)?)?,
         Some(path) => {
             let bytes = written(format, label, meaning, &predictions)?;
-            disk::replace(path, Access::Everyone, |file| file.write_all(&bytes))?;
+            output::save(path, Access::Everyone, |file| file.write_all(&bytes))?;
             json["out"] = json!(path);
             format!("{} predictions of `{label}` in {}", json["rows"], path.display())
         }

@@ -3,13 +3,16 @@
 mod page;
 mod server;
 
+use crate::caution;
+use crate::memory;
+use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number, table};
-use crate::workload::{OptimizerArgs, count};
+use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use dpmf::accounting::{Adjacency, PrivacyUnit};
 use dpmf::mechanism::Conditions;
 use dpmf::planner::{self, Plan, Planner, Request, Shelf};
-use dpmf::{Schedule, Workload, format};
+use dpmf::{Schedule, Workload};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -127,6 +130,11 @@ impl RunArgs {
         let [examples, batch] = [self.examples, self.batch].map(|x| x.unwrap_or(0) as u64);
         let epochs = self.epochs.unwrap_or(0);
         let steps = Request::steps(examples, batch, epochs)?;
+        memory::check(
+            "the number of steps, --examples times --epochs over --batch,",
+            steps,
+            steps as f64 * BYTES_A_STEP,
+        )?;
         let rates = self.schedule.parse::<Schedule>()?.values(steps);
         let workload = Workload::sgd(rates, self.optimizer.with_momentum(self.momentum))?;
         let unit = match self.unit {
@@ -171,7 +179,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     }
     let request = args.run.request(args.epsilon.unwrap_or(f64::NAN), args.delta.unwrap_or(f64::NAN))?;
     if let Some(path) = &args.out {
-        crate::output::check(path)?;
+        output::check(path)?;
     }
     let (spinner, clock) = (Spinner::new("plan"), Instant::now());
     let mut listen = |line: &str| {
@@ -181,14 +189,16 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let plan = Planner::new(shelf(args.no_cache)).plan(&request, &mut listen)?;
     let seconds = clock.elapsed().as_secs_f64();
     if let Some(path) = &args.out {
-        format::save(plan.chosen().mechanism(), path)?;
+        output::save_mechanism(plan.chosen().mechanism(), path)?;
     }
     drop(spinner);
     let mut json = document(&args.run, &plan, seconds);
     if let Some(path) = &args.out {
         json["out"] = json!(path);
     }
-    Ok(Report::new(json, text(args, &plan, seconds)))
+    let warnings = caution::about(args.epsilon, args.delta, args.run.examples);
+    caution::tell(&warnings);
+    Ok(Report::new(json, text(args, &plan, seconds)).warned(warnings))
 }
 
 /// Where fits are kept between calls: the user's cache folder, if there is one.

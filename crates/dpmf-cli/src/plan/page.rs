@@ -2,7 +2,8 @@
 
 use super::RunArgs;
 use super::server::{self, Server};
-use crate::report::Report;
+use crate::failure;
+use crate::report::{Report, note};
 use clap::Parser;
 use dpmf::planner::{Plan, Planner, Request, Shelf};
 use serde_json::json;
@@ -20,8 +21,9 @@ const SHOWN: usize = 240;
 /// Serves the page until the program ends.
 pub fn serve(port: u16, open: bool, shelf: Shelf) -> anyhow::Result<Report> {
     let server = Server::bind(port)?;
-    eprintln!("the page is at {}", server.url());
-    eprintln!("it is served to this machine only; Ctrl-C ends it");
+    note(&format!("the page is at {}\nit is served to this machine only; Ctrl-C ends it", server.url()));
+    // A request that fails is answered so, and leaves the others alone.
+    drop(std::panic::take_hook());
     if open && std::io::stderr().is_terminal() {
         let browser = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
         // Whoever has no browser here has the address.
@@ -78,7 +80,7 @@ fn read(query: &[(String, String)]) -> Result<Fields, String> {
 
 impl Fields {
     fn request(&self, epsilon: f64) -> Result<Request, String> {
-        self.run.request(epsilon, self.delta).map_err(|error| format!("{error:#}"))
+        self.run.request(epsilon, self.delta).map_err(|error| failure::told(&error))
     }
 }
 

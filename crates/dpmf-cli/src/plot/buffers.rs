@@ -4,6 +4,7 @@ use super::figure::{self, COLORS, Mark, Panel, Series};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::{SolverArgs, WorkloadArgs, count};
+use anyhow::bail;
 use dpmf::family::{Budget, Selector};
 use std::path::PathBuf;
 
@@ -27,10 +28,16 @@ pub struct Args {
 
     /// The picture, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
-    out: PathBuf,
+    pub(super) out: PathBuf,
 }
 
+/// Streams need far fewer for any accuracy.
+const MOST: usize = 64;
+
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    if args.most > MOST {
+        bail!("--most is {}, but at most {MOST} buffers are drawn", args.most);
+    }
     let problem = args.workload.problem(&args.solver)?;
     let spinner = Spinner::new("plot buffers");
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);

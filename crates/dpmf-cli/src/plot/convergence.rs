@@ -29,7 +29,7 @@ pub struct Args {
 
     /// The picture, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
-    out: PathBuf,
+    pub(super) out: PathBuf,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {

@@ -2,7 +2,9 @@
 
 use super::scale::{Scale, Tick};
 use super::svg::{Anchor, Svg, text_width, wrapped};
-use anyhow::Context;
+use crate::output;
+use dpmf::disk::Access;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub use super::svg::Color;
@@ -54,7 +56,7 @@ pub fn draw(panels: &[Panel], path: &Path) -> anyhow::Result<()> {
 
 /// Writes a picture to a file.
 pub(super) fn write(path: &Path, picture: &str) -> anyhow::Result<()> {
-    std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))
+    output::save(path, Access::Everyone, |file| file.write_all(picture.as_bytes()))
 }
 
 /// The name of a picture, from the command line.

@@ -12,8 +12,9 @@ use dpmf::{Representation, Selector};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// The factors B and C of a mechanism: values, ranks, and a histogram. Under several participations X = CᵀC, which shows how a
-/// unit's steps go together, C, and N = C⁻¹.
+/// The factors B and C of a mechanism: values, ranks, and a histogram.
+///
+/// Under several participations X = CᵀC, which shows how a unit's steps go together, C, and N = C⁻¹.
 ///
 /// First row: magnitudes of the entries. Second row: the rank of each entry among the non-zero ones of its factor,
 /// which shows the structure off the diagonal. Third row: histogram of the magnitudes of the non-zero entries. Where
@@ -33,7 +34,7 @@ pub struct Args {
 
     /// The picture, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
-    out: PathBuf,
+    pub(super) out: PathBuf,
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {

@@ -10,6 +10,7 @@ mod privacy;
 mod scale;
 mod svg;
 
+use crate::output;
 use crate::report::Report;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -23,19 +24,21 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Figure {
-    /// Squared error of every step, by mechanism; beside it the prefix sum
     Error(error::Args),
-    /// The factors B and C: values, ranks, and a histogram
     Heatmap(heatmap::Args),
-    /// Gap to the optimum against time, for the fixed point and its rivals
     Convergence(convergence::Args),
-    /// Loss over the certified bound against model-sized buffers
     Buffers(buffers::Args),
-    /// ε against δ, and the trade-off curve with the audited point on it
     Privacy(privacy::Args),
 }
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
+    output::check(match &args.figure {
+        Figure::Error(args) => &args.out,
+        Figure::Heatmap(args) => &args.out,
+        Figure::Convergence(args) => &args.out,
+        Figure::Buffers(args) => &args.out,
+        Figure::Privacy(args) => &args.out,
+    })?;
     match &args.figure {
         Figure::Error(args) => error::run(args),
         Figure::Heatmap(args) => heatmap::run(args),

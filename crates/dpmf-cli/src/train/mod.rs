@@ -3,18 +3,23 @@
 mod html;
 pub mod task;
 
+use crate::caution;
 use crate::clock;
+use crate::failure::Failure;
+use crate::interrupt::{self, Hold};
 use crate::matrix::read_vector;
+use crate::memory;
+use crate::output;
 use crate::plan::shelf;
 use crate::progress::Spinner;
-use crate::report::{Report, duration, table};
+use crate::report::{Report, duration, note, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Arithmetic, LedgerFile, Release};
 use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
-use dpmf::noise::RunId;
+use dpmf::noise::{NoiseKey, RunId};
 use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
@@ -30,8 +35,6 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use task::{Task, TaskArgs, with_task};
 
 /// Train a model under differential privacy, for one pass over the users or several.
@@ -103,11 +106,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Go on with the run in this directory; all other settings are taken from it
+    /// Go on with the run in this directory, with the settings it has: no others can be given, but --burn
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     resume: Option<PathBuf>,
 
-    /// With --resume: give up a round whose input is not what it was before the crash
+    /// With --resume: give up the rounds whose input is not what it was before the crash
     #[arg(long, requires = "resume")]
     burn: bool,
 }
@@ -148,7 +151,7 @@ pub struct RecipeArgs {
     pub optimizer: OptimizerArgs,
 
     /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r
-    #[arg(long, default_value = "cooldown:0.25:0.05")]
+    #[arg(long, default_value = SCHEDULE)]
     pub schedule: String,
 
     /// Server step sizes from a file, one number a round
@@ -222,6 +225,9 @@ impl Chance {
         }
     }
 }
+
+/// Server step sizes where nothing is said.
+pub const SCHEDULE: &str = "cooldown:0.25:0.05";
 
 /// Users in a round where nothing is said.
 pub const CLIENTS: usize = 100;
@@ -330,23 +336,37 @@ const REPORT: &str = "report.html";
 const LOCK: &str = "lock";
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let (folder, experiment, task, _lock) = match &args.resume {
+    let (folder, experiment, task, _lock, _hold) = match &args.resume {
         Some(folder) => {
             let experiment = Experiment::read(folder)?;
             let lock = hold(folder)?;
             let task = Task::open(&experiment.task)?;
-            (folder.clone(), experiment, task, lock)
+            fits(&task)?;
+            (folder.clone(), experiment, task, lock, Hold::new())
         }
         None => {
-            let task = Task::open(&args.task)?;
             let folder =
                 args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}", clock::compact())));
-            let (experiment, lock) = begin(args, &task, &folder)?;
-            (folder, experiment, task, lock)
+            vacant(&folder)?;
+            output::check_folder(&folder)?;
+            if let Some(path) = &args.key_file {
+                NoiseKey::read_file(path)?;
+            }
+            if let Some(path) = &args.ledger {
+                LedgerFile::read(path)?;
+            }
+            let task = Task::open(&args.task)?;
+            fits(&task)?;
+            let plans = plans(args, &task)?;
+            caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
+            // From here on there is something to lose.
+            let kept = Hold::new();
+            let (experiment, lock) = begin(args, &task, &folder, plans)?;
+            (folder, experiment, task, lock, kept)
         }
     };
-    eprintln!("{}", task.describe());
-    task.remarks().iter().for_each(|remark| eprintln!("{}: {remark}", task.name()));
+    note(&task.describe());
+    task.remarks().iter().for_each(|remark| note(&format!("{}: {remark}", task.name())));
     let card = task.card();
     let key = match (&experiment.key_file, experiment.seed) {
         (Some(path), _) => KeySource::File(path.clone()),
@@ -369,47 +389,82 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     finish(&folder, &task, &ended)
 }
 
+/// What is to be warned of in any of these plans.
+fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<String> {
+    let statements = plans.filter_map(|plan| plan.mechanism()?.privacy());
+    let budgets =
+        statements.map(|statement| (statement.calibration().epsilon(), statement.calibration().delta()));
+    let largest = budgets.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)));
+    let (epsilon, delta) = largest.unzip();
+    caution::about(epsilon, delta, Some(task.users().0))
+}
+
+/// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread, noise.
+pub fn fits(task: &Task) -> Result<(), Failure> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let copies = 12 + 2 * threads;
+    let parameters = task.parameters();
+    let widths = "the model's number of parameters (--hidden, --embedding, --projection, --vocabulary-size)";
+    memory::check(widths, parameters, parameters as f64 * 4.0 * copies as f64)
+}
+
+/// Refuses a directory that holds a run.
+fn vacant(folder: &Path) -> anyhow::Result<()> {
+    if folder.join(EXPERIMENT).exists() {
+        let name = folder.display();
+        bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+    }
+    Ok(())
+}
+
 /// Keeps other processes out of a directory as long as it lives.
 fn hold(folder: &Path) -> dpmf::Result<Lock> {
     Place::from(folder.join(LOCK)).lock()
 }
 
-/// Makes all plans, once, and writes them down with the experiment. The directory is made when nothing can fail any more
-/// but the disk and the ledger.
-fn begin(args: &Args, task: &Task, folder: &Path) -> anyhow::Result<(Experiment, Lock)> {
-    let vacant = || -> anyhow::Result<()> {
-        if folder.join(EXPERIMENT).exists() {
-            let name = folder.display();
-            bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
-        }
-        Ok(())
-    };
-    vacant()?;
-    let plans = plans(args, task)?;
-    let fresh = !folder.exists();
+/// Writes the plans down with the experiment. A start that fails leaves the disk as it was.
+fn begin(
+    args: &Args,
+    task: &Task,
+    folder: &Path,
+    plans: Vec<(String, Plan)>,
+) -> anyhow::Result<(Experiment, Lock)> {
+    let new = folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).last();
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let begun = write_down(args, task, folder, &plans);
+    if begun.is_err() {
+        // The first error is what counts.
+        match new {
+            Some(new) => drop(fs::remove_dir_all(new)),
+            None => plans.iter().for_each(|(name, _)| drop(fs::remove_dir_all(folder.join(name)))),
+        }
+    }
+    begun
+}
+
+fn write_down(
+    args: &Args,
+    task: &Task,
+    folder: &Path,
+    plans: &[(String, Plan)],
+) -> anyhow::Result<(Experiment, Lock)> {
     let lock = hold(folder)?;
     // Another process may have been first while this one was planning.
-    vacant()?;
-    if let Some(path) = &args.ledger
-        && let Err(refused) = enter(path, task, &plans)
-    {
-        if fresh {
-            // The refusal is what counts.
-            let _ = fs::remove_dir_all(folder);
-        }
-        return Err(refused);
+    vacant(folder)?;
+    for (name, plan) in plans {
+        run::save_plan(folder.join(name), plan)?;
     }
-    for (name, plan) in &plans {
-        let place = folder.join(name);
-        run::save_plan(&place, plan)?;
+    // Before the experiment, without which there is no run to go on with: nothing is released that is not recorded.
+    if let Some(path) = &args.ledger {
+        enter(path, task, plans)?;
     }
+    let key_file = args.key_file.as_deref().map(std::path::absolute).transpose();
     let experiment = Experiment {
         schema: SCHEMA,
-        task: args.task.clone(),
-        key_file: args.key_file.clone(),
+        task: args.task.anchored()?,
+        key_file: key_file.context("the key file has no name")?,
         seed: args.seed,
-        runs: plans.into_iter().map(|(name, _)| name).collect(),
+        runs: plans.iter().map(|(name, _)| name.clone()).collect(),
     };
     let text = serde_json::to_vec_pretty(&experiment)?;
     disk::replace(folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
@@ -429,12 +484,8 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
     }
     ledger.record(releases)?;
     let (spent, budget) = (ledger.ledger().spent()?, ledger.ledger().epsilon());
-    eprintln!(
-        "{}: ε = {} of {} spent with this training",
-        path.display(),
-        epsilon_for_people(spent),
-        epsilon_for_people(budget)
-    );
+    let (name, spent, budget) = (path.display(), epsilon_for_people(spent), epsilon_for_people(budget));
+    note(&format!("{name}: ε = {spent} of {budget} spent with this training"));
     Ok(())
 }
 
@@ -467,9 +518,7 @@ impl Experiment {
 
 /// The plans of all runs, with the names of their directories.
 fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
-    if args.repeats == 0 {
-        bail!("--repeats is 0, but at least one run is needed");
-    }
+    repeatable(args.repeats)?;
     let seeds = 0..args.repeats as u64;
     if let Some(path) = &args.plan {
         return seeds.map(|seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed)?))).collect();
@@ -498,9 +547,20 @@ fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
     }
     drop(spinner);
     if let Some(choice) = desk.choice() {
-        eprintln!("planned: {choice}");
+        note(&format!("planned: {choice}"));
     }
     Ok(plans)
+}
+
+/// Most repetitions of a run: beyond them a mean gains nothing.
+const MOST_REPEATS: usize = 1000;
+
+/// Refuses no repetition, and more than anybody can want.
+pub fn repeatable(repeats: usize) -> anyhow::Result<()> {
+    if !(1..=MOST_REPEATS).contains(&repeats) {
+        bail!("--repeats is {repeats}, but it must lie between 1 and {MOST_REPEATS}");
+    }
+    Ok(())
 }
 
 /// Passes over the data: on somebody's own one is planned, unless something else is said.
@@ -595,28 +655,27 @@ where
         Run::begin(place, model, split, plan, Pace::default(), key)?
     };
     let bar = bar(run.rounds(), label);
-    let mut burned = false;
     loop {
         bar.set_position(run.done() as u64);
         bar.set_message(state(&run));
-        if interrupted() {
+        if interrupt::asked() {
             run.checkpoint()?;
             bar.finish_and_clear();
-            let name = folder.display();
-            bail!("interrupted after {} rounds; go on with dpmf train --resume {name}", run.done());
+            let (done, name) = (run.done(), folder.display());
+            let how = format!("interrupted after {done} rounds; go on with dpmf train --resume {name}");
+            bail!(Failure::interrupted(how));
         }
         match run.advance() {
             Ok(true) => {}
             Ok(false) => break,
-            Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn && !burned => {
+            Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn => {
                 let step = run.burn()?;
-                burned = true;
-                bar.println(format!("round {step} burned: its noise is never used"));
+                bar.suspend(|| note(&format!("round {step} burned: its noise is never used")));
             }
             Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
                 bar.finish_and_clear();
                 return Err(anyhow::Error::new(error)
-                    .context("the round was released before the crash, and now comes out differently; --burn gives it up"));
+                    .context("the round was released before the crash, and now comes out differently; --burn gives up all such rounds"));
             }
             Err(error) => return Err(error.into()),
         }
@@ -626,14 +685,14 @@ where
     if let Some(test) = outcome.test {
         let time = duration(outcome.seconds);
         let accuracy = test.accuracy.map_or_else(String::new, |accuracy| format!("accuracy {accuracy:.4}, "));
-        eprintln!("{label}: test {accuracy}loss {:.4}, {time}", test.loss);
+        note(&format!("{label}: test {accuracy}loss {:.4}, {time}", test.loss));
     }
     Ok(outcome)
 }
 
 fn bar(rounds: usize, label: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(rounds as u64), ProgressDrawTarget::stderr());
-    let template = "{prefix} {bar:24} {pos}/{len} rounds, {msg}, {eta} left";
+    let template = "{prefix} {pos}/{len} rounds, {eta} left, {wide_msg}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
@@ -651,22 +710,6 @@ where
         Some(epsilon) => format!("validation loss {loss:.4}, ε spent {epsilon:.3}"),
         None => format!("validation loss {loss:.4}, no privacy"),
     }
-}
-
-/// Whether Ctrl-C was pressed; a second one ends the program at once.
-pub fn interrupted() -> bool {
-    static PRESSED: OnceLock<&'static AtomicBool> = OnceLock::new();
-    static FLAG: AtomicBool = AtomicBool::new(false);
-    let flag = PRESSED.get_or_init(|| {
-        // Where no handler can be set, Ctrl-C ends the program, and the journal keeps the run safe.
-        let _ = ctrlc::set_handler(|| {
-            if FLAG.swap(true, Ordering::SeqCst) {
-                std::process::exit(130);
-            }
-        });
-        &FLAG
-    });
-    flag.load(Ordering::SeqCst)
 }
 
 fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report> {
@@ -704,7 +747,8 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
             diverged.join(", ")
         );
     }
-    Ok(Report::new(json, text))
+    let warnings = cautions(ended.iter().map(|ended| &ended.plan), task);
+    Ok(Report::new(json, text).warned(warnings))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use dpmf_train::data::{
 use dpmf_train::model::{Logistic, Lstm, Mlp, Network, Regressor};
 use dpmf_train::{Card, Input, Model};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 
 /// Which data, which model.
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
@@ -140,6 +140,16 @@ impl TaskArgs {
         Ok(matches!(self.data.parse()?, Source::File(_)))
     }
 
+    /// The same with paths that hold in every working directory.
+    ///
+    /// Errors: a path that the system cannot place.
+    pub fn anchored(&self) -> anyhow::Result<Self> {
+        let data = self.data.parse::<Source>()?.anchored()?;
+        let vocabulary = self.vocabulary.as_ref().map(absolute).transpose()?;
+        let schema = self.schema.as_ref().map(absolute).transpose()?;
+        Ok(Self { data: data.to_string(), vocabulary, schema, ..self.clone() })
+    }
+
     fn options(&self) -> Options {
         let vocabulary = match &self.vocabulary {
             Some(path) => Some(VocabularyFrom::List(path.clone())),
@@ -220,6 +230,11 @@ impl Task {
         for (name, width) in [("--embedding", args.embedding), ("--hidden", args.hidden)] {
             if width == 0 {
                 bail!("{name} is 0, but it must be at least 1");
+            }
+        }
+        for (name, path) in [("--vocabulary", &args.vocabulary), ("--schema", &args.schema)] {
+            if let Some(path) = path.as_ref().filter(|path| path.exists() && !path.is_file()) {
+                bail!("{name} is {}, which is not a regular file", path.display());
             }
         }
         let options = args.options();

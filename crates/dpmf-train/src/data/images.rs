@@ -10,7 +10,7 @@ use super::{Meaning, SampleData, Samples};
 use crate::{Error, Result};
 
 /// Where the files are sought when no directory is given: the cache of `scripts/data/fashion-mnist`, then Debian's package.
-const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
+pub(super) const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
 /// Kinds of clothing.
 const CLASSES: u16 = 10;
 /// One of so many training images is for validation: 5,000 of 60,000.

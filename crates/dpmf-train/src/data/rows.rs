@@ -92,6 +92,10 @@ impl Table {
                 message: "the name must end in .csv, .tsv, .jsonl, .ndjson or .parquet".into(),
             });
         };
+        // It is read more than once.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(Error::Data { path: path.into(), message: "it is not a regular file".into() });
+        }
         let mut table = Self { path: path.into(), format, delimiter: b'\t', columns: Vec::new() };
         match format {
             Format::Csv => {

@@ -1,7 +1,8 @@
 //! From the argument of `--data` to a data set.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::{Path, PathBuf, absolute};
 use std::str::FromStr;
 
 use super::images;
@@ -50,6 +51,28 @@ impl FromStr for Source {
                        .ndjson or .parquet file",
             }),
         }
+    }
+}
+
+impl Source {
+    /// The same source by a path that holds in every working directory; one without a path, by the place where its data lies
+    /// beside the present one.
+    ///
+    /// # Errors
+    /// If the system does not know the working directory.
+    pub fn anchored(self) -> io::Result<Self> {
+        let beside = |path: Option<PathBuf>, usual: &str| match path {
+            Some(path) => absolute(path).map(Some),
+            None if Path::new(usual).exists() => absolute(usual).map(Some),
+            None => Ok(None),
+        };
+        Ok(match self {
+            Self::Names => Self::Names,
+            Self::Quotes(path) => Self::Quotes(beside(path, table::QUOTES)?),
+            Self::FashionMnist(path) => Self::FashionMnist(beside(path, images::PLACES[0])?),
+            Self::StackOverflow(path) => Self::StackOverflow(absolute(path)?),
+            Self::File(path) => Self::File(absolute(path)?),
+        })
     }
 }
 

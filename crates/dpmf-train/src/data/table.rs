@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// Thousandths of the users that are public when something is made from them.
 pub(super) const PUBLIC: u32 = 100;
 /// Where `scripts/data/quotes` writes.
-const QUOTES: &str = "data/cache/quotes.jsonl";
+pub(super) const QUOTES: &str = "data/cache/quotes.jsonl";
 /// Columns where nothing else is said.
 const USER: &str = "user";
 const TEXT: &str = "text";

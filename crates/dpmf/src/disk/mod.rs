@@ -72,7 +72,7 @@ pub enum Found {
     Nothing,
     /// A regular file, by its own path.
     File(PathBuf),
-    /// A folder, a device or the like.
+    /// A folder, a device, a link that leads nowhere or the like.
     Other,
 }
 
@@ -86,6 +86,9 @@ pub struct Metadata {
     /// Permission bits, where the system knows of owners.
     pub mode: Option<u32>,
 }
+
+/// What is read of a device or a pipe, which may have no end.
+const LONGEST_STREAM: u64 = 1 << 30;
 
 /// A path on a disk. Its errors are [`Error::Io`] with the path.
 #[derive(Clone, Debug)]
@@ -173,9 +176,17 @@ impl Place {
     }
 
     /// All that the file holds.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Format`] for a device or a pipe that does not end.
     pub fn read(&self) -> Result<Vec<u8>> {
+        let mut file = self.open()?;
+        let most = if file.metadata()?.regular { u64::MAX } else { LONGEST_STREAM };
         let mut bytes = Vec::new();
-        self.open()?.read_to_end(&mut bytes).map_err(|cause| self.io(cause))?;
+        (&mut file).take(most).read_to_end(&mut bytes).map_err(|cause| self.io(cause))?;
+        if bytes.len() as u64 == most {
+            let reason = "it is no regular file, and does not end: a gigabyte was read".into();
+            return Err(Error::Format { path: self.path.clone(), reason });
+        }
         Ok(bytes)
     }
 
@@ -190,10 +201,10 @@ impl Place {
     /// Replaces the file at once, and returns it open behind what was written: after a crash it is the old one, as long
     /// as this has not returned, or the new one, never a part.
     ///
-    /// A link is followed; whatever else is no regular file (a device, a folder) is left alone.
+    /// A link is followed; whatever else is no regular file (a device, a folder, a link that leads nowhere) is left alone.
     ///
     /// Errors: [`Error::Io`], with the old file in place, or the new one where only its name could not be made durable;
-    /// [`Error::InvalidArgument`] for what is no regular file.
+    /// [`Error::Format`] for what is no regular file.
     pub fn replace(
         &self,
         access: Access,
@@ -203,7 +214,8 @@ impl Place {
             Found::Nothing => self.clone(),
             Found::File(path) => self.at(path),
             Found::Other => {
-                return Err(Error::argument("path", self.path.display(), "only a regular file is replaced"));
+                let reason = "it is no regular file, and only a regular file is replaced".into();
+                return Err(Error::Format { path: self.path.clone(), reason });
             }
         };
         let partial = target.beside(".partial")?;
@@ -416,7 +428,9 @@ mod tests {
         replace(&link, Access::Everyone, |file| file.write_all(b"new")).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&file).unwrap(), b"new");
-        for path in [Path::new("/dev/null"), folder.path()] {
+        let nowhere = folder.path().join("nowhere");
+        std::os::unix::fs::symlink(folder.path().join("nothing"), &nowhere).unwrap();
+        for path in [Path::new("/dev/null"), folder.path(), &nowhere] {
             let message = replace(path, Access::Everyone, |_| Ok(())).unwrap_err().to_string();
             assert!(message.contains("only a regular file"), "{message}");
         }

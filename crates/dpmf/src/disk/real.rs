@@ -36,7 +36,9 @@ impl Disk for Real {
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => Ok(Found::File(fs::canonicalize(path)?)),
             Ok(_) => Ok(Found::Other),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                Ok(if path.is_symlink() { Found::Other } else { Found::Nothing })
+            }
             Err(cause) => Err(cause),
         }
     }

@@ -198,7 +198,8 @@ pub fn solve(
 
     for iteration in 1..=options.max_iterations {
         // The quadrature or rounding error need only be small beside the gap that is still open.
-        let tolerance = (1e-3 * gap).clamp(0.01 * options.gap, 1e-4);
+        // Any gap may be asked for, also one whose hundredth is above the cap.
+        let tolerance = (1e-3 * gap).max(0.01 * options.gap).min(1e-4);
         let Blocks { x, relative_error } = oracle.blocks(&dual, tolerance)?;
         let Sums { inner, absolute, mut residual } = sums(&dual, &x, options);
         let sum_v: f64 = dual.v.iter().sum();

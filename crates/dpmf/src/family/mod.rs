@@ -23,7 +23,7 @@ mod tree;
 mod tuned;
 mod watched;
 
-pub use selector::{Budget, Knob, Selector};
+pub use selector::{Budget, Knob, Selector, nearest};
 
 use crate::error::Result;
 use crate::factorize::Observer;

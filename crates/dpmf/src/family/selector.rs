@@ -186,7 +186,9 @@ impl FromStr for Selector {
         let name = parts.next().unwrap_or_default();
         let family = ALL.iter().find(|family| family.name() == name).ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|family| family.name()).collect();
-            bad(format!("it must be one of {}", names.join(", ")))
+            let near =
+                nearest(name, &names).map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
+            bad(format!("it must be one of {}{near}", names.join(", ")))
         })?;
         let mut budget = Budget::default();
         for part in parts {
@@ -211,6 +213,31 @@ impl FromStr for Selector {
         }
         Self::plain(*family).with(budget)
     }
+}
+
+/// The name that a word was meant for, if one is near enough: few letters wrong, missing, too many or out of order.
+pub fn nearest<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {
+    let near = names.iter().map(|name| (distance(word, name), *name)).min()?;
+    (near.0 <= 1 + near.1.len() / 5).then_some(near.1)
+}
+
+/// Letters to change, add or take away, or neighbours to swap, until two words are the same.
+fn distance(from: &str, to: &str) -> usize {
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
+    for i in 1..=from.len() {
+        let mut row = vec![i];
+        for j in 1..=to.len() {
+            let same = usize::from(from[i - 1] != to[j - 1]);
+            let mut least = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + same);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[from.len()][to.len()]
 }
 
 impl From<Selector> for String {

@@ -9,7 +9,7 @@
 //! data, model and key.
 
 use crate::accounting::{Accountant, Adjacency, PrivacyStatement, PrivacyUnit};
-use crate::disk::{self, Access};
+use crate::disk::{self, Access, Place};
 use crate::error::{Error, Result};
 use crate::factorize::Dual;
 use crate::family::Selector;
@@ -156,7 +156,7 @@ pub fn save(mechanism: &Mechanism, path: &Path) -> Result<()> {
 ///
 /// Errors: those of it, with the path; [`Error::Io`].
 pub fn open(path: &Path) -> Result<File> {
-    let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+    let bytes = Place::from(path).read()?;
     unpack(&bytes).map_err(|error| at(path, error))
 }
 

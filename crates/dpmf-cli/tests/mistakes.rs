@@ -1,0 +1,398 @@
+//! What a new user does wrong in the first hour, and all that the program says to it: the whole message, the exit code, and
+//! that nothing is left behind.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a failed test should panic")]
+
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_dpmf");
+
+/// A folder to make mistakes in.
+struct Desk(TempDir);
+
+/// What somebody sees.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl From<Output> for Seen {
+    fn from(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+fn said(code: i32, err: &str) -> Seen {
+    Seen { code: Some(code), out: String::new(), err: err.to_owned() }
+}
+
+/// A training that takes some seconds.
+const LONG: &[&str] = &[
+    "train",
+    "--users",
+    "2000",
+    "--rounds",
+    "2000",
+    "--clients",
+    "1",
+    "--mechanism",
+    "independent",
+    "--hidden",
+    "8",
+    "--out",
+    "run",
+];
+
+impl Desk {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.path()).env_remove("HOME").env_remove("XDG_CACHE_HOME").stdin(Stdio::null());
+        command
+    }
+
+    fn dpmf(&self, words: &[&str]) -> Seen {
+        self.command(PROGRAM).args(words).output().unwrap().into()
+    }
+
+    /// By a shell, in which the program is `"$0"`.
+    fn shell(&self, script: &str) -> Seen {
+        self.command("sh").args(["-c", script, PROGRAM]).output().unwrap().into()
+    }
+
+    /// Names of all files and folders, sorted.
+    fn files(&self) -> Vec<String> {
+        let names = fs::read_dir(self.path()).unwrap();
+        let mut names: Vec<_> =
+            names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Begins a command, presses Ctrl-C once `ready`, and waits for the end.
+    fn interrupted(&self, words: &[&str], ready: impl Fn() -> bool) -> Seen {
+        let mut command = self.command(PROGRAM);
+        let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let clock = Instant::now();
+        while !ready() {
+            assert!(clock.elapsed() < Duration::from_secs(60), "{words:?} does not come to work");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let pressed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(pressed.success());
+        child.wait_with_output().unwrap().into()
+    }
+}
+
+#[test]
+fn a_file_that_is_missing_is_named_once() {
+    let desk = Desk::new();
+    let missing = "No such file or directory (os error 2)\n";
+    assert_eq!(desk.dpmf(&["verify", "m.safetensors"]), said(1, &format!("error: m.safetensors: {missing}")));
+    let train = desk.dpmf(&["train", "--data", "messages.csv", "--out", "run"]);
+    assert_eq!(train, said(1, &format!("error: messages.csv: {missing}")));
+    let elsewhere = desk.dpmf(&["factorize", "--steps", "8", "--out", "there/m.safetensors"]);
+    let message = "error: there/m.safetensors cannot be written: there is no folder there\n";
+    assert_eq!(elsewhere, said(1, message));
+    assert!(desk.files().is_empty(), "{:?}", desk.files());
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_from_a_damaged_one() {
+    let desk = Desk::new();
+    fs::write(desk.path().join("notes.txt"), "these are notes, and no mechanism").unwrap();
+    let message = "error: notes.txt: it is not a safetensors file, or not a whole one\n";
+    assert_eq!(desk.dpmf(&["verify", "notes.txt"]), said(1, message));
+    let folder = desk.dpmf(&["verify", "."]);
+    assert_eq!(folder, said(1, "error: .: Is a directory (os error 21)\n"));
+    let data = desk.dpmf(&["train", "--data", "notes.txt", "--out", "run"]);
+    let message = "error: data is \"notes.txt\", but it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], \
+                   stackoverflow:PATH or a .csv, .tsv, .jsonl or .ndjson file\n";
+    assert_eq!(data, said(1, message));
+    let matrix = desk.dpmf(&["factorize", "--matrix", "notes.txt"]);
+    assert_eq!(matrix, said(1, "error: notes.txt: the name must end in .npy, .npz or .csv\n"));
+    assert_eq!(desk.files(), ["notes.txt"]);
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_leaves_nothing() {
+    let desk = Desk::new();
+    let account = "account --noise-multiplier 1 --delta 1e-6";
+    let full = "No space left on device (os error 28)\n";
+    let message = format!("error: cannot write to standard output: {full}");
+    assert_eq!(desk.shell(&format!("\"$0\" {account} > /dev/full")), said(1, &message));
+    assert_eq!(desk.shell(&format!("\"$0\" {account} --json > /dev/full")), said(1, &message));
+    // Who reads no further has seen enough.
+    assert_eq!(desk.shell(&format!("\"$0\" {account} | true")).err, "");
+    // A disk that takes no byte of a file.
+    let out = desk.shell("trap '' XFSZ; ulimit -f 0; \"$0\" factorize --steps 64 --out m.safetensors");
+    assert_eq!(out, said(1, "error: m.safetensors: File too large (os error 27)\n"));
+    let train = "train --users 60 --rounds 2 --clients 5 --mechanism independent --out new/run";
+    let train = desk.shell(&format!("trap '' XFSZ; ulimit -f 0; \"$0\" {train}"));
+    assert_eq!((train.code, train.out.as_str()), (Some(1), ""));
+    assert!(train.err.ends_with(": File too large (os error 27)\n"), "{train:?}");
+    assert!(desk.files().is_empty(), "{:?}", desk.files());
+}
+
+#[test]
+fn a_folder_without_permission_is_found_out_before_any_work() {
+    let desk = Desk::new();
+    let closed = desk.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
+    fs::set_permissions(desk.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // To root everything is permitted: somebody else makes the mistake, with a program that anybody can read.
+    let program = desk.path().join("dpmf");
+    let root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    let as_somebody = |words: &str| {
+        let words = words.split(' ');
+        if root {
+            let who = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "./dpmf"];
+            desk.command("setpriv").args(who).args(words).output().unwrap().into()
+        } else {
+            Seen::from(desk.command("./dpmf").args(words).output().unwrap())
+        }
+    };
+    fs::copy(PROGRAM, &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    // A million steps would take minutes: the refusal comes first.
+    let denied = "cannot be written: Permission denied (os error 13)\n";
+    let factorize = as_somebody("factorize --steps 1e6 --momentum 0.9 --out closed/m.safetensors");
+    assert_eq!(factorize, said(1, &format!("error: closed/m.safetensors {denied}")));
+    let train = as_somebody("train --out closed/run");
+    assert_eq!(train, said(1, &format!("error: closed/run {denied}")));
+    let key = as_somebody("key new closed/run.key");
+    assert_eq!(key, said(1, "error: closed/run.key: Permission denied (os error 13)\n"));
+    assert_eq!(fs::read_dir(&closed).unwrap().count(), 0);
+    assert_eq!(desk.files(), ["closed", "dpmf"]);
+}
+
+#[test]
+fn a_typo_is_answered_with_the_nearest_word() {
+    let desk = Desk::new();
+    let command = "error: unrecognized subcommand 'trian'\n\n  tip: a similar subcommand exists: 'train'\n\n\
+                   Usage: dpmf [OPTIONS] <COMMAND>\n\nFor more information, try '--help'.\n";
+    assert_eq!(desk.dpmf(&["trian"]), said(2, command));
+    let flag = "error: unexpected argument '--mechansim' found\n\n  tip: a similar argument exists: '--mechanism'\n\n\
+                Usage: dpmf train --mechanism <NAME,…>\n\nFor more information, try '--help'.\n";
+    assert_eq!(desk.dpmf(&["train", "--mechansim", "optimal"]), said(2, flag));
+    let names = "independent, tree, honaker-online, honaker-full, sqrt-toeplitz, optimal-prefix, structured, optimal, state-space, \
+                 banded, banded-toeplitz, blt, banded-inverse, recall";
+    let name = format!(
+        "error: invalid value 'optmal' for '--mechanism <NAME,…>': mechanism is optmal, but it must be one of {names} (did you \
+         mean optimal?)\n\nFor more information, try '--help'.\n"
+    );
+    assert_eq!(desk.dpmf(&["train", "--mechanism", "optmal"]), said(2, &name));
+    let wish = "error: invalid value 'planed' for '--mechanism <NAME,…>': mechanism is planed, but there is no such (did you mean \
+                planned?)\n\nFor more information, try '--help'.\n";
+    assert_eq!(desk.dpmf(&["train", "--mechanism", "planed"]), said(2, wish));
+    let large = "error: invalid value '1e30' for '--steps <STEPS>': it is too large: at most 9e15\n\nFor more information, try \
+                 '--help'.\n";
+    assert_eq!(desk.dpmf(&["factorize", "--steps", "1e30"]), said(2, large));
+    let key = "error: the following required arguments were not provided:\n  --key-file <FILE>\n\n  tip: dpmf key new FILE makes a \
+               key\n\nUsage: dpmf noise --dimension <d> --key-file <FILE> --out <FILE> <FILE>\n\nFor more information, try \
+               '--help'.\n";
+    assert_eq!(desk.dpmf(&["noise", "m.safetensors", "--dimension", "9", "--out", "z.npy"]), said(2, key));
+    assert!(desk.files().is_empty());
+}
+
+#[test]
+fn what_no_machine_can_hold_is_refused_with_its_flag() {
+    let desk = Desk::new();
+    for (words, start) in [
+        (
+            &["bench", "noise", "--dimension", "1e14"][..],
+            "error: --dimension is 100000000000000, which needs ",
+        ),
+        (
+            &["audit", "counterexample", "--dimension", "1e12"],
+            "error: --dimension is 1000000000000, which needs ",
+        ),
+        (&["factorize", "--steps", "1e15"], "error: --steps is 1000000000000000, which needs "),
+    ] {
+        let seen = desk.dpmf(words);
+        assert_eq!((seen.code, seen.out.as_str()), (Some(1), ""), "{seen:?}");
+        assert!(seen.err.starts_with(start) && seen.err.ends_with(" can be had here\n"), "{}", seen.err);
+    }
+    assert!(desk.files().is_empty());
+}
+
+#[test]
+fn control_c_ends_a_training_that_can_go_on() {
+    let desk = Desk::new();
+    let journal = desk.path().join("run/independent-0/journal");
+    let grown = || fs::metadata(&journal).is_ok_and(|file| file.len() > 2000);
+    let seen = desk.interrupted(LONG, grown);
+    assert_eq!((seen.code, seen.out.as_str()), (Some(130), ""), "{seen:?}");
+    let [_, last] = seen.err.lines().collect::<Vec<_>>()[..] else { panic!("{}", seen.err) };
+    let rounds = last.strip_prefix("interrupted after ").unwrap();
+    let (rounds, how) = rounds.split_once(' ').unwrap();
+    assert!((1..2000).contains(&rounds.parse::<usize>().unwrap()), "{last}");
+    assert_eq!(how, "rounds; go on with dpmf train --resume run");
+    let resumed = desk.dpmf(&["train", "--resume", "run", "--json"]);
+    let answer: Value = serde_json::from_str(&resumed.out).unwrap();
+    assert_eq!((resumed.code, &answer["rounds"]), (Some(0), &2000.into()));
+}
+
+#[test]
+fn control_c_ends_every_other_command_at_once() {
+    let desk = Desk::new();
+    let after_a_while = || {
+        let clock = Instant::now();
+        move || clock.elapsed() > Duration::from_millis(500)
+    };
+    let long = ["factorize", "--steps", "1e6", "--momentum", "0.9", "--out", "m.safetensors"];
+    assert_eq!(desk.interrupted(&long, after_a_while()), said(130, "interrupted\n"));
+    let told = desk.interrupted(&[&long[..], &["--json"]].concat(), after_a_while());
+    let object = "{\"error\":{\"kind\":\"interrupted\",\"message\":\"interrupted\"},\"schema\":1}\n";
+    assert_eq!(told, Seen { code: Some(130), out: object.into(), err: String::new() });
+    assert!(desk.files().is_empty(), "{:?}", desk.files());
+
+    let sweep = [
+        "sweep",
+        "--users",
+        "3000",
+        "--rounds",
+        "3000",
+        "--clients",
+        "1",
+        "--mechanism",
+        "independent",
+        "--out",
+        "s",
+    ];
+    let runs = desk.path().join("s/runs.jsonl");
+    let stopped = desk.interrupted(&sweep, || runs.exists());
+    assert_eq!(stopped, said(130, "interrupted; started again with the same options, the sweep goes on\n"));
+}
+
+#[test]
+fn lines_of_progress_fit_a_terminal_of_sixty_columns() {
+    let desk = Desk::new();
+    let words = "train --users 300 --rounds 60 --clients 4 --mechanism independent --out run";
+    let typed = format!("stty cols 60 rows 24; exec '{PROGRAM}' {words}");
+    let seen: Seen = desk.command("script").args(["-qec", &typed, "/dev/null"]).output().unwrap().into();
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    // What is drawn and drawn over: bars, up to the report of the end.
+    let drawn = seen.out.split("-differential privacy").next().unwrap();
+    let lines: Vec<String> =
+        drawn.split(['\r', '\n']).map(without_colours).filter(|line| line.contains("left")).collect();
+    assert!(lines.len() > 1, "{}", seen.out);
+    for line in lines {
+        assert!(line.chars().count() <= 60, "{} columns: {line}", line.chars().count());
+    }
+}
+
+/// The text without what terminals take for commands.
+fn without_colours(line: &str) -> String {
+    let mut rest = line.chars();
+    let mut text = String::new();
+    while let Some(c) = rest.next() {
+        if c == '\x1b' {
+            rest.by_ref().find(char::is_ascii_alphabetic);
+        } else {
+            text.push(c);
+        }
+    }
+    text.trim_end().to_owned()
+}
+
+#[test]
+fn a_device_or_a_folder_is_not_replaced() {
+    let desk = Desk::new();
+    std::os::unix::fs::symlink("/dev/null", desk.path().join("link.svg")).unwrap();
+    std::os::unix::fs::symlink("nothing", desk.path().join("nowhere.svg")).unwrap();
+    fs::create_dir(desk.path().join("folder.svg")).unwrap();
+    let rule = "is not a regular file, and only such are replaced\n";
+    let device = desk.dpmf(&["factorize", "--steps", "64", "--out", "/dev/null"]);
+    assert_eq!(device, said(1, &format!("error: /dev/null {rule}")));
+    for name in ["link.svg", "folder.svg"] {
+        let plot = desk.dpmf(&["plot", "error", "--steps", "16", "-o", name]);
+        assert_eq!(plot, said(1, &format!("error: {name} {rule}")));
+    }
+    let nowhere = desk.dpmf(&["plot", "error", "--steps", "16", "-o", "nowhere.svg"]);
+    let message = "error: nowhere.svg is a link that leads nowhere, and links are not replaced\n";
+    assert_eq!(nowhere, said(1, message));
+    let train = desk.dpmf(&["train", "--out", "/dev/null"]);
+    assert_eq!(train, said(1, "error: /dev/null cannot be made: /dev/null is not a folder\n"));
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    assert_eq!(desk.files(), ["folder.svg", "link.svg", "nowhere.svg"]);
+}
+
+#[test]
+fn a_run_goes_on_from_another_working_directory() {
+    let desk = Desk::new();
+    let rows: String = (0..400).map(|user| format!("user{user},text number {user}\n")).collect();
+    fs::write(desk.path().join("messages.csv"), format!("user,text\n{rows}")).unwrap();
+    assert_eq!(desk.dpmf(&["key", "new", "run.key"]).code, Some(0));
+    fs::create_dir(desk.path().join("elsewhere")).unwrap();
+    let words = [
+        "train",
+        "--data",
+        "messages.csv",
+        "--key-file",
+        "run.key",
+        "--mechanism",
+        "independent",
+        "--rounds",
+        "300",
+        "--clients",
+        "1",
+        "--hidden",
+        "8",
+        "--out",
+        "run",
+    ];
+    let journal = desk.path().join("run/independent-0/journal");
+    let stopped = desk.interrupted(&words, || fs::metadata(&journal).is_ok_and(|file| file.len() > 1000));
+    assert_eq!(stopped.code, Some(130), "{stopped:?}");
+    let mut elsewhere = desk.command(PROGRAM);
+    elsewhere.current_dir(desk.path().join("elsewhere")).args(["train", "--resume", "../run", "--json"]);
+    let seen: Seen = elsewhere.output().unwrap().into();
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert_eq!(serde_json::from_str::<Value>(&seen.out).unwrap()["rounds"], 300);
+}
+
+#[test]
+fn flags_that_contradict_each_other_are_named() {
+    let desk = Desk::new();
+    let words = ["train", "--resume", "run", "--epsilon", "1", "--data", "names", "--burn"];
+    let message = "error: a run that goes on with --resume has its settings: leave out --data, --epsilon\n\nUsage: dpmf train \
+                   [OPTIONS]\n\nFor more information, try '--help'.\n";
+    assert_eq!(desk.dpmf(&words), said(2, message));
+    let told = desk.dpmf(&[&words[..], &["--json"]].concat());
+    let object: Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((told.code, &object["error"]["kind"]), (Some(2), &"usage".into()));
+    let both = desk.dpmf(&[
+        "calibrate",
+        "m",
+        "--epsilon",
+        "1",
+        "--noise-multiplier",
+        "1",
+        "--delta",
+        "1e-6",
+        "--clip",
+        "1",
+    ]);
+    let message = "error: the argument '--epsilon <ε>' cannot be used with '--noise-multiplier <σ>'\n\nUsage: dpmf calibrate \
+                   --delta <δ> --clip <ζ> --epsilon <ε> <FILE>\n\nFor more information, try '--help'.\n";
+    assert_eq!(both, said(2, message));
+    assert!(desk.files().is_empty());
+}
