@@ -15,6 +15,7 @@ __all__ = [
     "Certificate",
     "DurableStream",
     "Mechanism",
+    "Model",
     "NoiseKey",
     "NoiseStream",
     "Optimum",
@@ -487,6 +488,57 @@ class Plan:
         """Tables of what was chosen and weighed and the curve of the error, for notebooks."""
 
 @final
+class Model:
+    """A model that `dpmf train` made, with everything that is needed to use it; read by dpmf.load_model.
+
+    The file is in the safetensors format: its tensors have names and shapes, and one entry of metadata, "dpmf", holds the rest as
+    JSON. What is computed from a private model is as private as the model.
+    """
+
+    @property
+    def kind(self) -> Literal["lstm", "mlp", "logistic", "regressor"]:
+        """Kind of the model: "lstm", "mlp", "logistic" or "regressor"."""
+    @property
+    def card(self) -> dict[str, Any]:
+        """Sizes, input and data of the model, as the file has them."""
+    @property
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """The tensors by name, as arrays of float32."""
+    @property
+    def classes(self) -> list[str] | None:
+        """Classes that it tells apart, in the order of their probabilities; None for texts and numbers."""
+    @property
+    def vocabulary(self) -> list[str] | None:
+        """Symbols that a model of texts knows; None for others."""
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """The privacy statement as a dictionary; None if the model was trained without privacy."""
+    @property
+    def statement(self) -> str:
+        """The privacy statement as text."""
+    @property
+    def plan(self) -> str:
+        """SHA-256 of the plan it was trained with."""
+    def sample(
+        self, count: int = 10, *, length: int = 40, start: str = "", temperature: float = 1.0, seed: int = 0
+    ) -> list[str]:
+        """New texts, drawn token by token; the same for the same seed."""
+    def predict(self, rows: Any) -> list[str] | NDArray[np.float64]:
+        """The class of every row, or the number as an array.
+
+        `rows` is a data frame or a dictionary of columns, a list of dictionaries, the path of a table, or an array of float32 with
+        the features as the model reads them.
+        """
+    def probabilities(self, rows: Any) -> NDArray[np.float64]:
+        """Probabilities of every class, a row each, in the order of `classes`; `rows` as for `predict`."""
+    def evaluate(self, data: _Path, *, text: str | None = None) -> dict[str, Any]:
+        """How good the model is on a table with its label, as a dictionary: accuracy, loss and confusions of classes, errors of
+        numbers, or the perplexity of texts, whose column is `text`.
+
+        The figures are of those rows: ε does not cover them.
+        """
+
+@final
 class NoiseKey:
     """The secret from which all noise of a run is derived.
 
@@ -781,6 +833,11 @@ def factorize(
     >>> optimum = dpmf.factorize(dpmf.Workload.prefix_sum(512))
     >>> optimum.certificate.gap <= 1e-6
     True
+    """
+def load_model(path: _Path) -> Model:
+    """Reads a model that `dpmf train` made: its file model.safetensors, or the directory of its run.
+
+    Raises FormatError for a file that is something else or damaged, FileError for one that cannot be read.
     """
 def make_mechanism(
     workload: Workload,
