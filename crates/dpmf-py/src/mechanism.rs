@@ -241,7 +241,7 @@ impl Mechanism {
         Ok(run_long(py, move || mechanism.calibrated(epsilon, delta, clip, conditions))?.into())
     }
 
-    /// The mechanism with a given noise multiplier, and the ε that it gives at δ.
+    /// The mechanism with a given noise multiplier, and the ε that it gives at δ. All else is as for calibrate.
     #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero",
                         accountant="exact"))]
     #[allow(clippy::too_many_arguments)] // keywords in Python

@@ -145,6 +145,7 @@ fn dictionary<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<B
 
 /// What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
 /// "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
+/// adjacency is as for Mechanism.calibrate.
 ///
 /// >>> import dpmf
 /// >>> round(dpmf.account(0.341, 1e-6)["epsilon_exact"], 3)
@@ -160,7 +161,7 @@ pub(crate) fn account<'py>(
     dictionary(py, &Account::new(noise_multiplier, delta, adjacency.parse().or_raise()?).or_raise()?)
 }
 
-/// The least noise multiplier that gives (ε, δ), rounded up.
+/// The least noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate.
 #[pyfunction]
 #[pyo3(signature = (epsilon, delta, *, adjacency="replace-with-zero", accountant="exact"))]
 pub(crate) fn calibrate_noise(epsilon: f64, delta: f64, adjacency: &str, accountant: &str) -> PyResult<f64> {

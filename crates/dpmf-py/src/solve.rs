@@ -276,6 +276,11 @@ fn options(gap: f64, iteration: &str, max_iterations: usize) -> PyResult<Options
 
 /// Finds the factorization of least loss, to a certified relative gap.
 ///
+/// solver is "linear" (in the number of steps), "dense" (cubic, for any matrix), "newton" or "gradient" (rivals), or "auto" for the one
+/// that suits the workload; iteration is "anderson" (accelerated), "relaxed" or "plain". participation says in which steps one user
+/// or record may take part: "single" for at most one, "epochs:K" for one in each of K epochs, "min-separation:B:K" for at most
+/// K, any two of them B or more apart.
+///
 /// progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
 /// with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
 /// shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
@@ -320,8 +325,7 @@ pub(crate) fn factorize(
 /// given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
 /// that draw all earlier noise again at every step.
 ///
-/// participation says in which steps one user or record may take part: "single" for at most one. progress is as for factorize;
-/// its stage is "solving" and then "fitting".
+/// participation and progress are as for factorize; the stage of a Progress is "solving" and then "fitting".
 #[pyfunction]
 #[pyo3(signature = (workload, mechanism="optimal", *, buffers=None, tolerance=None, dense=false, gap=1e-6,
                     participation="single", progress=None))]
@@ -353,7 +357,7 @@ pub(crate) fn make_mechanism(
 /// mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
 /// "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
 /// those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
-/// many steps, is left out with a warning where there are others. progress is as for factorize.
+/// many steps, is left out with a warning where there are others. participation and progress are as for factorize.
 #[pyfunction]
 #[pyo3(signature = (workload, mechanisms=None, *, buffers=vec![2, 3, 4, 6, 8], gap=1e-6, participation="single",
                     progress=None),

@@ -368,7 +368,7 @@ class Mechanism:
         adjacency: _Adjacency = "replace-with-zero",
         accountant: _Accountant = "exact",
     ) -> Mechanism:
-        """The mechanism with a given noise multiplier, and the ε that it gives at δ."""
+        """The mechanism with a given noise multiplier, and the ε that it gives at δ. All else is as for calibrate."""
     def with_sampling(self, sampling: str) -> Mechanism:
         """The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
 
@@ -825,6 +825,11 @@ def factorize(
 ) -> Optimum:
     """Finds the factorization of least loss, to a certified relative gap.
 
+    solver is "linear" (in the number of steps), "dense" (cubic, for any matrix), "newton" or "gradient" (rivals), or "auto" for the one
+    that suits the workload; iteration is "anderson" (accelerated), "relaxed" or "plain". participation says in which steps one user
+    or record may take part: "single" for at most one, "epochs:K" for one in each of K epochs, "min-separation:B:K" for at most
+    K, any two of them B or more apart.
+
     progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
     with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
     shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
@@ -859,8 +864,7 @@ def make_mechanism(
     given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
     that draw all earlier noise again at every step.
 
-    participation says in which steps one user or record may take part: "single" for at most one. progress is as for factorize;
-    its stage is "solving" and then "fitting".
+    participation and progress are as for factorize; the stage of a Progress is "solving" and then "fitting".
     """
 def compare(
     workload: Workload,
@@ -878,13 +882,14 @@ def compare(
     mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
     "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
     those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
-    many steps, is left out with a warning where there are others. progress is as for factorize.
+    many steps, is left out with a warning where there are others. participation and progress are as for factorize.
     """
 def account(
     noise_multiplier: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero"
 ) -> dict[str, Any]:
     """What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
     "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
+    adjacency is as for Mechanism.calibrate.
 
     >>> import dpmf
     >>> round(dpmf.account(0.341, 1e-6)["epsilon_exact"], 3)
@@ -893,7 +898,7 @@ def account(
 def calibrate_noise(
     epsilon: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero", accountant: _Accountant = "exact"
 ) -> float:
-    """The least noise multiplier that gives (ε, δ), rounded up."""
+    """The least noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate."""
 def compose(noise_multipliers: Sequence[float]) -> float:
     """The noise multiplier of one mechanism that is as private as all the given ones together, rounded down."""
 def poisson_epsilon(
