@@ -26,6 +26,7 @@ mod report;
 mod sample;
 mod sweep;
 mod train;
+mod words;
 mod workload;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
