@@ -4,6 +4,7 @@ use crate::caution;
 use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, table};
+use crate::words;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::accounting::pld::DEFAULT_WIDTH;
@@ -64,7 +65,7 @@ pub struct Args {
     width: f64,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or, without sampling, replace-one
-    #[arg(long, default_value = "replace-with-zero")]
+    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
     adjacency: Adjacency,
 }
 
@@ -289,7 +290,7 @@ pub struct CalibrateArgs {
     solver: SolverArgs,
 
     /// The mechanism to make
-    #[arg(long, value_name = "NAME", default_value = "optimal", conflicts_with = "file")]
+    #[arg(long, value_name = "NAME", default_value = "optimal", conflicts_with = "file", value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
     mechanism: Selector,
 
     /// ε of the guarantee
@@ -314,15 +315,15 @@ pub struct CalibrateArgs {
     clip: f64,
 
     /// Whose data is protected as one piece: user or record
-    #[arg(long, default_value = "user")]
+    #[arg(long, default_value = "user", value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true)]
     unit: PrivacyUnit,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
-    #[arg(long, default_value = "replace-with-zero")]
+    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
     adjacency: Adjacency,
 
     /// How ε follows from the noise: exact, zcdp, rdp or paper
-    #[arg(long, default_value = "exact")]
+    #[arg(long, default_value = "exact", value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true)]
     accountant: Accountant,
 
     /// Write the calibrated mechanism to this file

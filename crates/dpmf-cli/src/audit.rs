@@ -5,6 +5,7 @@ use crate::output;
 use crate::plot::{self, figure};
 use crate::progress::{Bar, Spinner};
 use crate::report::{Report, number, table};
+use crate::words;
 use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::{Arithmetic, PrivacyStatement};
@@ -18,6 +19,9 @@ use std::path::{Path, PathBuf};
 
 /// Multiplications that an audit may cost before it is refused.
 const MOST_WORK: f64 = 2e13;
+
+/// Releases whose bits are looked at before it is refused.
+const MOST_RELEASES: u64 = 100_000_000_000;
 
 /// Multiplications that an audit costs if nothing is said: a minute or two on two cores.
 const USUAL_WORK: f64 = 1e12;
@@ -52,11 +56,11 @@ pub struct Args {
 
     /// Who plays: worst-column, adaptive or paper, against ideal Gaussian noise; or bits, who looks at the grids, lowest
     /// bits and sizes of the f32 numbers that are released, in both arithmetics
-    #[arg(long, default_value = "worst-column")]
+    #[arg(long, default_value = "worst-column", value_parser = words::of::<Player>(words::ADVERSARY), hide_possible_values = true)]
     adversary: Player,
 
     /// For bits: the arithmetic that must stand
-    #[arg(long, value_name = "exact|float", default_value = "exact")]
+    #[arg(long, value_name = "exact|float", default_value = "exact", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
     arithmetic: Arithmetic,
 
     /// For bits: the step that is released, zero-based
@@ -178,7 +182,7 @@ impl StreamMechanism for Counted<'_> {
 
 /// Who plays against a mechanism.
 #[derive(Clone, Copy)]
-enum Player {
+pub enum Player {
     Informed(AdversaryKind),
     Bits,
 }
@@ -193,6 +197,12 @@ impl std::str::FromStr for Player {
 
 /// Looks at the bits of what a mechanism file releases, in both arithmetics.
 fn bits(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
+    if options.trials > MOST_RELEASES {
+        bail!(Error::Unsupported {
+            what: format!("{} releases", options.trials),
+            hint: "they would take hours; at most 1e11 are looked at",
+        });
+    }
     let mechanism = format::load(&args.target)?;
     let spinner = Spinner::new("audit");
     let mut rows = Vec::new();
@@ -301,7 +311,8 @@ fn promise_of(mechanism: &Mechanism) -> anyhow::Result<&PrivacyStatement> {
 /// Refuses what would take hours.
 fn check_work(mechanism: &Mechanism, dimension: usize, options: AuditOptions) -> anyhow::Result<()> {
     let (n, m) = (mechanism.workload().steps(), mechanism.form().noise_rows());
-    memory::check("--dimension", dimension, dimension as f64 * 8.0 * (n + m) as f64)?;
+    // Games are played sixteen at a time, or more where they are small.
+    memory::check("--dimension", dimension, dimension as f64 * 8.0 * 16.0 * (n + m) as f64)?;
     let work = options.trials as f64 * n as f64 * m as f64 * dimension as f64;
     if work > MOST_WORK {
         bail!(Error::Unsupported {

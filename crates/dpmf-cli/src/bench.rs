@@ -3,7 +3,7 @@
 use crate::memory;
 use crate::progress::Spinner;
 use crate::report::{Report, number, table};
-use crate::workload::count;
+use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{bail, ensure};
 use dpmf::factorize::quiet;
 use dpmf::family::{Budget, Knob, Selector};
@@ -96,9 +96,13 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         bail!(Error::InvalidArgument { name, value, rule });
     }
     // Two rows, their copies, and buffers in both arithmetics, of which the exact one has wider numbers.
-    let buffers =
-        if args.files.is_empty() { args.buffers.iter().copied().max().unwrap_or(0).min(64) } else { 0 };
+    let kept = |name: &String| !["none", "independent"].contains(&name.as_str());
+    let buffers = match args.files.is_empty() && args.mechanism.iter().any(kept) {
+        true => args.buffers.iter().copied().max().unwrap_or(0).min(64),
+        false => 0,
+    };
     memory::check("--dimension", args.dimension, args.dimension as f64 * (16 + 16 * buffers) as f64)?;
+    memory::check("--steps", args.steps, args.steps as f64 * BYTES_A_STEP)?;
     // Zero means all cores, or what RAYON_NUM_THREADS says.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads.unwrap_or(0)).build()?;
     pool.install(|| noise(args))

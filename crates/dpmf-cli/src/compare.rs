@@ -2,6 +2,7 @@
 
 use crate::progress::Spinner;
 use crate::report::{Report, note, number, table};
+use crate::words;
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::Selector;
 use dpmf::comparison::Row;
@@ -27,7 +28,7 @@ pub struct Args {
     buffers: Vec<usize>,
 
     /// Only these mechanisms, by name or with a choice such as optimal:buffers=3
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
     mechanism: Vec<Selector>,
 }
 

@@ -26,6 +26,7 @@ mod progress;
 mod report;
 mod sweep;
 mod train;
+mod words;
 mod workload;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};

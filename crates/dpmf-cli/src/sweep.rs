@@ -1,14 +1,16 @@
 //! `dpmf sweep`.
 
 use crate::caution;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::interrupt::{self, Hold};
+use crate::memory;
 use crate::output;
 use crate::plan::shelf;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
-use crate::train::{CLIENTS, SCHEDULE, budgeted, fits, repeatable};
-use crate::workload::count;
+use crate::train::{CLIENTS, SCHEDULE, budgeted, enough, fits, repeatable};
+use crate::words;
+use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
@@ -97,7 +99,7 @@ pub struct Args {
 #[command(next_help_heading = "Grid (lists)")]
 struct Grid {
     /// Mechanisms, or none; with --epochs also planned and dp-sgd
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
     mechanism: Vec<Asked>,
 
     /// ε of the guarantee
@@ -410,8 +412,9 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         let rounds = match (args.fixed.rounds, args.fixed.epochs) {
             (Some(rounds), _) => rounds,
             (None, Some(epochs)) => Request::steps(users as u64, clients as u64, epochs)?,
-            (None, None) => (users / clients.max(1)).min(defaults.rounds),
+            (None, None) => enough(clients, users)?.min(defaults.rounds),
         };
+        memory::check("--rounds", rounds, rounds as f64 * BYTES_A_STEP)?;
         let participation = match (args.fixed.participation, args.fixed.epochs) {
             (Some(participation), _) => participation,
             (None, None | Some(1)) => Participation::Single,
@@ -550,6 +553,13 @@ impl<'a> Sweep<'a> {
                 worker.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a run failed without a message")))
             });
             joined.collect::<Vec<_>>().into_iter().collect::<anyhow::Result<Vec<()>>>()
+        })
+        .map_err(|error| match failure::kind(&error) {
+            "interrupted" => {
+                let how = "interrupted; started again with the same options, the sweep goes on";
+                Failure::interrupted(how).into()
+            }
+            _ => error,
         })?;
         bar.finish_and_clear();
         Ok(())
@@ -569,8 +579,7 @@ impl<'a> Sweep<'a> {
             let mut run = Run::in_memory(model, split, &self.digest, &plan, pace, &self.key)?;
             while run.advance()? {
                 if interrupt::asked() {
-                    let how = "interrupted; started again with the same options, the sweep goes on";
-                    bail!(Failure::interrupted(how));
+                    bail!(Failure::interrupted("interrupted"));
                 }
             }
             let statement = plan.mechanism().and_then(|mechanism| mechanism.privacy());

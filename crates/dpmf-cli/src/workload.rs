@@ -229,9 +229,9 @@ pub fn count(text: &str) -> Result<usize, String> {
         return Ok(value);
     }
     match text.parse::<f64>() {
-        Ok(x) if x.fract() != 0.0 || x.is_nan() => Err("it is not a whole number".into()),
         Ok(x) if x < 0.0 => Err("it is negative, and cannot count anything".into()),
         Ok(x) if x > LARGEST_COUNT as f64 => Err("it is too large: at most 9e15".into()),
+        Ok(x) if x.fract() != 0.0 || x.is_nan() => Err("it is not a whole number".into()),
         Ok(x) => Ok(x as usize),
         Err(_) => Err("it is not a whole number, such as 2048 or 1e6".into()),
     }

@@ -211,6 +211,8 @@ fn shells_complete_commands_flags_and_values() {
     assert_eq!(completed("dpmf tr"), "train");
     assert_eq!(completed("dpmf train --resu"), "--resume");
     assert_eq!(completed("dpmf factorize --solver ne"), "newton");
+    assert_eq!(completed("dpmf train --mechanism plan"), "planned");
+    assert_eq!(completed("dpmf account --adjacency add"), "add-or-remove");
 }
 
 #[test]

@@ -225,6 +225,7 @@ fn what_no_machine_can_hold_is_refused_with_its_flag() {
             "error: --dimension is 1000000000000, which needs ",
         ),
         (&["factorize", "--steps", "1e15"], "error: --steps is 1000000000000000, which needs "),
+        (&["train", "--rounds", "9e15"], "error: --rounds is 9000000000000000, which needs "),
     ] {
         let seen = desk.dpmf(words);
         assert_eq!((seen.code, seen.out.as_str()), (Some(1), ""), "{seen:?}");

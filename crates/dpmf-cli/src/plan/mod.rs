@@ -8,6 +8,7 @@ use crate::memory;
 use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number, table};
+use crate::words;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use dpmf::accounting::{Adjacency, PrivacyUnit};
 use dpmf::mechanism::Conditions;
@@ -110,7 +111,7 @@ struct RunArgs {
     clip: f64,
 
     /// Which data sets are neighbours: replace-with-zero or add-or-remove
-    #[arg(long, default_value = "replace-with-zero")]
+    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
     adjacency: Adjacency,
 
     /// Whose data is protected as one piece: record or user

@@ -6,6 +6,7 @@ use super::scale::Scale;
 use super::svg::{Anchor, Color, Svg};
 use crate::progress::Spinner;
 use crate::report::Report;
+use crate::words;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::{Representation, Selector};
@@ -29,7 +30,7 @@ pub struct Args {
     solver: SolverArgs,
 
     /// The mechanism to show
-    #[arg(long, value_name = "NAME", default_value = "optimal:dense")]
+    #[arg(long, value_name = "NAME", default_value = "optimal:dense", value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
     mechanism: Selector,
 
     /// The picture, .svg

@@ -13,7 +13,8 @@ use crate::output;
 use crate::plan::shelf;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, note, table};
-use crate::workload::{OptimizerArgs, count};
+use crate::words;
+use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Arithmetic, LedgerFile, Release};
@@ -67,7 +68,7 @@ pub struct Args {
     /// sampling; a name of `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4; none for no
     /// noise. By default planned with --epochs and optimal without; for the data sets that come with dpmf, which are public,
     /// others beside it
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
     mechanism: Vec<Asked>,
 
     /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
@@ -140,7 +141,7 @@ pub struct RecipeArgs {
     pub delta: f64,
 
     /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
-    #[arg(long, value_name = "exact|float", default_value = "exact")]
+    #[arg(long, value_name = "exact|float", default_value = "exact", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
     pub arithmetic: Arithmetic,
 
     /// Server momentum β
@@ -226,6 +227,14 @@ impl Chance {
     }
 }
 
+/// Rounds of a pass.
+pub fn enough(clients: usize, users: usize) -> anyhow::Result<usize> {
+    match users / clients.max(1) {
+        0 => bail!("--clients is {clients}, but there are {users} users to train on"),
+        rounds => Ok(rounds),
+    }
+}
+
 /// Server step sizes where nothing is said.
 pub const SCHEDULE: &str = "cooldown:0.25:0.05";
 
@@ -256,8 +265,9 @@ impl RecipeArgs {
             (Some(rounds), _, _) => rounds,
             (None, Some(epochs), _) => Request::steps(users as u64, clients as u64, epochs)?,
             (None, None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
-            (None, None, None) => (users / clients.max(1)).min(defaults.rounds),
+            (None, None, None) => enough(clients, users)?.min(defaults.rounds),
         };
+        memory::check("--rounds", rounds, rounds as f64 * BYTES_A_STEP)?;
         let participation = match (sampling.participation(rounds)?, self.participation, self.epochs) {
             (Some(meant), None, _) => meant,
             (_, Some(participation), _) => participation,
