@@ -14,6 +14,7 @@ mod ledger;
 mod matrix;
 mod noise;
 mod output;
+mod page;
 mod plan;
 mod plot;
 mod progress;

@@ -1,5 +1,7 @@
 //! `dpmf sweep`.
 
+mod page;
+
 use crate::plan::shelf;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
@@ -8,6 +10,7 @@ use crate::workload::count;
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
+use dpmf::disk::{self, Access};
 use dpmf::planner::{self, Planner, Request, silent};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
@@ -31,7 +34,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are
 /// repeated with other seeds, and only these repetitions are scored on test users. Runs are independent and go on in
 /// parallel; results are appended to DIR/runs.jsonl as they come, so an interrupted sweep goes on when it is started
-/// again.
+/// again. DIR/report.html shows what was chosen and how, also of a sweep that was interrupted.
 ///
 /// With --epochs every user takes part that often, and a mechanism may be planned or dp-sgd, each with its own sampler.
 ///
@@ -235,6 +238,28 @@ impl Group {
         Ok(best.0)
     }
 
+    /// The runs on test users.
+    fn repetitions(&self, args: &Args, best: usize, task: &str) -> anyhow::Result<Vec<Job>> {
+        (1..=args.repeats as u64)
+            .map(|seed| Recipe { seed, ..self.candidates[best].clone() })
+            .map(|recipe| Job::new(self.asked, recipe, Purpose::Report, task))
+            .collect()
+    }
+
+    /// Server learning rates that have been tried, each with the best validation accuracy that it gave.
+    fn tried(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
+        let mut tried: Vec<(f64, f64)> = Vec::new();
+        for line in self.tuning(args, task)?.iter().filter_map(|job| sweep.line(&job.id)) {
+            let (rate, accuracy) = (line.recipe.server_learning_rate, line.outcome.validation.accuracy);
+            match tried.iter_mut().find(|known| known.0 == rate) {
+                Some(known) => known.1 = known.1.max(accuracy),
+                None => tried.push((rate, accuracy)),
+            }
+        }
+        tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(tried)
+    }
+
     /// Adds the next server learning rate beyond the best one, where that is the smallest or the largest tried.
     fn widen(&mut self, best: usize) -> anyhow::Result<bool> {
         let mut rates: Vec<f64> = self.candidates.iter().map(|recipe| recipe.server_learning_rate).collect();
@@ -307,8 +332,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         for group in &groups {
             jobs.extend(group.tuning(args, &name)?);
         }
-        sweep.all(&jobs, "tuning")?;
         tuning = jobs.len();
+        let done = sweep.all(&jobs, "tuning");
+        write_page(args, &sweep, &rows(args, &groups, &name, &sweep)?, tuning)?;
+        done?;
         let mut widened = false;
         for group in groups.iter_mut().filter(|_| args.widen) {
             let best = group.best(args, &name, &sweep)?;
@@ -318,27 +345,35 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             break;
         }
     }
-    let mut chosen = Vec::new();
     let mut jobs = Vec::new();
     for group in &groups {
-        let best = &group.candidates[group.best(args, &name, &sweep)?];
-        for repeat in 1..=args.repeats as u64 {
-            let recipe = Recipe { seed: repeat, ..best.clone() };
-            jobs.push(Job::new(group.asked, recipe, Purpose::Report, &name)?);
-        }
-        chosen.push(best);
+        jobs.extend(group.repetitions(args, group.best(args, &name, &sweep)?, &name)?);
     }
-    sweep.all(&jobs, "repetitions")?;
-    let rows: Vec<Row> = groups
-        .iter()
-        .zip(chosen)
-        .zip(jobs.chunks(args.repeats))
-        .map(|((group, best), jobs)| {
-            let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
-            Row::new(group.asked, best, group.candidates.len(), &lines)
-        })
-        .collect();
+    let done = sweep.all(&jobs, "repetitions");
+    let rows = rows(args, &groups, &name, &sweep)?;
+    write_page(args, &sweep, &rows, tuning)?;
+    done?;
     report(args, &sweep, &rows, tuning)
+}
+
+/// The rows of the result, with what there is of them so far.
+fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for group in groups {
+        let best = group.best(args, task, sweep).unwrap_or(0);
+        let repetitions = group.repetitions(args, best, task)?;
+        let lines: Vec<Line> = repetitions.iter().filter_map(|job| sweep.line(&job.id)).collect();
+        let tried = group.tried(args, task, sweep)?;
+        let row = Row::new(group.asked, &group.candidates[best], group.candidates.len(), &lines);
+        rows.push(Row { tried, ..row });
+    }
+    Ok(rows)
+}
+
+fn write_page(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<()> {
+    let text = page::page(sweep.task, rows, tuning, sweep.together(args.fixed.delta)?.as_ref());
+    let path = args.out.join(REPORT);
+    Ok(disk::replace(path, Access::Everyone, |file| file.write_all(text.as_bytes()))?)
 }
 
 fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
@@ -449,6 +484,7 @@ struct Sweep<'a> {
 }
 
 const RUNS: &str = "runs.jsonl";
+const REPORT: &str = "report.html";
 
 impl<'a> Sweep<'a> {
     fn open(args: &Args, task: &'a Task, digest: String, means: Means) -> anyhow::Result<Self> {
@@ -598,6 +634,8 @@ struct Row {
     diverged: usize,
     runs: usize,
     curve: Vec<(usize, f64)>,
+    /// Server learning rates that were tried, with their validation accuracy.
+    tried: Vec<(f64, f64)>,
 }
 
 impl Row {
@@ -630,6 +668,7 @@ impl Row {
             diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
             runs: lines.len(),
             curve,
+            tried: Vec::new(),
         }
     }
 
@@ -733,6 +772,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
         "runs": args.out.join(RUNS),
         "summary": csv,
+        "report": args.out.join(REPORT),
     });
     write_summary(&csv, rows)?;
     fs::write(&results, serde_json::to_vec_pretty(&json)?)
@@ -743,10 +783,11 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
     });
     let text = format!(
-        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}",
+        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}\nreport: {}",
         table(&HEAD, &cells),
         args.out.join(RUNS).display(),
-        csv.display()
+        csv.display(),
+        args.out.join(REPORT).display()
     );
     Ok(Report::new(json, text))
 }

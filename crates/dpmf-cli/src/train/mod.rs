@@ -666,7 +666,7 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
     let mut json = serde_json::to_value(&summary)?;
     json["report"] = json!(report);
     write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
-    write(&report, html::page(task, &summary, ended)?.as_bytes())?;
+    write(&report, html::page(task, &summary, ended, folder).as_bytes())?;
     let mut text = String::new();
     if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
         text += &statement.to_string();
