@@ -1,14 +1,17 @@
 //! `dpmf audit`.
 
+mod counted;
+
 use crate::plot::{self, figure};
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 use crate::report::{Report, number, table};
 use crate::workload::count;
 use anyhow::bail;
+use counted::Counted;
 use dpmf::accounting::{Arithmetic, PrivacyStatement};
 use dpmf::audit::{
-    AdversaryKind, AuditOptions, CounterExample, Informed, MatrixMechanism, Neighbours, Promise,
-    SampledReport,
+    AdversaryKind, AuditOptions, CounterExample, Deployed, Informed, MatrixMechanism, Neighbours, Promise,
+    Sampled, SampledReport,
 };
 use dpmf::{Error, Mechanism, Representation, Sampling, accounting, audit, format};
 use serde_json::{Value, json};
@@ -180,17 +183,15 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     }
     let (terms, curve) = (calibration.terms(), calibration.curve());
     let points = audit::promised_points(calibration.epsilon(), |epsilon| curve.delta(epsilon))?;
-    let spinner = Spinner::new("audit");
-    spinner.say(&format!("playing {} games", options.trials));
-    let report = audit::audit_sampled_form(
-        mechanism.form(),
-        calibration.noise_std(),
-        mechanism.sampling(),
-        terms.adjacency,
-        terms.clip,
-        &points,
-        options,
-    )?;
+    let bar = Bar::new(format!("audit, {} games", options.trials), options.trials as usize, 0);
+    let (form, sampling) = (mechanism.form(), mechanism.sampling());
+    let subject = MatrixMechanism::of(form, calibration.noise_std(), 1)?;
+    let model = subject.noise_model()?;
+    let neighbours = Neighbours::drawn(form.steps(), terms.adjacency, terms.clip)?;
+    let (lottery, player) =
+        (Deployed::new(sampling, form.steps())?, Sampled::of(sampling, &model, &neighbours)?);
+    let report =
+        audit::audit_sampled(&Counted(&subject, &bar), &player, &neighbours, &lottery, &points, options)?;
     let (json, text) = told(mechanism.sampling(), &report)?;
     let mut result = Report::new(json, text);
     result.failed = report.refuted();
@@ -266,15 +267,14 @@ pub fn play(
         let epsilon = accounting::gaussian::epsilon(promise.mu, delta)?;
         promise = Promise { epsilon, delta, ..promise };
     }
-    let spinner = Spinner::new("audit");
-    spinner.say(&format!("playing {} games", options.trials));
+    let bar = Bar::new(format!("audit, {} games", options.trials), options.trials as usize, 0);
     let subject = MatrixMechanism::of(mechanism.form(), calibration.noise_std(), dimension)?;
     let model = subject.noise_model()?;
     let terms = calibration.terms();
     let steps = mechanism.workload().steps();
     let neighbours = Neighbours::new(mechanism.participation(), steps, terms.adjacency, terms.clip)?;
     let player = Informed::of(adversary, &model, &neighbours, dimension);
-    Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
+    Ok(audit::audit(&Counted(&subject, &bar), &player, &neighbours, promise, options)?)
 }
 
 fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {

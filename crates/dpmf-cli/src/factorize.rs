@@ -51,7 +51,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let problem = args.workload.problem(&args.solver)?;
-    let spinner = Spinner::new("factorize");
+    let spinner = Spinner::new("factorize").towards(args.solver.gap);
     let clock = Instant::now();
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
     let optimum = problem.optimum(&mut observe)?;

@@ -1,6 +1,6 @@
 //! `dpmf key` and `dpmf noise`.
 
-use crate::progress::Spinner;
+use crate::progress::Bar;
 use crate::report::Report;
 use crate::workload::count;
 use anyhow::{Context, bail};
@@ -111,14 +111,15 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
     };
 
-    let spinner = Spinner::new("noise");
+    let bar = Bar::new("noise", rows.len(), 0);
     let writable = || format!("cannot write {}", args.out.display());
     let mut file = BufWriter::new(create_owner_only(&args.out).with_context(writable)?);
     file.write_all(&npy_header(rows.len(), coordinates.len())).with_context(writable)?;
     stream.skip_to(rows.start)?;
     let mut row = Vec::new();
     for step in rows.clone() {
-        spinner.say(&format!("row {step} of {rows:?}"));
+        bar.reach(step - rows.start);
+        bar.say(&format!("row {step} of {rows:?}"));
         row.clear();
         row.resize(coordinates.len(), 0.0_f32);
         stream.add_next(&mut row)?;

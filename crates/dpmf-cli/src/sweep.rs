@@ -3,6 +3,7 @@
 mod page;
 
 use crate::plan::shelf;
+use crate::progress::Bar;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{budgeted, interrupted};
@@ -17,7 +18,6 @@ use dpmf_train::run::{Run, digest};
 use dpmf_train::{
     Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -518,22 +518,14 @@ impl<'a> Sweep<'a> {
     /// Does the jobs that are not done yet, several at a time.
     fn all(&self, jobs: &[Job], label: &str) -> anyhow::Result<()> {
         let open: Vec<&Job> = jobs.iter().filter(|job| self.line(&job.id).is_none()).collect();
-        let bar = ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) =
-            ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len} runs, {msg} [{elapsed}, {eta} left]")
-        {
-            bar.set_style(style);
-        }
-        bar.set_prefix(label.to_owned());
-        bar.set_position((jobs.len() - open.len()) as u64);
-        bar.reset_eta();
+        let bar = Bar::new(format!("{label}, {} runs", jobs.len()), jobs.len(), jobs.len() - open.len());
         let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<()> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = pool.install(|| self.one(job))?;
-                bar.set_message(format!("{} {:.4}", job.asked, line.outcome.validation.accuracy));
-                bar.inc(1);
+                bar.say(&format!("{} {:.4}", job.asked, line.outcome.validation.accuracy));
+                bar.add(1);
                 self.record(line)?;
             }
             Ok(())
@@ -545,7 +537,6 @@ impl<'a> Sweep<'a> {
             });
             joined.collect::<Vec<_>>().into_iter().collect::<anyhow::Result<Vec<()>>>()
         })?;
-        bar.finish_and_clear();
         Ok(())
     }
 

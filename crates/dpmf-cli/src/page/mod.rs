@@ -77,7 +77,7 @@ impl Page {
     /// Rows under a head. On a phone every row is a card of its own, with the names of the columns in it.
     pub fn table(&mut self, head: &[Column<'_>], rows: &[Vec<String>]) {
         // A browser takes the roles from what it lays out as blocks.
-        self.body += "<table class=cards role=table><thead><tr role=row>";
+        self.body += "<div class=wide><table class=cards role=table><thead><tr role=row>";
         for (name, unit) in head {
             self.put(format_args!("<th scope=col role=columnheader>{}", escape(name)));
             if !unit.is_empty() {
@@ -93,7 +93,7 @@ impl Page {
                 self.put(format_args!("<td role=cell data-name=\"{name}\">{}</td>", escape(cell)));
             }
         }
-        self.body += "</tbody></table>";
+        self.body += "</tbody></table></div>";
     }
 
     /// Names and what they stand for.

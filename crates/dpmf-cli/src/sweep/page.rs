@@ -21,7 +21,7 @@ const HEAD: [(&str, &str); 12] = [
     ("sampling", ""),
     ("schedule", ""),
     ("users", "a round"),
-    ("runs", "of them diverged"),
+    ("runs", ""),
 ];
 
 /// The page, also of a sweep that has not come to its end.
@@ -53,22 +53,30 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     }
 
     page.heading("Chosen settings");
-    page.table(&HEAD, &rows.iter().map(cells).collect::<Vec<_>>());
-    page.note("Chosen by accuracy on validation users; test users were used once, for this table.");
+    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let (differing, shared) = columns(&cells);
+    let of = |row: &Vec<String>| differing.iter().map(|column| row[*column].clone()).collect();
+    page.table(
+        &differing.iter().map(|column| HEAD[*column]).collect::<Vec<_>>(),
+        &cells.iter().map(of).collect::<Vec<_>>(),
+    );
+    page.note(&format!(
+        "Chosen by accuracy on validation users; test users were used once, for this table.{shared}"
+    ));
 
     let accuracy = against_noise(rows);
     if !accuracy.is_empty() {
         page.heading("Accuracy against noise");
-        let words = "Mean over the repetitions, with 95 % intervals.";
-        page.figures(&accuracy.into_iter().map(|panel| (panel, words)).collect::<Vec<_>>());
+        page.note("Mean over the repetitions, with 95 % intervals.");
+        page.figures(&accuracy.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }
     let tried = panels(rows, "tuning", "Server learning rate", true, |row| {
         (row.tried.len() > 1).then(|| row.tried.clone())
     });
     if !tried.is_empty() {
         page.heading("Tuning");
-        let words = "Validation accuracy of the best run at each rate, over everything else that was tuned.";
-        page.figures(&tried.into_iter().map(|panel| (panel, words)).collect::<Vec<_>>());
+        page.note("Validation accuracy of the best run at each rate, over everything else that was tuned.");
+        page.figures(&tried.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }
     let curves = panels(rows, "learning curves", "Round", false, |row| {
         let points = row.curve.iter().map(|(round, accuracy)| (*round as f64, *accuracy));
@@ -81,6 +89,17 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
         page.figures(&curves.into_iter().map(|panel| (panel, words)).collect::<Vec<_>>());
     }
     page.finish()
+}
+
+/// Columns in which rows differ, the first two always; and a sentence on what the others share.
+fn columns(cells: &[Vec<String>]) -> (Vec<usize>, String) {
+    let differs = |column: &usize| *column < 2 || cells.iter().any(|row| row[*column] != cells[0][*column]);
+    let (differing, same): (Vec<usize>, Vec<usize>) = (0..HEAD.len()).partition(differs);
+    let told = same.iter().filter(|column| cells.first().is_some_and(|row| row[**column] != "–"));
+    let words: Vec<String> =
+        told.map(|column| format!("{} {}", HEAD[*column].0, cells[0][*column])).collect();
+    let shared = if words.is_empty() { String::new() } else { format!(" All rows: {}.", words.join(", ")) };
+    (differing, shared)
 }
 
 fn cells(row: &Row) -> Vec<String> {
@@ -108,7 +127,7 @@ fn cells(row: &Row) -> Vec<String> {
         chosen(rounded(&row.best.sampling.to_string())),
         row.schedule().to_owned(),
         row.best.clients.to_string(),
-        format!("{}, {}", row.runs, row.diverged),
+        format!("{} ({} diverged)", row.runs, row.diverged),
     ]
 }
 

@@ -6,7 +6,7 @@ pub mod task;
 use crate::clock;
 use crate::matrix::read_vector;
 use crate::plan::shelf;
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 use crate::report::{Report, duration, table};
 use crate::workload::{OptimizerArgs, count};
 use anyhow::{Context, bail};
@@ -22,7 +22,6 @@ use dpmf_train::{
     Asked, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
     Recipe, Steps, Summary, Users,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs;
@@ -586,14 +585,14 @@ where
     } else {
         Run::begin(place, model, split, plan, Pace::default(), key)?
     };
-    let bar = bar(run.rounds(), label);
+    let bar = Bar::new(label, run.rounds(), run.done());
     let mut burned = false;
     loop {
-        bar.set_position(run.done() as u64);
-        bar.set_message(state(&run));
+        bar.reach(run.done());
+        bar.say(&state(&run));
         if interrupted() {
             run.checkpoint()?;
-            bar.finish_and_clear();
+            drop(bar);
             let name = folder.display();
             bail!("interrupted after {} rounds; go on with dpmf train --resume {name}", run.done());
         }
@@ -603,17 +602,17 @@ where
             Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn && !burned => {
                 let step = run.burn()?;
                 burned = true;
-                bar.println(format!("round {step} burned: its noise is never used"));
+                bar.println(&format!("round {step} burned: its noise is never used"));
             }
             Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
-                bar.finish_and_clear();
+                drop(bar);
                 return Err(anyhow::Error::new(error)
                     .context("the round was released before the crash, and now comes out differently; --burn gives it up"));
             }
             Err(error) => return Err(error.into()),
         }
     }
-    bar.finish_and_clear();
+    drop(bar);
     let outcome = run.finish(Purpose::Report)?;
     if let Some(test) = outcome.test {
         let time = duration(outcome.seconds);
@@ -622,25 +621,16 @@ where
     Ok(outcome)
 }
 
-fn bar(rounds: usize, label: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(rounds as u64), ProgressDrawTarget::stderr());
-    let template = "{prefix} {bar:24} {pos}/{len} rounds, {msg}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.set_prefix(label.to_owned());
-    bar
-}
-
 fn state<M, D>(run: &Run<'_, M, D>) -> String
 where
     M: Model,
     D: Users<Domain = M::Domain>,
 {
     let loss = run.curve().last().map_or(f64::NAN, |point| point.loss);
+    let rounds = format!("{}/{} rounds", run.done(), run.rounds());
     match run.epsilon_spent() {
-        Some(epsilon) => format!("validation loss {loss:.4}, ε spent {epsilon:.3}"),
-        None => format!("validation loss {loss:.4}, no privacy"),
+        Some(epsilon) => format!("{rounds}, loss {loss:.4}, ε spent {epsilon:.3}"),
+        None => format!("{rounds}, loss {loss:.4}, no privacy"),
     }
 }
 

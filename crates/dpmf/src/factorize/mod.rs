@@ -25,6 +25,7 @@ use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// Largest number of steps for which n × n matrices are formed.
 pub const DENSE_LIMIT: usize = 16_384;
@@ -302,6 +303,18 @@ impl Optimum {
     /// Errors: a workload without recurrence; several participations, for which the optimum has about as many states as an
     /// epoch has steps; a tolerance that no order up to 32 reaches.
     pub fn to_state_space(&self, workload: &Workload, target: Target) -> Result<form::StateSpace> {
+        self.to_watched_state_space(workload, target, &mut quiet)
+    }
+
+    /// [`Optimum::to_state_space`] while somebody watches: every stream that is tried, and steps of it as they are made.
+    ///
+    /// Errors: also [`Error::Interrupted`] when the watcher says so.
+    pub fn to_watched_state_space(
+        &self,
+        workload: &Workload,
+        target: Target,
+        observe: Observer<'_>,
+    ) -> Result<form::StateSpace> {
         if self.dual.times() > 1 {
             return Err(Error::Unsupported {
                 what: "the optimum for several participations as a stream of a few states".into(),
@@ -314,7 +327,18 @@ impl Optimum {
                 Order::Tolerance { excess, lower_bound: self.certificate.lower_bound, max: MAX_STATES }
             }
         };
-        form::StateSpace::truncated_for(workload, self.dual.v(), order)
+        let (clock, lower_bound) = (Instant::now(), self.certificate.lower_bound);
+        let (mut iteration, mut loss) = (0, self.certificate.loss);
+        let mut tell = |tried: Option<f64>| {
+            iteration += 1;
+            loss = tried.unwrap_or(loss);
+            let (gap, seconds) = (loss / lower_bound - 1.0, clock.elapsed().as_secs_f64());
+            match observe(&Progress { iteration, loss, lower_bound, gap, seconds }).is_break() {
+                true => Err(Error::Interrupted { iterations: iteration, gap }),
+                false => Ok(()),
+            }
+        };
+        form::StateSpace::truncated_for(workload, self.dual.v(), order, &mut tell)
     }
 
     /// The canonical lower-triangular factorization, scaled to columns of norm 1 at most, with the certificate of its own

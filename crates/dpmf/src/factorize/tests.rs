@@ -292,6 +292,34 @@ fn dense_rows_for_several_epochs_attain_the_certified_loss() {
     assert_eq!(rival.unwrap_err().kind(), "unsupported");
 }
 
+/// Whoever watches hears of every stream that is tried and of steps in between, and may end the fit.
+#[test]
+fn a_fit_of_a_stream_is_told_and_can_be_ended() {
+    let workload = momentum(96, 0.9, "constant");
+    let optimum = optimal(&workload, Solver::Auto, &Options::default(), &mut quiet).unwrap();
+    for target in [Target::Tolerance(1e-3), Target::Buffers(3)] {
+        let mut told = Vec::new();
+        let mut listen = |progress: &Progress| {
+            told.push(*progress);
+            ControlFlow::Continue(())
+        };
+        let watched = optimum.to_watched_state_space(&workload, target, &mut listen).unwrap();
+        assert_eq!(watched, optimum.to_state_space(&workload, target).unwrap());
+        let tried = told.windows(2).filter(|pair| pair[0].loss != pair[1].loss).count();
+        assert!(told.len() >= 32 && tried >= 2, "{told:?}");
+        assert!(told.iter().enumerate().all(|(k, progress)| progress.iteration == k + 1));
+        for end in [1, told.len()] {
+            let mut left = end;
+            let mut stop = |_: &Progress| {
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let ended = optimum.to_watched_state_space(&workload, target, &mut stop).unwrap_err();
+            assert_eq!(ended.kind(), "interrupted");
+        }
+    }
+}
+
 /// The bound of a separation is that of the epochs it allows; fewer participations have a smaller one.
 #[test]
 fn separated_participations_have_the_bound_of_their_epochs() {

@@ -68,7 +68,7 @@ impl Family for StateSpace {
     fn fit(&self, problem: &Problem, budget: &Budget, observe: Observer<'_>) -> Result<Form> {
         let problem = problem.streamable()?;
         let optimum = problem.optimum(observe)?;
-        Ok(Form::StateSpace(optimum.to_state_space(problem.workload(), budget.target())?))
+        Ok(Form::StateSpace(optimum.to_watched_state_space(problem.workload(), budget.target(), observe)?))
     }
 }
 
@@ -80,5 +80,5 @@ fn optimum(problem: &Problem, budget: &Budget, observe: Observer<'_>) -> Result<
     if budget.dense || several || workload.recurrence().is_none() {
         return Ok(Form::Dense(optimum.to_dense(workload)?.0));
     }
-    Ok(Form::StateSpace(optimum.to_state_space(workload, budget.target())?))
+    Ok(Form::StateSpace(optimum.to_watched_state_space(workload, budget.target(), observe)?))
 }

@@ -60,7 +60,11 @@ impl Family for Recall {
         let pattern = problem.participation().pattern(problem.steps())?;
         let Some(stride) = pattern.separation else {
             let optimum = problem.optimum(observe)?;
-            return Ok(Form::StateSpace(optimum.to_state_space(workload, budget.target())?));
+            return Ok(Form::StateSpace(optimum.to_watched_state_space(
+                workload,
+                budget.target(),
+                observe,
+            )?));
         };
         let steps = problem.steps();
         let most = steps.div_ceil(stride) - 1;

@@ -127,14 +127,19 @@ impl StateSpace {
         check_lengths(recurrence)?;
         let measure = Plant::new(recurrence)?;
         let energy = |filter: &Self| filter.row_norms_sq_after_plant(&measure).iter().sum();
-        truncate::truncated(Plant::new(recurrence)?, v, order, &energy)
+        truncate::truncated(Plant::new(recurrence)?, v, order, &energy, &mut |_| Ok(()))
     }
 
     /// [`StateSpace::truncated`] for a workload that is a recurrence, from the states of its optimizer; its own loss
     /// decides the order.
-    pub(crate) fn truncated_for(workload: &Workload, v: &[f64], order: Order) -> Result<Self> {
+    pub(crate) fn truncated_for(
+        workload: &Workload,
+        v: &[f64],
+        order: Order,
+        tell: truncate::Listener<'_>,
+    ) -> Result<Self> {
         let energy = |filter: &Self| filter.decoder_row_norms_sq(workload).iter().sum();
-        truncate::truncated(plant(workload)?, v, order, &energy)
+        truncate::truncated(plant(workload)?, v, order, &energy, tell)
     }
 
     /// Independent noise, `N = C = I`: the filter of no states, the mechanism of DP-SGD.

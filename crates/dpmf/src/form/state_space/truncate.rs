@@ -34,6 +34,13 @@ const COVARIANCE_FLOOR: f64 = 1e-6;
 /// Most states that the first attempt at a tolerance tells apart.
 const FIRST_ATTEMPT: usize = 12;
 
+/// Hears of a fit while it goes on: the loss of what was tried, or nothing where steps of a filter are made. Its error ends the
+/// fit.
+pub(crate) type Listener<'a> = &'a mut dyn FnMut(Option<f64>) -> Result<()>;
+
+/// How often steps of a filter are told of while they are made.
+const TOLD: usize = 32;
+
 pub(super) fn optimal(plant: Plant<'_>, v: &[f64], tolerance: f64) -> Result<StateSpace> {
     let sweep = Sweep::new(plant, v, tolerance)?;
     let mut assembly = Assembly::new(sweep.steps(), sweep.states());
@@ -47,6 +54,7 @@ pub(super) fn truncated(
     v: &[f64],
     order: Order,
     energy: &dyn Fn(&StateSpace) -> f64,
+    tell: Listener<'_>,
 ) -> Result<StateSpace> {
     match order {
         Order::Fixed(order) => {
@@ -58,10 +66,11 @@ pub(super) fn truncated(
         }
         Order::AtMost(order) => {
             let sweep = Sweep::new(plant, v, COVARIANCE_ERROR)?;
-            let record = Record::of(&sweep, order.min(sweep.useful_states()))?;
+            let record = Record::of(&sweep, order.min(sweep.useful_states()), tell)?;
             let mut best: Option<(f64, StateSpace)> = None;
             for order in 0..=record.order {
                 let (loss, filter) = deployed(record.replay(order)?, energy)?;
+                tell(Some(loss))?;
                 if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                     best = Some((loss, filter));
                 }
@@ -81,7 +90,7 @@ pub(super) fn truncated(
             let coarse = (0.1 * excess.sqrt()).clamp(COVARIANCE_FLOOR, 1e-2);
             let mut failure = None;
             for tolerance in [coarse, COVARIANCE_FLOOR] {
-                match target.reach(&Sweep::new(plant.clone(), v, tolerance)?, max)? {
+                match target.reach(&Sweep::new(plant.clone(), v, tolerance)?, max, tell)? {
                     Ok(filter) => return Ok(filter),
                     Err(error) => failure = Some(error),
                 }
@@ -114,12 +123,12 @@ struct Target<'a> {
 
 impl Target<'_> {
     /// The smallest filter of up to `max` states that reaches the target, or why there is none.
-    fn reach(&self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
+    fn reach(&self, sweep: &Sweep<'_>, max: usize, tell: Listener<'_>) -> Result<Result<StateSpace>> {
         let max = max.min(sweep.useful_states());
         let mut room = FIRST_ATTEMPT.min(max);
         loop {
-            let record = Record::of(sweep, room)?;
-            let (least, found) = self.search(&record)?;
+            let record = Record::of(sweep, room, tell)?;
+            let (least, found) = self.search(&record, tell)?;
             match found {
                 Some(filter) => return Ok(Ok(filter)),
                 None if room < max => room = (room + FIRST_ATTEMPT).min(max),
@@ -136,10 +145,11 @@ impl Target<'_> {
     }
 
     /// The smallest filter that reaches the target, if any, and the least excess seen.
-    fn search(&self, record: &Record) -> Result<(f64, Option<StateSpace>)> {
+    fn search(&self, record: &Record, tell: Listener<'_>) -> Result<(f64, Option<StateSpace>)> {
         let max = record.order;
-        let attempt = |order: usize| -> Result<(f64, StateSpace)> {
+        let mut attempt = |order: usize| -> Result<(f64, StateSpace)> {
             let (loss, filter) = deployed(record.replay(order)?, self.energy)?;
+            tell(Some(loss))?;
             Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;
@@ -186,12 +196,20 @@ struct Record {
 
 impl Record {
     /// The sweep in bases of `order` states.
-    fn of(sweep: &Sweep<'_>, order: usize) -> Result<Self> {
+    fn of(sweep: &Sweep<'_>, order: usize, tell: Listener<'_>) -> Result<Self> {
         let steps = sweep.steps();
         let values = Vec::with_capacity(steps * (order + 1) * (order + 1));
         let mut record = Self { steps, order, values, lost: vec![0.0; order + 1] };
-        sweep.truncated(order, |step| record.push(&step))?;
-        Ok(record)
+        let (mut made, stride) = (0, steps.div_ceil(TOLD));
+        let mut heard = Ok(());
+        sweep.truncated(order, |step| {
+            record.push(&step);
+            made += 1;
+            if made % stride == 0 && heard.is_ok() {
+                heard = tell(None);
+            }
+        })?;
+        heard.map(|()| record)
     }
 
     fn push(&mut self, step: &FullStep<'_>) {
