@@ -65,7 +65,7 @@ fn a_line_of_progress_fits_a_narrow_terminal() {
     json(&[
         "calibrate",
         "--steps",
-        "256",
+        "64",
         "--mechanism",
         "tree",
         "--epsilon",
@@ -84,7 +84,7 @@ fn a_line_of_progress_fits_a_narrow_terminal() {
             "--data",
             &data,
             "--rounds",
-            "60",
+            "40",
             "--clients",
             "10",
             "--mechanism",
@@ -94,21 +94,23 @@ fn a_line_of_progress_fits_a_narrow_terminal() {
         ];
         let commands: [(&str, &[&str]); 4] = [
             ("honaker-online", &train),
-            ("gap", &["factorize", "--steps", "512", "--solver", "dense", "--momentum", "0.9"]),
+            ("gap", &["factorize", "--steps", "192", "--solver", "dense", "--momentum", "0.9"]),
             (
                 "plan",
                 &[
                     "plan",
                     "--examples",
-                    "20000",
+                    "2000",
                     "--batch",
-                    "100",
+                    "200",
                     "--epochs",
                     "2",
                     "--epsilon",
                     "4",
                     "--delta",
                     "1e-5",
+                    "--sampling",
+                    "none",
                 ],
             ),
             ("audit", &["audit", &file, "--trials", "20000"]),
@@ -127,7 +129,7 @@ fn a_line_of_progress_fits_a_narrow_terminal() {
 #[test]
 fn a_log_hears_nothing_of_short_work() {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("dpmf"));
-    command.env_remove("HOME").args(["factorize", "--steps", "512", "--solver", "dense"]);
+    command.env_remove("HOME").args(["factorize", "--steps", "256", "--solver", "dense"]);
     let output = command.output().unwrap();
     assert!(
         output.status.success() && output.stderr.is_empty(),

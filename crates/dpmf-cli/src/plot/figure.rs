@@ -298,7 +298,8 @@ impl Panel {
             let shown = |p: &&(f64, f64)| frame.x.shows(p.0) && frame.y.shows(p.1);
             let Some(last) = series.points.iter().rfind(shown) else { continue };
             let (x, y) = frame.place(*last);
-            let end = (if series.mark == Mark::Level { edge } else { x }, y);
+            let end =
+                (if series.mark == Mark::Level { edge } else { x }, settled(series, frame).unwrap_or(y));
             ends.push((end, wrapped(&series.label, TICK, room - LEADER), series.color));
         }
         ends.sort_by(|a, b| a.0.1.total_cmp(&b.0.1));
@@ -374,6 +375,18 @@ impl Panel {
         }
         (right + 14.0, bottom + 6.0)
     }
+}
+
+/// The middle of a curve near its end, where it goes up and down there: the last point alone would be far from what is seen.
+fn settled(series: &Series, frame: &Frame) -> Option<f64> {
+    let shown = |p: &&(f64, f64)| frame.x.shows(p.0) && frame.y.shows(p.1);
+    let places = series.points.iter().filter(shown).map(|point| frame.place(*point));
+    let near: Vec<f64> =
+        places.filter(|(x, _)| *x >= frame.corner.0 + 0.95 * frame.size.0).map(|(_, y)| y).collect();
+    let turns = near.windows(3).filter(|y| (y[1] - y[0]) * (y[2] - y[1]) < 0.0).count();
+    let (low, high) =
+        near.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(*y), high.max(*y)));
+    (turns >= 3 && high - low > 2.0 * LINE).then_some((low + high) / 2.0)
 }
 
 /// Middles of intervals with given heights, in their order, none over another, between `low` and `high` if they fit, and
@@ -617,6 +630,16 @@ mod tests {
                 assert_eq!((names, overlapping(&text)), (1, None));
             }
         }
+    }
+
+    #[test]
+    fn a_jagged_curve_is_named_where_it_is_seen() {
+        let jagged: Vec<(f64, f64)> =
+            (0..=400).map(|i| (f64::from(i), if i % 2 == 0 { 0.1 } else { 9.9 })).collect();
+        let text =
+            svg(&[panel(vec![series("jagged", jagged), series("low", vec![(0.0, 1.0), (400.0, 1.0)])])]);
+        let middle = |name: &str| boxes(&text).into_iter().find(|(text, _)| text == name).unwrap().1[1];
+        assert!(middle("jagged") < middle("low") - 100.0, "{text}");
     }
 
     #[test]
