@@ -345,7 +345,10 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
     ] {
         assert!(page.contains(part), "{part}");
     }
-    assert!(page.contains(&format!("{:.4} ±", rows[0]["test_accuracy_mean"].as_f64().unwrap())), "{page}");
+    assert!(
+        page.contains(&format!("{:.4}\u{a0}±", rows[0]["test_accuracy_mean"].as_f64().unwrap())),
+        "{page}"
+    );
     for fetched in ["http", "<script", "<link", "<img", "src="] {
         assert!(!page.contains(fetched), "{fetched}");
     }

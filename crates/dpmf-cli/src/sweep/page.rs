@@ -11,7 +11,7 @@ use dpmf_train::{Asked, Choice, Estimate, Privacy};
 /// Columns of the table, with what they count in.
 const HEAD: [(&str, &str); 12] = [
     ("mechanism", ""),
-    ("test accuracy", "mean ± half of a 95 % interval"),
+    ("test accuracy", "± 95 % interval"),
     ("ε", "of a single run"),
     ("σ", "noise multiplier"),
     ("server lr", "tuned"),
@@ -84,9 +84,10 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     });
     if !curves.is_empty() {
         page.heading("Learning curves");
-        let words =
-            "Of the chosen settings, mean over the repetitions, on validation users. Not covered by ε.";
-        page.figures(&curves.into_iter().map(|panel| (panel, words)).collect::<Vec<_>>());
+        page.note(
+            "Of the chosen settings, mean over the repetitions, on validation users. Not covered by ε.",
+        );
+        page.figures(&curves.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }
     page.finish()
 }
@@ -107,7 +108,7 @@ fn cells(row: &Row) -> Vec<String> {
     // Before a run has ended nothing is chosen.
     let chosen = |text: String| if row.runs > 0 { text } else { "–".into() };
     let accuracy = match row.accuracy {
-        Some(Estimate { mean, half_width: Some(half) }) => format!("{mean:.4} ± {half:.4}"),
+        Some(Estimate { mean, half_width: Some(half) }) => format!("{mean:.4}\u{a0}±\u{a0}{half:.4}"),
         Some(Estimate { mean, half_width: None }) => format!("{mean:.4}"),
         None => "–".into(),
     };
