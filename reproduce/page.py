@@ -52,15 +52,38 @@ class Page:
         print(f"   {mark}: {words}", file=sys.stderr, flush=True)
         self.write()
 
+    def note(self, words: str) -> None:
+        self.parts.append(f"<p class=note>{html.escape(words)}</p>")
+
     def write(self) -> None:
-        style = ("body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:72rem;margin:2rem auto;padding:0 1rem}"
-                 "table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow-x:auto;white-space:nowrap}"
-                 "th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
-                 "figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}"
-                 ".yes b{color:#00714f}.no b{color:#b33}.open b{color:#777}")
         held = sum(holds is True for holds, _ in self.verdicts)
         judged = sum(holds is not None for holds, _ in self.verdicts)
-        text = (f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{self.title}</title>"
-                f"<style>{style}</style></head><body><h1>{self.title}</h1><p>{held} of {judged} claims that could be "
+        text = (f"<!doctype html><html lang=en><head><meta charset=utf-8>"
+                f'<meta name=viewport content="width=device-width,initial-scale=1"><title>{self.title}</title>'
+                f"<style>{STYLE}</style></head><body><h1>{self.title}</h1><p>{held} of {judged} claims that could be "
                 f"judged hold in this run.</p>{''.join(self.parts)}</body></html>\n")
         (self.out / "index.html").write_text(text, encoding="utf8")
+
+
+# Figures are drawn for white and keep it in the dark; on a phone they scroll rather than shrink beyond reading.
+STYLE = """
+:root { color-scheme: light dark; --ink: #1e1e1e; --paper: #fff; --soft: #595959; --line: #ddd; --yes: #00714f; --no: #b33 }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --paper: #14171a; --soft: #a9aeb4; --line: #353a40; --yes: #3ecf9a; --no: #ff8a80 }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem;
+  margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word }
+h1 { line-height: 1.2 }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: block; overflow-x: auto; white-space: nowrap }
+th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line) }
+th:first-child, td:first-child { text-align: left }
+figure { margin: 1rem 0; overflow-x: auto }
+figure svg { max-width: 100%; min-width: min(34rem, 100%); height: auto; background: #fff; border-radius: 4px }
+@media (max-width: 40rem) { figure svg { max-width: none; width: 34rem } }
+figcaption, .note { color: var(--soft); font-size: .92rem }
+figcaption { position: sticky; left: 0 }
+.yes b { color: var(--yes) }
+.no b { color: var(--no) }
+.open b { color: var(--soft) }
+@media print { figure, tr { break-inside: avoid } }
+"""

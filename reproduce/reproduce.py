@@ -284,12 +284,14 @@ def solvers(page: Page, dpmf: Dpmf, scale: Scale) -> None:
         page.figure(f"convergence-{steps}", f"Relative gap to the optimum against time, n = {steps}.")
         series = {s["label"]: s["points"] for s in answer["panels"][0]["series"]}
         reached = {label: next((x for x, gap in points if gap <= 1e-5), math.inf) for label, points in series.items()}
-        fixed_point = next(x for label, x in reached.items() if label.startswith("dense, Anderson"))
         rivals = [x for label, x in reached.items() if label.startswith(("Newton", "projected"))]
+        for iteration, name in [("plain", "the paper's plain iteration of the fixed point"),
+                                ("Anderson", "the fixed point with Anderson's acceleration, which is not the paper's,")]:
+            fixed_point = next(x for label, x in reached.items() if label.startswith(f"dense, {iteration}"))
+            page.verdict(all(fixed_point < rival for rival in rivals),
+                         f"n = {steps}: {name} comes within 1e-5 of the optimum before Newton directions and projected gradients")
         told = (f"{label} {f'{x:.3g} s' if x < math.inf else 'not in a minute'}" for label, x in reached.items())
-        page.verdict(all(fixed_point < rival for rival in rivals),
-                     f"n = {steps}: the dense fixed point comes within 1e-5 of the optimum before Newton directions and projected "
-                     f"gradients ({'; '.join(told)})")
+        page.note(f"To a gap of 1e-5: {'; '.join(told)}.")
 
 
 def factors(page: Page, dpmf: Dpmf, scale: Scale) -> None:

@@ -1,4 +1,5 @@
-"""The page of `dpmf plan --page`, in Debian's Chromium through its WebDriver (scripts/setup-chromium).
+"""The page of `dpmf plan --page` and the reports of trainings, in Debian's Chromium through its WebDriver
+(scripts/setup-chromium).
 
 DPMF names the program. While the page is being worked on, DPMF_PAGE may name the address of a server that already runs.
 """
@@ -317,6 +318,14 @@ def test_the_saved_file_verifies(page):
     assert done.returncode == 0, done.stdout
 
 
+def crowding():
+    """How much longer work takes than the processor time it gets: 1 on an idle machine."""
+    begun, spent = time.perf_counter(), time.process_time()
+    while time.process_time() - spent < 0.1:
+        sum(range(1000))
+    return (time.perf_counter() - begun) / (time.process_time() - spent)
+
+
 def test_an_answer_takes_less_than_a_second(page):
     """Every preset has at most 2000 steps; the first answer may warm up what others reuse."""
     slider = "#epsilon-slider"
@@ -325,6 +334,65 @@ def test_an_answer_takes_less_than_a_second(page):
         page.answer_to(lambda: page.click(f"#presets button:nth-child({preset})"))
         steps = int(re.match(r"[\d,]+", page.text("#pace"))[0].replace(",", ""))
         assert steps <= 2000
-        # Other work on the machine may slow one answer, not all.
+        # Other work on the machine takes its share of the second.
+        share = crowding()
         seconds = min(page.answer_to(lambda: page.press(slider, ["left"])) for _ in range(4))
-        assert 0.1 < seconds < 1, f"{seconds:.2f} s for {steps} steps"
+        share = max(share, crowding())
+        assert 0.1 < seconds < share, f"{seconds:.2f} s for {steps} steps, {share:.2f} times what an idle machine takes"
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """Addresses of the reports of a small training and a small sweep."""
+    folder = tmp_path_factory.mktemp("reports")
+    data = folder / "messages.csv"
+    lines = [f"u{user},hello {['sun', 'moon', 'star'][user % 3]} {user % 7}" for user in range(700)]
+    data.write_text("user,text\n" + "\n".join(lines) + "\n")
+    small = ["--data", data, "--rounds", "40", "--clients", "10", "--embedding", "4", "--hidden", "8", "--projection", "0"]
+    train = ["train", *small, "--mechanism", "optimal,honaker-online,independent,none", "--repeats", "2"]
+    sweep = ["sweep", *small, "--mechanism", "optimal,none", "--epsilon", "2,8", "--server-lr", "0.2,0.5,1", "--repeats", "2"]
+    found = {}
+    for name, command in [("train", train), ("sweep", sweep)]:
+        command = [PROGRAM, *map(str, command), "--out", str(folder / name), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        found[name] = f"file://{json.loads(done.stdout)['report']}"
+    return found
+
+
+OVERLAPS = """
+const found = [];
+for (const svg of document.querySelectorAll('svg')) {
+  const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+  texts.forEach(([one, a], k) => texts.slice(0, k).forEach(([other, b]) => {
+    // Boxes of letters have some air above and below.
+    const air = 0.2 * Math.min(a.height, b.height);
+    if (a.left < b.right && b.left < a.right && a.top + air < b.bottom && b.top + air < a.bottom) found.push([one, other]);
+  }));
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["train", "sweep"])
+def test_reports_fit_their_screens_in_light_and_dark(browser, reports, name, width):
+    browser.wide(width)
+    grounds = []
+    for scheme in ["light", "dark"]:
+        browser.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        browser.call("/url", url=reports[name])
+        browser.run("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        assert browser.run("return document.scrollingElement.scrollWidth") <= width
+        assert browser.run("return document.querySelectorAll('svg').length") >= 4
+        cut = "return [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        assert browser.run(cut) == 0
+        letters = (
+            "return Math.min(...[...document.querySelectorAll('svg text')].map(text =>"
+            " parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a || Infinity))"
+        )
+        assert browser.run(letters) >= 9.5
+        assert browser.run(OVERLAPS) == []
+        grounds.append(browser.run("return getComputedStyle(document.body).backgroundColor"))
+    browser.devtools("Emulation.setEmulatedMedia", features=[])
+    assert grounds[0] == "rgb(255, 255, 255)" and grounds[1] != grounds[0]

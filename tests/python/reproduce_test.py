@@ -140,3 +140,22 @@ def test_clipped_sums_of_the_language_model_are_those_of_autograd(fashion):
     contexts = torch.randint(5, (6, language.LENGTH, language.CONTEXT), generator=generator)
     targets = torch.randint(-1, 5, (6, language.LENGTH), generator=generator)
     assert language.check((contexts, targets)) < 1e-9
+
+
+def test_convergence_judges_the_papers_iteration_and_its_acceleration(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    import reproduce
+    from page import Page
+
+    def drawn(*_):
+        (tmp_path / "convergence-128.svg").write_text("<svg></svg>")
+        ends = {"dense, Anderson": 1, "dense, plain (the paper's)": 5, "Newton directions": 3, "projected gradients": 9}
+        series = [{"label": f"{name}, 7 iterations", "points": [[0.1, 1e-2], [x, 1e-6]]} for name, x in ends.items()]
+        return {"panels": [{"series": series}]}
+
+    drawn.out = tmp_path
+    page = Page(tmp_path, "title")
+    reproduce.solvers(page, drawn, reproduce.SCALES["quick"])
+    (plain, paper), (accelerated, ours) = page.verdicts
+    assert (plain, accelerated) == (False, True)
+    assert "plain" in paper and "Anderson" in ours

@@ -375,7 +375,7 @@ fn load_or_make(args: &CalibrateArgs) -> anyhow::Result<Mechanism> {
         }
         return Ok(format::load(path)?);
     }
-    let spinner = Spinner::new("calibrate");
+    let spinner = Spinner::new("calibrate").towards(args.solver.gap);
     let problem = args.workload.problem(&args.solver)?;
     Ok(problem.mechanism(args.mechanism, &mut |progress| spinner.observe(progress))?)
 }

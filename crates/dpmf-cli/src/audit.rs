@@ -1,5 +1,7 @@
 //! `dpmf audit`.
 
+mod counted;
+
 use crate::memory;
 use crate::output;
 use crate::plot::{self, figure};
@@ -8,10 +10,11 @@ use crate::report::{Report, number, table};
 use crate::words;
 use crate::workload::count;
 use anyhow::bail;
+use counted::Counted;
 use dpmf::accounting::{Arithmetic, PrivacyStatement};
 use dpmf::audit::{
-    AdversaryKind, AuditOptions, AuditRng, CounterExample, Deployed, Informed, MatrixMechanism, Neighbours,
-    Promise, Sampled, SampledReport, Session, StreamMechanism,
+    AdversaryKind, AuditOptions, CounterExample, Deployed, Informed, MatrixMechanism, Neighbours, Promise,
+    Sampled, SampledReport,
 };
 use dpmf::{Error, Mechanism, Representation, Sampling, accounting, audit, format};
 use serde_json::{Value, json};
@@ -158,28 +161,6 @@ fn more(args: &Args, trials: u64) -> String {
     }
 }
 
-/// A mechanism whose games are counted as they begin.
-struct Counted<'a> {
-    mechanism: &'a dyn StreamMechanism,
-    bar: Bar,
-}
-
-impl StreamMechanism for Counted<'_> {
-    fn steps(&self) -> usize {
-        self.mechanism.steps()
-    }
-
-    fn dimension(&self) -> usize {
-        self.mechanism.dimension()
-    }
-
-    fn start(&self, games: usize, rng: &mut AuditRng) -> dpmf::Result<Box<dyn Session + '_>> {
-        let session = self.mechanism.start(games, rng)?;
-        self.bar.advance(games as u64);
-        Ok(session)
-    }
-}
-
 /// Who plays against a mechanism.
 #[derive(Clone, Copy)]
 pub enum Player {
@@ -259,9 +240,10 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     let neighbours = Neighbours::drawn(steps, terms.adjacency, terms.clip)?;
     let lottery = Deployed::new(mechanism.sampling(), steps)?;
     let player = Sampled::of(mechanism.sampling(), &model, &neighbours)?;
-    let subject = Counted { mechanism: &subject, bar: Bar::new("audit", options.trials, "games") };
+    let bar = Bar::new(format!("audit, {} games", options.trials), options.trials as usize, 0);
+    let subject = Counted(&subject, &bar);
     let report = audit::audit_sampled(&subject, &player, &neighbours, &lottery, &points, options)?;
-    drop(subject);
+    drop(bar);
     let (json, mut text) = told(mechanism.sampling(), &report)?;
     text += &more(args, options.trials);
     let mut result = Report::new(json, text);
@@ -346,8 +328,8 @@ pub fn play(
     let steps = mechanism.workload().steps();
     let neighbours = Neighbours::new(mechanism.participation(), steps, terms.adjacency, terms.clip)?;
     let player = Informed::of(adversary, &model, &neighbours, dimension);
-    let subject = Counted { mechanism: &subject, bar: Bar::new("audit", options.trials, "games") };
-    Ok(audit::audit(&subject, &player, &neighbours, promise, options)?)
+    let bar = Bar::new(format!("audit, {} games", options.trials), options.trials as usize, 0);
+    Ok(audit::audit(&Counted(&subject, &bar), &player, &neighbours, promise, options)?)
 }
 
 fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {

@@ -1,7 +1,7 @@
 //! `dpmf bench`.
 
 use crate::memory;
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 use crate::report::{Report, number, table};
 use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{bail, ensure};
@@ -137,9 +137,12 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
     let (field_seconds, exact_field_seconds) = (median(&mut fills), median(&mut exact_fills));
     let rate = |seconds: f64| d as f64 / seconds;
 
+    drop(spinner);
+    let bar = Bar::new("bench noise", subjects.len(), 0);
     let mut rows = Vec::new();
-    for (name, mechanism) in &subjects {
-        spinner.say(name);
+    for (done, (name, mechanism)) in subjects.iter().enumerate() {
+        bar.reach(done);
+        bar.say(name);
         rows.push(measure(name, mechanism, args, &key, &mut row)?);
     }
     let cells: Vec<Vec<String>> = rows

@@ -34,7 +34,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let problem = args.workload.problem(&args.solver)?;
-    let spinner = Spinner::new("compare");
+    let spinner = Spinner::new("compare").towards(args.solver.gap);
     let selectors = family::table(&args.mechanism, &args.buffers);
     let comparison = problem.compare(&selectors, &mut |progress| spinner.observe(progress))?;
     for (name, reason) in &comparison.left_out {

@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         output::check(path)?;
     }
     let problem = args.workload.problem(&args.solver)?;
-    let spinner = Spinner::new("factorize");
+    let spinner = Spinner::new("factorize").towards(args.solver.gap);
     let clock = Instant::now();
     let mut observe = |progress: &dpmf::factorize::Progress| spinner.observe(progress);
     let optimum = problem.optimum(&mut observe)?;

@@ -20,6 +20,7 @@ mod memory;
 mod model;
 mod noise;
 mod output;
+mod page;
 mod plan;
 mod plot;
 mod progress;

@@ -2,7 +2,7 @@
 
 use crate::memory;
 use crate::output;
-use crate::progress::Spinner;
+use crate::progress::Bar;
 use crate::report::{Report, note};
 use crate::words;
 use crate::workload::count;
@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
     };
 
-    let spinner = Spinner::new("noise");
+    let bar = Bar::new("noise", rows.len(), 0);
     stream.skip_to(rows.start)?;
     // An error of the stream would be told as one of the disk.
     let mut failed = None;
@@ -139,7 +139,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         file.write_all(&npy_header(rows.len(), coordinates.len()))?;
         let mut row = Vec::new();
         for step in rows.clone() {
-            spinner.say(&format!("row {step} of {rows:?}"));
+            bar.reach(step - rows.start);
+            bar.say(&format!("row {step} of {rows:?}"));
             row.clear();
             row.resize(coordinates.len(), 0.0_f32);
             if let Err(error) = stream.add_next(&mut row) {

@@ -129,11 +129,33 @@ pub fn number(x: f64) -> String {
     }
 }
 
+/// Words such as `cyclic-poisson:1:0.0109090909` with their numbers to four digits.
+pub fn rounded(words: &str) -> String {
+    let four = |word: &str| match word.parse::<f64>() {
+        Ok(x) if word.len() > 8 => format!("{x:.3e}").parse::<f64>().unwrap_or(x).to_string(),
+        _ => word.to_owned(),
+    };
+    words.split(':').map(four).collect::<Vec<_>>().join(":")
+}
+
 /// A duration for people.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.0} ms", s * 1e3),
         s if s < 120.0 => format!("{s:.1} s"),
         s => format!("{:.0} min {:02.0} s", (s / 60.0).floor(), s % 60.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_numbers_in_words_are_rounded_and_short_ones_stay() {
+        assert_eq!(rounded("cyclic-poisson:1:0.0001129477673050098"), "cyclic-poisson:1:0.0001129");
+        assert_eq!(rounded("balls-in-bins:92"), "balls-in-bins:92");
+        assert_eq!(rounded("cyclic-poisson:64:0.015625"), "cyclic-poisson:64:0.015625");
+        assert_eq!(rounded("none"), "none");
     }
 }

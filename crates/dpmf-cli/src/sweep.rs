@@ -1,11 +1,14 @@
 //! `dpmf sweep`.
 
+mod page;
+
 use crate::caution;
 use crate::failure::{self, Failure};
 use crate::interrupt::{self, Hold};
 use crate::memory;
 use crate::output;
 use crate::plan::shelf;
+use crate::progress::Bar;
 use crate::report::{Report, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{CLIENTS, SCHEDULE, budgeted, enough, fits, repeatable};
@@ -21,7 +24,6 @@ use dpmf_train::run::{Run, digest};
 use dpmf_train::{
     Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -39,7 +41,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are
 /// repeated with other seeds, and only these repetitions are scored on test users. Runs are independent and go on in
 /// parallel; results are appended to DIR/runs.jsonl as they come, so an interrupted sweep goes on when it is started
-/// again.
+/// again. DIR/report.html shows what was chosen and how, also of a sweep that was interrupted.
 ///
 /// With --epochs every user takes part that often, and a mechanism may be planned or dp-sgd, each with its own sampler.
 ///
@@ -256,6 +258,28 @@ impl Group {
         hash(&(self.asked, row, task))
     }
 
+    /// The runs on test users.
+    fn repetitions(&self, args: &Args, best: usize, task: &str) -> anyhow::Result<Vec<Job>> {
+        (1..=args.repeats as u64)
+            .map(|seed| Recipe { seed, ..self.candidates[best].clone() })
+            .map(|recipe| Job::new(self.asked, recipe, Purpose::Report, task))
+            .collect()
+    }
+
+    /// Server learning rates that have been tried, each with the best merit on validation users that it gave.
+    fn tried(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
+        let mut tried: Vec<(f64, f64)> = Vec::new();
+        for line in self.tuning(args, task)?.iter().filter_map(|job| sweep.line(&job.id)) {
+            let (rate, merit) = (line.recipe.server_learning_rate, line.outcome.validation.merit());
+            match tried.iter_mut().find(|known| known.0 == rate) {
+                Some(known) => known.1 = known.1.max(merit),
+                None => tried.push((rate, merit)),
+            }
+        }
+        tried.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(tried)
+    }
+
     /// Adds the next server learning rate beyond the best one, where that is the smallest or the largest tried.
     fn widen(&mut self, best: usize) -> anyhow::Result<bool> {
         let mut rates: Vec<f64> = self.candidates.iter().map(|recipe| recipe.server_learning_rate).collect();
@@ -343,8 +367,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         for group in &groups {
             jobs.extend(group.tuning(args, &name)?);
         }
-        sweep.all(&jobs, "tuning")?;
         tuning = jobs.len();
+        let done = sweep.all(&jobs, "tuning");
+        write_page(args, &sweep, &rows(args, &groups, &name, &sweep)?, tuning)?;
+        done?;
         let mut widened = false;
         for group in groups.iter_mut().filter(|_| args.widen) {
             let best = group.best(args, &name, &sweep)?;
@@ -354,27 +380,36 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             break;
         }
     }
-    let mut chosen = Vec::new();
     let mut jobs = Vec::new();
     for group in &groups {
-        let best = &group.candidates[group.best(args, &name, &sweep)?];
-        for repeat in 1..=args.repeats as u64 {
-            let recipe = Recipe { seed: repeat, ..best.clone() };
-            jobs.push(Job::new(group.asked, recipe, Purpose::Report, &name)?);
-        }
-        chosen.push(best);
+        jobs.extend(group.repetitions(args, group.best(args, &name, &sweep)?, &name)?);
     }
-    sweep.all(&jobs, "repetitions")?;
-    let rows: Vec<Row> = groups
-        .iter()
-        .zip(chosen)
-        .zip(jobs.chunks(args.repeats))
-        .map(|((group, best), jobs)| {
-            let lines: Vec<Line> = jobs.iter().filter_map(|job| sweep.line(&job.id)).collect();
-            Ok(Row::new(group.id(&name)?, group.asked, best, group.candidates.len(), &lines))
-        })
-        .collect::<anyhow::Result<_>>()?;
+    let done = sweep.all(&jobs, "repetitions");
+    let rows = rows(args, &groups, &name, &sweep)?;
+    write_page(args, &sweep, &rows, tuning)?;
+    done?;
     report(args, &sweep, &rows, tuning)
+}
+
+/// The rows of the result, with what there is of them so far.
+fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for group in groups {
+        let best = group.best(args, task, sweep).unwrap_or(0);
+        let repetitions = group.repetitions(args, best, task)?;
+        let lines: Vec<Line> = repetitions.iter().filter_map(|job| sweep.line(&job.id)).collect();
+        let tried = group.tried(args, task, sweep)?;
+        let id = group.id(task)?;
+        let row = Row::new(id, group.asked, &group.candidates[best], group.candidates.len(), &lines);
+        rows.push(Row { tried, ..row });
+    }
+    Ok(rows)
+}
+
+fn write_page(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<()> {
+    let text = page::page(sweep.task, rows, tuning, sweep.together(args.fixed.delta)?.as_ref());
+    let path = args.out.join(REPORT);
+    write(&path, text.as_bytes())
 }
 
 fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
@@ -488,6 +523,7 @@ const MOST_JOBS: usize = 256;
 const RUNS: &str = "runs.jsonl";
 const SUMMARY: &str = "summary.csv";
 const RESULTS: &str = "results.json";
+const REPORT: &str = "report.html";
 
 impl<'a> Sweep<'a> {
     fn open(args: &Args, task: &'a Task, digest: String, means: Means) -> anyhow::Result<Self> {
@@ -529,20 +565,14 @@ impl<'a> Sweep<'a> {
     /// Does the jobs that are not done yet, several at a time.
     fn all(&self, jobs: &[Job], label: &str) -> anyhow::Result<()> {
         let open: Vec<&Job> = jobs.iter().filter(|job| self.line(&job.id).is_none()).collect();
-        let bar = ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{prefix} {pos}/{len} runs, {eta} left, {wide_msg}") {
-            bar.set_style(style);
-        }
-        bar.set_prefix(label.to_owned());
-        bar.set_position((jobs.len() - open.len()) as u64);
-        bar.reset_eta();
+        let bar = Bar::new(format!("{label}, {} runs", jobs.len()), jobs.len(), jobs.len() - open.len());
         let next = AtomicUsize::new(0);
         let work = || -> anyhow::Result<()> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = pool.install(|| self.one(job))?;
-                bar.set_message(format!("{} {:.4}", job.asked, line.outcome.validation.merit()));
-                bar.inc(1);
+                bar.say(&format!("{} {:.4}", job.asked, line.outcome.validation.merit()));
+                bar.add(1);
                 self.record(line)?;
             }
             Ok(())
@@ -561,7 +591,6 @@ impl<'a> Sweep<'a> {
             }
             _ => error,
         })?;
-        bar.finish_and_clear();
         Ok(())
     }
 
@@ -654,6 +683,8 @@ struct Row {
     diverged: usize,
     runs: usize,
     curve: Vec<(usize, f64)>,
+    /// Server learning rates that were tried, with their validation accuracy.
+    tried: Vec<(f64, f64)>,
 }
 
 impl Row {
@@ -687,6 +718,7 @@ impl Row {
             diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
             runs: lines.len(),
             curve,
+            tried: Vec::new(),
         }
     }
 
@@ -800,6 +832,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         "rows": &told,
         "runs": args.out.join(RUNS),
         "summary": csv,
+        "report": args.out.join(REPORT),
     });
     // What other grids found in this directory stays.
     let kept = kept(&results, rows)?;
@@ -819,10 +852,11 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     let warnings = caution::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
     caution::tell(&warnings);
     let text = format!(
-        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}",
+        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
         table(&HEAD, &cells),
         args.out.join(RUNS).display(),
-        csv.display()
+        csv.display(),
+        args.out.join(REPORT).display()
     );
     Ok(Report::new(json, text).warned(warnings))
 }

@@ -88,7 +88,7 @@ fn training_answers_as_the_contract_says() {
     let report = fs::read_to_string(answer["report"].as_str().unwrap()).unwrap();
     assert!(report.contains("<svg") && report.contains("optimal") && report.contains("validation accuracy"));
     assert!(report.len() < 100_000, "{} bytes", report.len());
-    for fetched in ["<script", "<link", "<img", "src="] {
+    for fetched in ["http", "<script", "<link", "<img", "src="] {
         assert!(!report.contains(fetched), "{fetched}");
     }
     // Each run has its own secret, for its owner alone; without noise there is none.
@@ -333,6 +333,25 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
         assert_eq!(line["outcome"]["test"].is_null(), tuning, "test users are for reports alone");
     }
     assert_eq!(fs::read_to_string(out.join("summary.csv")).unwrap().lines().count(), 4);
+
+    // The page stands alone, with a row for each setting and what the tuning saw.
+    let page = fs::read_to_string(answer["report"].as_str().unwrap()).unwrap();
+    assert_eq!(page.matches("<tr role=row><td").count(), 3);
+    for part in [
+        "ε covers single runs, not the tuning",
+        "Tuning",
+        "Accuracy against noise",
+        "prefers-color-scheme:dark",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(
+        page.contains(&format!("{:.4}\u{a0}±", rows[0]["test_accuracy_mean"].as_f64().unwrap())),
+        "{page}"
+    );
+    for fetched in ["http", "<script", "<link", "<img", "src="] {
+        assert!(!page.contains(fetched), "{fetched}");
+    }
 
     // A torn line is done again; the rest is not.
     let text = fs::read_to_string(out.join("runs.jsonl")).unwrap();

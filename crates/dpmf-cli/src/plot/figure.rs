@@ -1,25 +1,13 @@
 //! Figures: panels of line charts side by side, as SVG.
 
 use super::scale::{Scale, Tick};
-use super::svg::{Anchor, Svg, text_width, wrapped};
+use super::svg::{AXIS, Anchor, GRID, Ground, Svg, text_width, wrapped};
 use crate::output;
 use dpmf::disk::Access;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-pub use super::svg::Color;
-
-/// Colours that stay apart in print and for colour-blind readers (Okabe and Ito).
-pub const COLORS: [Color; 8] = [
-    Color(0, 114, 178),
-    Color(213, 94, 0),
-    Color(0, 158, 115),
-    Color(204, 121, 167),
-    Color(230, 159, 0),
-    Color(86, 180, 233),
-    Color(110, 110, 110),
-    Color(0, 0, 0),
-];
+pub use super::svg::{COLORS, Color, escape, variables};
 
 /// How a series is drawn.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +17,8 @@ pub enum Mark {
     Points,
     /// A horizontal line at the first point's height.
     Level,
+    /// An upright line for every two points, from one to the other: intervals of the series that follows, without a name.
+    Bars,
 }
 
 /// One curve, its points from left to right.
@@ -71,9 +61,10 @@ pub fn picture(name: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Panels side by side as an SVG element.
+/// Panels side by side as a picture of its own.
 ///
-/// The legend is beside the only panel or below several: one for all if the curves of one panel name those of all.
+/// Curves are named at their ends where that has room in every panel. Otherwise a legend is beside the only panel or below
+/// several: one for all if the curves of one panel name those of all.
 ///
 /// Cost: at most two points a pixel column of each curve, however many it has.
 pub fn svg(panels: &[Panel]) -> String {
@@ -82,47 +73,88 @@ pub fn svg(panels: &[Panel]) -> String {
     let lines = |panel: &Panel| wrapped(&panel.title, TITLE, size.0);
     let top = 22.0 + 20.0 * panels.iter().map(|panel| lines(panel).len()).max().unwrap_or(0) as f64;
     let below = top + size.1 + 60.0;
-    let shared = panels.iter().find(|panel| panels.iter().all(|other| panel.names_all_of(other)));
-    let mut svg = Svg::new();
+    let most = if single { LEGEND_WIDTH } else { 0.7 * LEGEND_WIDTH };
+    let rooms: Option<Vec<f64>> = panels.iter().map(|panel| panel.room_for_names(size.1, most)).collect();
+    let mut svg = Svg::new(Ground::White);
     let mut end = (0.0, below - 8.0);
     let mut lefts = Vec::new();
-    for panel in panels {
-        let frame = Frame::of(panel, (end.0, top), size);
+    for (k, panel) in panels.iter().enumerate() {
+        let frame = Frame::of(panel, (end.0, top), size, Frame::left_margin);
         frame.draw(&mut svg, &lines(panel), [&panel.x_label, &panel.y_label]);
         panel.draw_curves(&mut svg, &frame);
         lefts.push(frame.corner.0);
         end.0 = frame.corner.0 + size.0 + 24.0;
+        if let Some(rooms) = &rooms {
+            panel.draw_names(&mut svg, &frame, rooms[k]);
+            end.0 += rooms[k] - 8.0;
+        }
     }
+    let shared = panels.iter().find(|panel| panels.iter().all(|other| panel.names_all_of(other)));
     let mut legend = |panel: &Panel, corner, width| {
         let (right, bottom) = panel.draw_legend(&mut svg, corner, width);
         end = (end.0.max(right), end.1.max(bottom));
     };
     match (shared, lefts.as_slice()) {
+        _ if rooms.is_some() => {}
         (Some(panel), [left]) => legend(panel, (left + size.0 + 24.0, top + 8.0), 0.0),
         (Some(panel), [first, .., last]) => legend(panel, (*first, below), last + size.0 - first),
         _ => panels.iter().zip(&lefts).for_each(|(panel, left)| legend(panel, (*left, below), size.0)),
     }
-    let titles: Vec<String> = panels
-        .iter()
-        .map(|panel| format!("{}: {} against {}", panel.title, panel.y_label, panel.x_label))
-        .collect();
+    let titles: Vec<String> = panels.iter().map(Panel::description).collect();
     svg.finish(end, &titles.join("; "))
+}
+
+/// A panel as an element of a page with [`variables`], without its title.
+///
+/// It is drawn for the width of a phone and can be shown at any: text stays as large as the curves.
+///
+/// Cost: as of [`svg`].
+pub fn in_page(panel: &Panel) -> String {
+    let words = wrapped(&panel.y_label, LABEL, IN_PAGE.0 - 8.0);
+    let top = 14.0 + 17.0 * words.len() as f64;
+    let names = panel.room_for_names(IN_PAGE.1, 0.3 * IN_PAGE.0);
+    let right = names.map_or(12.0, |room| room + 4.0);
+    let numbers = |frame: &Frame| frame.widest_number() + 12.0;
+    let left = numbers(&Frame::of(panel, (0.0, top), IN_PAGE, numbers));
+    let size = (IN_PAGE.0 - left - right, IN_PAGE.1);
+    let frame = Frame::of(panel, (0.0, top), size, numbers);
+    let mut svg = Svg::new(Ground::Page);
+    for (k, line) in words.iter().enumerate() {
+        svg.text((0.0, 9.0 + 17.0 * k as f64), LABEL, Anchor::Start, line);
+    }
+    frame.draw_axes(&mut svg);
+    let bottom = top + size.1 + 34.0;
+    svg.text((frame.corner.0 + size.0 / 2.0, bottom), LABEL, Anchor::Middle, &panel.x_label);
+    panel.draw_curves(&mut svg, &frame);
+    let mut end = bottom + 12.0;
+    match names {
+        Some(room) => panel.draw_names(&mut svg, &frame, room),
+        None => end = panel.draw_legend(&mut svg, (2.0, bottom + 24.0), IN_PAGE.0 - 16.0).1,
+    }
+    svg.finish((IN_PAGE.0, end), &panel.description())
 }
 
 /// Sizes of the axes.
 const SINGLE: (f64, f64) = (540.0, 340.0);
 const BESIDE_OTHERS: (f64, f64) = (360.0, 300.0);
 
+/// Width of the whole picture and height of the axes, in a page.
+const IN_PAGE: (f64, f64) = (420.0, 230.0);
+
 /// Width at which the labels of a legend beside the axes are broken.
 const LEGEND_WIDTH: f64 = 200.0;
+
+/// Most curves that are named at their ends.
+const MOST_NAMED: usize = 6;
+
+/// From the axes to the names of curves, and between lines of those.
+const LEADER: f64 = 16.0;
+const LINE: f64 = 15.0;
 
 /// Sizes of text.
 pub(super) const TITLE: f64 = 15.0;
 pub(super) const LABEL: f64 = 13.0;
 const TICK: f64 = 12.0;
-
-pub(super) const AXIS: Color = Color(110, 110, 110);
-const GRID: Color = Color(228, 228, 228);
 
 /// How a curve is broken where earlier ones lie under it, by their number.
 const DASHES: [&str; 3] = ["", "8 8", "2 6"];
@@ -136,20 +168,21 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Axes around all that a panel shows, right of `start.0` and below `start.1`, with room for the labels on their left.
-    fn of(panel: &Panel, start: (f64, f64), size: (f64, f64)) -> Self {
-        let points = || panel.series.iter().flat_map(|series| &series.points);
-        let x = Scale::covering(points().map(|p| p.0), panel.x_log, 0.0);
-        let y = Scale::covering(points().map(|p| p.1), panel.y_log, 0.04);
+    /// Axes around all that a panel shows, below `start.1`, and right of `start.0` by what `left` says that labels take.
+    fn of(panel: &Panel, start: (f64, f64), size: (f64, f64), left: impl Fn(&Self) -> f64) -> Self {
+        let (x, y) = panel.scales();
         let mut frame = Self { corner: start, size, x, y };
-        frame.corner.0 += frame.left_margin();
+        frame.corner.0 += left(&frame);
         frame
     }
 
     /// Room that the label and the numbers of the vertical axis take.
     pub fn left_margin(&self) -> f64 {
-        let numbers = self.y_ticks().iter().map(|tick| text_width(&tick.label, TICK)).fold(0.0, f64::max);
-        16.0 + LABEL + 8.0 + numbers + 8.0
+        16.0 + LABEL + 8.0 + self.widest_number() + 8.0
+    }
+
+    fn widest_number(&self) -> f64 {
+        self.y_ticks().iter().map(|tick| text_width(&tick.label, TICK)).fold(0.0, f64::max)
     }
 
     /// As many as have room for their labels.
@@ -166,7 +199,7 @@ impl Frame {
     }
 
     fn y_ticks(&self) -> Vec<Tick> {
-        self.y.ticks((self.size.1 / 55.0) as usize)
+        self.y.ticks((self.size.1 / 45.0) as usize)
     }
 
     /// Where values lie in the picture.
@@ -184,6 +217,18 @@ impl Frame {
 
     /// Grid, axes, ticks and labels; the lines of the title stand above.
     pub fn draw(&self, svg: &mut Svg, title: &[String], [x_label, y_label]: [&str; 2]) {
+        self.draw_axes(svg);
+        let ((left, top), (width, height)) = (self.corner, self.size);
+        for (k, line) in title.iter().rev().enumerate() {
+            svg.text((left, top - 18.0 - 20.0 * k as f64), TITLE, Anchor::Start, line);
+        }
+        svg.text((left + width / 2.0, top + height + 37.0), LABEL, Anchor::Middle, x_label);
+        let middle = left - self.left_margin() + 16.0 + LABEL / 2.0;
+        svg.upright_text((middle, top + height / 2.0), LABEL, y_label);
+    }
+
+    /// Grid, axes and ticks with their numbers.
+    fn draw_axes(&self, svg: &mut Svg) {
         let ((left, top), (width, height)) = (self.corner, self.size);
         let (right, bottom) = (left + width, top + height);
         let (mut grid, mut marks) = (Vec::new(), Vec::new());
@@ -207,16 +252,71 @@ impl Frame {
         marks.push([(left, bottom), (right, bottom)]);
         svg.segments(&grid, GRID);
         svg.segments(&marks, AXIS);
-        for (k, line) in title.iter().rev().enumerate() {
-            svg.text((left, top - 18.0 - 20.0 * k as f64), TITLE, Anchor::Start, line);
-        }
-        svg.text((left + width / 2.0, bottom + 37.0), LABEL, Anchor::Middle, x_label);
-        let middle = left - self.left_margin() + 16.0 + LABEL / 2.0;
-        svg.upright_text((middle, top + height / 2.0), LABEL, y_label);
     }
 }
 
 impl Panel {
+    /// What the panel shows, in words.
+    fn description(&self) -> String {
+        format!("{}: {} against {}", self.title, self.y_label, self.x_label)
+    }
+
+    /// Series with a name.
+    pub fn named(&self) -> impl Iterator<Item = &Series> {
+        self.series.iter().filter(|series| series.mark != Mark::Bars)
+    }
+
+    /// Axes around all points.
+    fn scales(&self) -> (Scale, Scale) {
+        let points = || self.series.iter().flat_map(|series| &series.points);
+        let x = Scale::covering(points().map(|p| p.0), self.x_log, 0.0);
+        (x, Scale::covering(points().map(|p| p.1), self.y_log, 0.04))
+    }
+
+    /// Room right of axes of a height for the names of the curves, leaders included, if they are few, end there, and are no
+    /// wider than `most`.
+    fn room_for_names(&self, height: f64, most: f64) -> Option<f64> {
+        let (x, y) = self.scales();
+        let (mut room, mut lines) = (0.0_f64, 0);
+        for series in self.named() {
+            let last = series.points.iter().rfind(|p| x.shows(p.0) && y.shows(p.1))?;
+            if series.mark != Mark::Level && x.place(last.0) < 0.85 {
+                return None;
+            }
+            let name = wrapped(&series.label, TICK, most - LEADER);
+            lines += name.len();
+            room = name.iter().map(|line| text_width(line, TICK)).fold(room, f64::max);
+        }
+        let count = self.named().count();
+        let fits = room + LEADER <= most && lines as f64 * LINE + count as f64 * 4.0 <= height;
+        (fits && (1..=MOST_NAMED).contains(&count)).then_some(room + LEADER)
+    }
+
+    /// Names of the curves in a column right of the axes, each as near to the end of its curve as the others let it.
+    fn draw_names(&self, svg: &mut Svg, frame: &Frame, room: f64) {
+        let edge = frame.corner.0 + frame.size.0;
+        let mut ends: Vec<((f64, f64), Vec<String>, Color)> = Vec::new();
+        for series in self.named() {
+            let shown = |p: &&(f64, f64)| frame.x.shows(p.0) && frame.y.shows(p.1);
+            let Some(last) = series.points.iter().rfind(shown) else { continue };
+            let (x, y) = frame.place(*last);
+            let end =
+                (if series.mark == Mark::Level { edge } else { x }, settled(series, frame).unwrap_or(y));
+            ends.push((end, wrapped(&series.label, TICK, room - LEADER), series.color));
+        }
+        ends.sort_by(|a, b| a.0.1.total_cmp(&b.0.1));
+        let wanted: Vec<(f64, f64)> =
+            ends.iter().map(|(end, lines, _)| (end.1, lines.len() as f64 * LINE + 4.0)).collect();
+        let places = spread(&wanted, frame.corner.1, frame.corner.1 + frame.size.1);
+        for ((end, lines, color), middle) in ends.iter().zip(places) {
+            svg.segments(&[[(end.0 + 2.0, end.1), (edge + LEADER - 4.0, middle)]], *color);
+            for (k, line) in lines.iter().enumerate() {
+                let y = middle + LINE * (k as f64 - (lines.len() - 1) as f64 / 2.0);
+                svg.text((edge + LEADER, y), TICK, Anchor::Start, line);
+            }
+        }
+    }
+
     /// Whether this panel's legend serves the other as well.
     fn names_all_of(&self, other: &Self) -> bool {
         let same = |a: &Series, b: &Series| (&a.label, a.color, a.mark) == (&b.label, b.color, b.mark);
@@ -238,6 +338,11 @@ impl Panel {
                     vec![(frame.corner.0, *y), (frame.corner.0 + frame.size.0, *y)]
                 }
                 (Mark::Points, _) => Vec::new(),
+                (Mark::Bars, _) => {
+                    let bars: Vec<_> = points.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect();
+                    svg.segments(&bars, series.color);
+                    Vec::new()
+                }
                 _ => thinned(&points),
             };
             if line.len() > 1 {
@@ -251,7 +356,7 @@ impl Panel {
     /// Marks and labels in rows no wider than `width`, if 0 one under the other; the lower right end of them.
     fn draw_legend(&self, svg: &mut Svg, (left, top): (f64, f64), width: f64) -> (f64, f64) {
         let (mut x, mut y, mut right, mut bottom) = (left, top, left, top);
-        for series in &self.series {
+        for series in self.named() {
             let lines = wrapped(&series.label, LABEL, LEGEND_WIDTH.max(width - 32.0));
             let text = lines.iter().map(|line| text_width(line, LABEL)).fold(0.0, f64::max);
             if x > left && x + 32.0 + text > left + width {
@@ -272,6 +377,45 @@ impl Panel {
         }
         (right + 14.0, bottom + 6.0)
     }
+}
+
+/// The middle of a curve near its end, where it goes up and down there: the last point alone would be far from what is seen.
+fn settled(series: &Series, frame: &Frame) -> Option<f64> {
+    let shown = |p: &&(f64, f64)| frame.x.shows(p.0) && frame.y.shows(p.1);
+    let places = series.points.iter().filter(shown).map(|point| frame.place(*point));
+    let near: Vec<f64> =
+        places.filter(|(x, _)| *x >= frame.corner.0 + 0.95 * frame.size.0).map(|(_, y)| y).collect();
+    let turns = near.windows(3).filter(|y| (y[1] - y[0]) * (y[2] - y[1]) < 0.0).count();
+    let (low, high) =
+        near.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), y| (low.min(*y), high.max(*y)));
+    (turns >= 3 && high - low > 2.0 * LINE).then_some((low + high) / 2.0)
+}
+
+/// Middles of intervals with given heights, in their order, none over another, between `low` and `high` if they fit, and
+/// together as near to where they are wanted as that allows.
+fn spread(wanted: &[(f64, f64)], low: f64, high: f64) -> Vec<f64> {
+    // With the heights before it taken away, a start only has to be no less than the one before: neighbours that are not
+    // share their mean.
+    let mut blocks: Vec<(f64, usize)> = Vec::new();
+    let mut before = 0.0;
+    for (middle, height) in wanted {
+        let mut block = (middle - height / 2.0 - before, 1);
+        before += height;
+        while let Some(&(mean, count)) = blocks.last().filter(|last| last.0 > block.0) {
+            let total = count + block.1;
+            block = ((mean * count as f64 + block.0 * block.1 as f64) / total as f64, total);
+            blocks.pop();
+        }
+        blocks.push(block);
+    }
+    let starts = blocks.iter().flat_map(|(start, count)| std::iter::repeat_n(*start, *count));
+    let mut below = 0.0;
+    let middle = |(start, (_, height)): (f64, &(f64, f64))| {
+        let middle = start.min(high - before).max(low) + below + height / 2.0;
+        below += height;
+        middle
+    };
+    starts.zip(wanted).map(middle).collect()
 }
 
 impl Mark {
@@ -370,9 +514,8 @@ mod tests {
             (0..100_000).map(|i| (f64::from(i), f64::from(i * 7919 % 1000))).collect();
         points[31_400].1 = 5000.0;
         let text = svg(&[panel(vec![series("jagged", points)])]);
-        // The curve and its mark in the legend.
         let curves = polylines(&text);
-        assert_eq!(curves.len(), 2);
+        assert_eq!(curves.len(), 1);
         assert!(curves[0].len() <= 2 * SINGLE.0 as usize + 4, "{}", curves[0].len());
         let peak = curves[0].iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
         let (first, last) = (curves[0][0].0, curves[0].last().unwrap().0);
@@ -401,8 +544,7 @@ mod tests {
     fn every_dot_is_drawn() {
         let mut dots = series("dots", (0..9).map(|i| (f64::from(i), 1.0)).collect());
         dots.mark = Mark::Points;
-        // And one in the legend.
-        assert_eq!(svg(&[panel(vec![dots])]).matches("<circle").count(), 10);
+        assert_eq!(svg(&[panel(vec![dots])]).matches("<circle").count(), 9);
     }
 
     #[test]
@@ -418,13 +560,96 @@ mod tests {
 
     #[test]
     fn one_legend_serves_panels_that_it_names() {
-        let line = |label: &str| series(label, vec![(0.0, 1.0), (1.0, 2.0)]);
+        // Too long to stand at the end of a curve.
+        let line = |label: &str| series(&label.repeat(60), vec![(0.0, 1.0), (1.0, 2.0)]);
         let count = |a: &[&str], b: &[&str]| {
             let panels = [a, b].map(|labels| panel(labels.iter().map(|label| line(label)).collect()));
             polylines(&svg(&panels)).len() - a.len() - b.len()
         };
         assert_eq!((count(&["x"], &["x", "y"]), count(&["x"], &["y"])), (2, 2));
         assert_eq!(count(&["x", "y"], &["x", "y"]), 2);
+    }
+
+    /// Corners of every text of a picture: left, top, right, bottom.
+    fn boxes(svg: &str) -> Vec<(String, [f64; 4])> {
+        let number = |element: &str, name: &str| -> f64 {
+            let rest = element.split(&format!(" {name}=\"")).nth(1).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        let texts = svg.split("<text").skip(1).map(|rest| rest.split("</text>").next().unwrap());
+        texts
+            .map(|element| {
+                let (content, size) = (element.rsplit('>').next().unwrap(), number(element, "font-size"));
+                let width = text_width(content, size);
+                let (x, y, along) = match element.split("translate(").nth(1) {
+                    None => (number(element, "x"), number(element, "y") - 0.35 * size, true),
+                    Some(rest) => {
+                        let (x, y) = rest.split(')').next().unwrap().split_once(' ').unwrap();
+                        (x.parse::<f64>().unwrap() - 0.35 * size, y.parse().unwrap(), false)
+                    }
+                };
+                let left = match element {
+                    element if element.contains("\"middle\"") => x - width / 2.0,
+                    element if element.contains("\"end\"") => x - width,
+                    _ => x,
+                };
+                let sides = match along {
+                    true => [left, y - 0.45 * size, left + width, y + 0.45 * size],
+                    false => [x - 0.45 * size, y - width / 2.0, x + 0.45 * size, y + width / 2.0],
+                };
+                (content.to_owned(), sides)
+            })
+            .collect()
+    }
+
+    fn overlapping(svg: &str) -> Option<[String; 2]> {
+        let all = boxes(svg);
+        for (k, (name, a)) in all.iter().enumerate() {
+            for (other, b) in &all[..k] {
+                if a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3] {
+                    return Some([other.clone(), name.clone()]);
+                }
+            }
+        }
+        None
+    }
+
+    fn ending_at(heights: &[f64]) -> Panel {
+        let names =
+            ["optimal", "honaker-online", "state-space:buffers=4", "tree", "blt", "banded", "dp-sgd", "none"];
+        let curve = |(k, y): (usize, &f64)| series(names[k % 8], vec![(0.0, 1.0), (100.0, *y)]);
+        panel(heights.iter().enumerate().map(curve).collect())
+    }
+
+    #[test]
+    fn few_curves_are_named_at_their_ends_and_many_in_a_legend() {
+        for count in [1, 6, 7] {
+            let panel = ending_at(&vec![5.0; count]);
+            for text in [svg(&[ending_at(&vec![5.0; count])]), in_page(&panel)] {
+                let legend = if count > 6 { count } else { 0 };
+                assert_eq!(polylines(&text).len(), count + legend);
+                let names = boxes(&text).iter().filter(|(name, _)| name == "optimal").count();
+                assert_eq!((names, overlapping(&text)), (1, None));
+            }
+        }
+    }
+
+    #[test]
+    fn a_jagged_curve_is_named_where_it_is_seen() {
+        let jagged: Vec<(f64, f64)> =
+            (0..=400).map(|i| (f64::from(i), if i % 2 == 0 { 0.1 } else { 9.9 })).collect();
+        let text =
+            svg(&[panel(vec![series("jagged", jagged), series("low", vec![(0.0, 1.0), (400.0, 1.0)])])]);
+        let middle = |name: &str| boxes(&text).into_iter().find(|(text, _)| text == name).unwrap().1[1];
+        assert!(middle("jagged") < middle("low") - 100.0, "{text}");
+    }
+
+    #[test]
+    fn names_move_no_farther_than_they_must() {
+        assert_eq!(spread(&[(10.0, 4.0), (30.0, 4.0)], 0.0, 100.0), [10.0, 30.0]);
+        assert_eq!(spread(&[(20.0, 4.0), (20.0, 4.0)], 0.0, 100.0), [18.0, 22.0]);
+        assert_eq!(spread(&[(0.0, 4.0), (1.0, 4.0), (50.0, 4.0)], 0.0, 100.0), [2.0, 6.0, 50.0]);
+        assert_eq!(spread(&[(99.0, 4.0), (100.0, 4.0)], 0.0, 100.0), [94.0, 98.0]);
     }
 
     #[test]
@@ -442,6 +667,18 @@ mod tests {
     }
 
     proptest! {
+        /// Wherever curves end, however large the numbers.
+        #[test]
+        fn no_text_is_over_another(
+            heights in proptest::collection::vec(0.1_f64..10.0, 1..9), power in -12..12_i32, x_log: bool, y_log: bool,
+        ) {
+            let heights: Vec<f64> = heights.iter().map(|y| y * 10_f64.powi(power)).collect();
+            let make = || Panel { x_log, y_log, ..ending_at(&heights) };
+            for text in [svg(&[make()]), svg(&[make(), make()]), in_page(&make())] {
+                prop_assert_eq!(overlapping(&text), None);
+            }
+        }
+
         /// Any numbers, on any axes: every place in the picture is finite and inside it.
         #[test]
         fn any_points_stay_in_the_picture(
@@ -451,10 +688,11 @@ mod tests {
             let mut panel = panel(vec![series("any", points)]);
             (panel.x_log, panel.y_log) = (x_log, y_log);
             panel.series[0].points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let text = svg(&[panel]);
-            prop_assert!(!text.contains("NaN") && !text.contains("inf"));
-            for (x, y) in polylines(&text).concat() {
-                prop_assert!((0.0..1000.0).contains(&x) && (0.0..500.0).contains(&y), "{x} {y}");
+            for text in [in_page(&panel), svg(&[panel])] {
+                prop_assert!(!text.contains("NaN") && !text.contains("inf"));
+                for (x, y) in polylines(&text).concat() {
+                    prop_assert!((0.0..1000.0).contains(&x) && (0.0..500.0).contains(&y), "{x} {y}");
+                }
             }
         }
     }

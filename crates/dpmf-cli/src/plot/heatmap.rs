@@ -1,9 +1,9 @@
 //! `dpmf plot heatmap`: the factors of a mechanism, as in the paper's appendix "Visualization".
 
-use super::figure::{self, AXIS, Frame, LABEL, TITLE};
+use super::figure::{self, Frame, LABEL, TITLE};
 use super::png;
 use super::scale::Scale;
-use super::svg::{Anchor, Color, Svg};
+use super::svg::{AXIS, Anchor, Color, Ground, Svg};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::words;
@@ -136,7 +136,7 @@ const BINS: usize = 50;
 fn picture(title: &str, factors: &[Factor]) -> String {
     let palette: [Color; 256] = std::array::from_fn(|k| red(k as f64 / 255.0));
     let largest = factors.iter().map(|factor| factor.largest).fold(0.0, f64::max);
-    let mut svg = Svg::new();
+    let mut svg = Svg::new(Ground::White);
     svg.text((LEFT, 22.0), TITLE + 2.0, Anchor::Start, title);
     for (k, factor) in factors.iter().enumerate() {
         let left = LEFT + k as f64 * STEP.0;

@@ -2,18 +2,12 @@
 
 use super::task::Task;
 use crate::compare::buffers;
-use crate::plot::figure::{COLORS, Color, Mark, Panel, Series, svg};
-use crate::report::{duration, number};
+use crate::page::{Page, word};
+use crate::plot::figure::{COLORS, Color, Mark, Panel, Series};
+use crate::report::{duration, number, rounded};
+use dpmf::accounting::statement::epsilon_for_people;
 use dpmf_train::{Choice, Ended, Local, Recipe, Steps, Summary};
-use std::fmt::Write;
-
-const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;color:#1e1e1e;max-width:62rem;margin:2rem auto;padding:0 1rem}\
-h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;margin-top:2.2rem}\
-.lead{color:#555;margin-top:0}table{border-collapse:collapse;margin:1rem 0}\
-th,td{padding:.35rem .9rem;text-align:right;border-bottom:1px solid #ddd}\
-th:first-child,td:first-child{text-align:left}thead th{border-bottom:2px solid #999}\
-figure{margin:1rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#555;font-size:.92rem}\
-pre{background:#f6f6f4;padding:1rem;white-space:pre-wrap;border-radius:4px;font-size:.88rem}";
+use std::path::Path;
 
 /// Columns of the table of results.
 pub fn head(summary: &Summary) -> [&'static str; 7] {
@@ -38,7 +32,7 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
                 mechanism if mechanism == row.asked => mechanism,
                 mechanism => format!("{} ({mechanism})", row.asked),
             },
-            row.sampling.clone(),
+            rounded(&row.sampling),
             merit,
             number(row.test_loss),
             row.ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
@@ -50,84 +44,100 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
 }
 
 /// The page: what was planned and what came of it, as it was written down.
-pub fn page(task: &Task, summary: &Summary, ended: &[Ended]) -> anyhow::Result<String> {
+pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> String {
     let recipe = ended[0].plan.recipe();
     let statement = summary.statement.as_ref();
     let title = match statement {
         Some(statement) => format!(
-            "{}: private training at ε = {:.3}, δ = {:e}",
+            "{}: private training at ε = {}, δ = {:e}",
             task.name(),
-            statement.calibration().epsilon(),
+            epsilon_for_people(statement.calibration().epsilon()),
             statement.calibration().delta()
         ),
         None => format!("{}: training without privacy", task.name()),
     };
-    let mut page = String::new();
     let (train, validation, test) = task.users();
-    write!(
-        page,
-        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-         <title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>\
-         <p class=lead>{} rounds of {} users; {train} users to train on, {validation} for validation, {test} for the \
-         test; {} parameters.</p>",
+    let lead = format!(
+        "{} rounds of {} users; {train} users to train on, {validation} for validation, {test} for the test; {} parameters.",
         recipe.rounds,
         recipe.clients,
         task.parameters(),
-        title = escape(&title),
-    )?;
-    // What all models say about a user together comes first: the title is of each alone.
-    if let (Some(_), Some(guarantee)) = (&summary.together, summary.guarantee()) {
-        let _ = write!(page, "<p><strong>{}.</strong></p>", escape(&capitalized(&guarantee)));
+    );
+    let mut page = Page::new(&title, &lead);
+    if let Some(statement) = statement {
+        let text = statement.to_string();
+        let mut sentences: Vec<String> = text.lines().take(1).map(str::to_owned).collect();
+        // What all models say about a user together: the first sentence is of one alone.
+        if let (Some(_), Some(guarantee)) = (&summary.together, summary.guarantee()) {
+            sentences.push(format!("{}.", capitalized(&guarantee)));
+        }
+        page.promise(&sentences, &text);
+        if !task.notes().is_empty() {
+            page.note("About the data:");
+            page.list(task.notes());
+        }
+    } else {
+        page.paragraph("No noise was added: the model says about its users whatever it has learnt.");
     }
-    page += "<h2>Results</h2><table><thead><tr>";
-    head(summary).iter().for_each(|cell| page += &format!("<th>{cell}</th>"));
-    page += "</tr></thead><tbody>";
-    for row in cells(summary) {
-        page += "<tr>";
-        row.iter().for_each(|cell| page += &format!("<td>{}</td>", escape(cell)));
-        page += "</tr>";
-    }
-    page += "</tbody></table><p class=lead>The test users were used once, for this table. Error / bound is the root of \
-             the total squared error that the mechanism's noise does to the iterates, over the certified least of all \
-             mechanisms. All rows share one learning rate; a sweep gives each its own, smaller where there is more \
-             noise.</p>";
 
-    page += "<h2>Learning curves</h2>";
-    figure(
-        &mut page,
-        &curves(ended),
-        "Accuracy and loss on validation users, who never train. These curves are \
-        not covered by ε.",
-    )?;
+    let [right, lost] = scores(task);
+    page.heading("Results");
+    let units = ["", "", right, lost, "√ of total squared error", "model-sized", ""];
+    let head: Vec<(&str, &str)> = head(summary).into_iter().zip(units).collect();
+    page.table(&head, &cells(summary));
+    page.note(
+        "The test users were used once, for this table. Error/bound is the root of the total squared error that the \
+         mechanism's noise does to the iterates, over the certified least of all mechanisms. All rows share one learning \
+         rate; a sweep gives each its own, smaller where there is more noise.",
+    );
+
+    page.heading("Learning curves");
+    let words = "On validation users, who never train. Not covered by ε.";
+    let curves: Vec<_> = curves(ended, scores(task)).into_iter().map(|panel| (panel, words)).collect();
+    page.figures(&curves);
     let first = first_of_each(ended);
+    let mut figures = Vec::new();
     let errors = errors(&first);
     if !errors.series.is_empty() {
-        page += "<h2>Error of every round</h2>";
-        figure(
-            &mut page,
-            &[errors],
-            "Expected squared error that the noise leaves in a coordinate of the model.",
-        )?;
+        let words =
+            "What noise leaves in a coordinate of the model, expected before training; less is better.";
+        figures.push((errors, words));
     }
-    if let Some(statement) = statement {
-        page += "<h2>Privacy</h2>";
-        let spending = spending(&first);
-        if !spending.series.is_empty() {
-            figure(&mut page, &[spending], "ε of everything released up to a round, at the same δ.")?;
+    let spending = spending(&first);
+    if !spending.series.is_empty() {
+        let words = "ε of everything released up to a round, at the same δ. Under sampling, for trees and for over 4096 \
+                     rounds only that of the whole run is known: a level line.";
+        figures.push((spending, words));
+    }
+    if !figures.is_empty() {
+        page.heading("Noise and privacy, round by round");
+        page.figures(&figures);
+    }
+    page.heading("Use the model");
+    let place = word(folder);
+    match task {
+        Task::Text { .. } => {
+            page.commands(&[format!("dpmf sample {place}"), format!("dpmf eval {place} other.csv")])
         }
-        let _ = write!(page, "<pre>{}</pre>", escape(&statement.to_string()));
-        if !task.notes().is_empty() {
-            page += "<p>About the data:</p><ul>";
-            task.notes().iter().for_each(|note| page += &format!("<li>{}</li>", escape(note)));
-            page += "</ul>";
-        }
+        _ => page
+            .commands(&[format!("dpmf predict {place} new.csv"), format!("dpmf eval {place} other.csv")]),
     }
-    page += "<h2>Settings</h2><table><tbody>";
-    for (name, value) in settings(recipe) {
-        let _ = write!(page, "<tr><td>{name}</td><td>{}</td></tr>", escape(&value));
+    page.note(
+        "Takes the first run; --run names another. What is computed from a private model is as private as the model. Every \
+         run has its own directory with model.safetensors and its mechanism, plan.safetensors.",
+    );
+    page.heading("Settings");
+    page.pairs(&settings(recipe));
+    page.finish()
+}
+
+/// What the scores of a task count, by unit: accuracy and loss.
+fn scores(task: &Task) -> [&'static str; 2] {
+    match task {
+        Task::Text { .. } => ["share of tokens named rightly", "cross-entropy, nats per token"],
+        Task::Regressor { .. } => ["in the unit of the label", "half the squared error, in squares of the scale"],
+        _ => ["share of examples named rightly", "cross-entropy, nats per example"],
     }
-    page += "</tbody></table></body></html>\n";
-    Ok(page)
 }
 
 fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
@@ -179,7 +189,7 @@ fn name(run: &Ended) -> String {
 }
 
 /// Accuracy and loss, the mean over the repetitions.
-fn curves(ended: &[Ended]) -> Vec<Panel> {
+fn curves(ended: &[Ended], [right, lost]: [&str; 2]) -> Vec<Panel> {
     let first = first_of_each(ended);
     let panel = |title: &str, y_label: &str, pick: fn(&dpmf_train::Point) -> f64| {
         let series = first.iter().enumerate().map(|(index, run)| {
@@ -200,67 +210,50 @@ fn curves(ended: &[Ended]) -> Vec<Panel> {
             series: series.collect(),
         }
     };
-    let classes = ended.iter().any(|run| run.outcome.validation.accuracy.is_some());
-    let unit = if classes { "cross-entropy, nats" } else { "half the squared error, scaled" };
-    let mut panels = vec![panel("validation loss", unit, |point| point.loss)];
-    if classes {
-        panels
-            .insert(0, panel("validation accuracy", "accuracy", |point| point.accuracy.unwrap_or(f64::NAN)));
+    let mut panels = vec![panel("validation loss", &capitalized(lost), |point| point.loss)];
+    if ended.iter().any(|run| run.outcome.validation.accuracy.is_some()) {
+        let accuracy =
+            panel("validation accuracy", &capitalized(right), |point| point.accuracy.unwrap_or(f64::NAN));
+        panels.insert(0, accuracy);
     }
     panels
 }
 
 /// A curve for each private mechanism, from what its plan holds.
-fn of_plans(
-    first: &[&Ended],
-    title: &str,
-    y_label: &str,
-    y_log: bool,
-    of: fn(&Ended) -> Option<Vec<f64>>,
-) -> Panel {
+fn of_plans(first: &[&Ended], title: &str, y_label: &str, of: fn(&Ended) -> Option<Vec<f64>>) -> Panel {
     let series = first.iter().enumerate().filter_map(|(index, run)| {
         let values = of(run)?.into_iter().enumerate();
         let points = values.map(|(i, y)| (i as f64 + 1.0, y)).collect();
         Some(Series { label: name(run), points, mark: Mark::Line, color: color(index) })
     });
-    let series = series.collect();
-    Panel {
-        title: title.into(),
-        x_label: "round".into(),
-        y_label: y_label.into(),
-        x_log: false,
-        y_log,
-        series,
-    }
+    let (series, x_label) = (series.collect(), "round".into());
+    Panel { title: title.into(), x_label, y_label: y_label.into(), x_log: false, y_log: false, series }
 }
 
 fn errors(first: &[&Ended]) -> Panel {
-    of_plans(first, "error of every round", "expected squared error", true, |run| {
+    let clip = first.first().map_or(1.0, |run| run.plan.recipe().clip);
+    let unit = format!("Expected squared error of a coordinate (clip {clip}, learning rate 1)");
+    let panel = of_plans(first, "error of every round", &unit, |run| {
         let mechanism = run.plan.mechanism()?;
         let std = mechanism.privacy()?.calibration().noise_std();
         let scale = (std / (mechanism.sensitivity() * run.plan.recipe().clients as f64)).powi(2);
         Some(mechanism.loss().per_step().iter().map(|loss| scale * loss).collect())
-    })
+    });
+    Panel { y_log: true, ..panel }
 }
 
 fn spending(first: &[&Ended]) -> Panel {
-    // Where units hide, ε is that of the whole run from the first round on, and no curve to look at.
-    let moving =
-        |run: &Ended| Some(run.plan.mechanism()?.spent()).filter(|spent| spent.first() != spent.last());
-    of_plans(first, "privacy spent", "ε", false, moving)
+    let mut panel = of_plans(first, "privacy spent", "ε", |run| Some(run.plan.mechanism()?.spent()));
+    // Level lines are seen beside a curve; alone they show nothing.
+    let level = |series: &Series| series.points.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    if panel.series.iter().all(level) {
+        panel.series.clear();
+    }
+    panel
 }
 
 /// The first letter as a capital.
 pub fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
-}
-
-fn figure(page: &mut String, panels: &[Panel], caption: &str) -> anyhow::Result<()> {
-    write!(page, "<figure>{}<figcaption>{}</figcaption></figure>", svg(panels), escape(caption))?;
-    Ok(())
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

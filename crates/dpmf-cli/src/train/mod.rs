@@ -11,7 +11,7 @@ use crate::matrix::read_vector;
 use crate::memory;
 use crate::output;
 use crate::plan::shelf;
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 use crate::report::{Report, duration, note, table};
 use crate::words;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
@@ -28,7 +28,6 @@ use dpmf_train::{
     Asked, Card, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
     Recipe, Steps, Summary, Users,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs;
@@ -664,13 +663,13 @@ where
     } else {
         Run::begin(place, model, split, plan, Pace::default(), key)?
     };
-    let bar = bar(run.rounds(), label);
+    let bar = Bar::new(label, run.rounds(), run.done());
     loop {
-        bar.set_position(run.done() as u64);
-        bar.set_message(state(&run));
+        bar.reach(run.done());
+        bar.say(&state(&run));
         if interrupt::asked() {
             run.checkpoint()?;
-            bar.finish_and_clear();
+            drop(bar);
             let (done, name) = (run.done(), folder.display());
             let how = format!("interrupted after {done} rounds; go on with dpmf train --resume {name}");
             bail!(Failure::interrupted(how));
@@ -680,17 +679,17 @@ where
             Ok(false) => break,
             Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn => {
                 let step = run.burn()?;
-                bar.suspend(|| note(&format!("round {step} burned: its noise is never used")));
+                bar.println(&format!("round {step} burned: its noise is never used"));
             }
             Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
-                bar.finish_and_clear();
+                drop(bar);
                 return Err(anyhow::Error::new(error)
                     .context("the round was released before the crash, and now comes out differently; --burn gives up all such rounds"));
             }
             Err(error) => return Err(error.into()),
         }
     }
-    bar.finish_and_clear();
+    drop(bar);
     let outcome = run.finish(Purpose::Report, Some(card))?;
     if let Some(test) = outcome.test {
         let time = duration(outcome.seconds);
@@ -700,25 +699,16 @@ where
     Ok(outcome)
 }
 
-fn bar(rounds: usize, label: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(rounds as u64), ProgressDrawTarget::stderr());
-    let template = "{prefix} {pos}/{len} rounds, {eta} left, {wide_msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.set_prefix(label.to_owned());
-    bar
-}
-
 fn state<M, D>(run: &Run<'_, M, D>) -> String
 where
     M: Model,
     D: Users<Domain = M::Domain>,
 {
     let loss = run.curve().last().map_or(f64::NAN, |point| point.loss);
+    let rounds = format!("{}/{} rounds", run.done(), run.rounds());
     match run.epsilon_spent() {
-        Some(epsilon) => format!("validation loss {loss:.4}, ε spent {epsilon:.3}"),
-        None => format!("validation loss {loss:.4}, no privacy"),
+        Some(epsilon) => format!("{rounds}, loss {loss:.4}, ε spent {epsilon:.3}"),
+        None => format!("{rounds}, loss {loss:.4}, no privacy"),
     }
 }
 
@@ -729,7 +719,7 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
     let mut json = serde_json::to_value(&summary)?;
     json["report"] = json!(report);
     write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
-    write(&report, html::page(task, &summary, ended)?.as_bytes())?;
+    write(&report, html::page(task, &summary, ended, folder).as_bytes())?;
     let mut text = String::new();
     if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
         text += &statement.to_string();
