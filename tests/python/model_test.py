@@ -77,7 +77,7 @@ def test_classes_are_predicted_from_rows_in_any_form(trained):
     with pytest.raises(ValueError, match="column \"member\" has 1 rows, but others 2"):
         model.predict({"age": [1, 2], "member": [True], "town": ["A", "B"]})
     with pytest.raises(ValueError, match="rows have 2 features, but the model reads 6"):
-        model.predict(np.zeros((3, 2), np.float32))
+        model.predict(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="dpmf predict"):
         model.sample()
 
@@ -120,6 +120,7 @@ def test_plain_safetensors_reads_names_shapes_and_everything_said(trained):
     logits = features @ model.tensors["layer0.weight"].T + model.tensors["layer0.bias"]
     expected = np.exp(logits) / np.exp(logits).sum()
     assert np.allclose(model.probabilities(features), expected, atol=1e-6)
+    assert np.array_equal(model.probabilities(features.astype(float)), model.probabilities(features))
 
 
 def test_other_files_are_refused(tmp_path):

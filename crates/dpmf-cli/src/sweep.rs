@@ -9,7 +9,7 @@ use crate::memory;
 use crate::output;
 use crate::plan::shelf;
 use crate::progress::Bar;
-use crate::report::{Report, table};
+use crate::report::{Report, number, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{CLIENTS, SCHEDULE, budgeted, enough, fits, repeatable};
 use crate::words;
@@ -22,7 +22,7 @@ use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
 use dpmf_train::{
-    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
+    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Point, Privacy, Purpose, Recipe, Steps,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -268,11 +268,12 @@ impl Group {
 
     /// Server learning rates that have been tried, each with the best merit on validation users that it gave.
     fn tried(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
-        let mut tried: Vec<(f64, f64)> = Vec::new();
+        let (mut tried, measure): (Vec<(f64, f64)>, _) = (Vec::new(), Measure::new(sweep.task));
         for line in self.tuning(args, task)?.iter().filter_map(|job| sweep.line(&job.id)) {
-            let (rate, merit) = (line.recipe.server_learning_rate, line.outcome.validation.merit());
+            let rate = line.recipe.server_learning_rate;
+            let Some(merit) = measure.of(&line.outcome.validation) else { continue };
             match tried.iter_mut().find(|known| known.0 == rate) {
-                Some(known) => known.1 = known.1.max(merit),
+                Some(known) => known.1 = measure.better(known.1, merit),
                 None => tried.push((rate, merit)),
             }
         }
@@ -400,7 +401,7 @@ fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow:
         let lines: Vec<Line> = repetitions.iter().filter_map(|job| sweep.line(&job.id)).collect();
         let tried = group.tried(args, task, sweep)?;
         let id = group.id(task)?;
-        let row = Row::new(id, group.asked, &group.candidates[best], group.candidates.len(), &lines);
+        let row = Row::new(id, Measure::new(sweep.task), group.asked, &group.candidates[best], group.candidates.len(), &lines);
         rows.push(Row { tried, ..row });
     }
     Ok(rows)
@@ -671,24 +672,94 @@ struct Together {
 /// A row of the result.
 struct Row {
     id: String,
+    measure: Measure,
     asked: Asked,
     /// As planned, where a run has ended.
     best: Recipe,
     tuned_over: usize,
     epsilon: Option<f64>,
     noise_multiplier: Option<f64>,
-    accuracy: Option<Estimate>,
+    /// On test users, by the measure.
+    test: Option<Estimate>,
     loss: Option<Estimate>,
     validation: Option<Estimate>,
     diverged: usize,
     runs: usize,
     curve: Vec<(usize, f64)>,
-    /// Server learning rates that were tried, with their validation accuracy.
+    /// Server learning rates that were tried, with the best that each gave on validation users.
     tried: Vec<(f64, f64)>,
 }
 
+/// What models are judged by.
+#[derive(Clone, Copy)]
+enum Measure {
+    /// The share of right predictions.
+    Accuracy,
+    /// The root of the mean squared error of a number with this scale.
+    Rmse(f64),
+}
+
+impl Measure {
+    fn new(task: &Task) -> Self {
+        task.scale().map_or(Measure::Accuracy, Measure::Rmse)
+    }
+
+    fn of(self, point: &Point) -> Option<f64> {
+        match self {
+            Measure::Accuracy => point.accuracy,
+            Measure::Rmse(scale) => Some(scale * (2.0 * point.loss).sqrt()),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Measure::Accuracy => "accuracy",
+            Measure::Rmse(_) => "RMSE",
+        }
+    }
+
+    /// What it counts.
+    fn unit(self) -> &'static str {
+        match self {
+            Measure::Accuracy => "share named rightly",
+            Measure::Rmse(_) => "in the unit of the label",
+        }
+    }
+
+    fn better(self, a: f64, b: f64) -> f64 {
+        match self {
+            Measure::Accuracy => a.max(b),
+            Measure::Rmse(_) => a.min(b),
+        }
+    }
+
+    fn shown(self, x: f64) -> String {
+        match self {
+            Measure::Accuracy => format!("{x:.4}"),
+            Measure::Rmse(_) => number(x),
+        }
+    }
+
+    /// The estimate, if it is the share of right predictions.
+    fn accuracy(self, estimate: Option<Estimate>) -> Option<Estimate> {
+        estimate.filter(|_| matches!(self, Measure::Accuracy))
+    }
+
+    /// The estimate, if it is an error.
+    fn error(self, estimate: Option<Estimate>) -> Option<Estimate> {
+        estimate.filter(|_| matches!(self, Measure::Rmse(_)))
+    }
+}
+
 impl Row {
-    fn new(id: String, asked: Asked, best: &Recipe, tuned_over: usize, lines: &[Line]) -> Self {
+    fn new(
+        id: String,
+        measure: Measure,
+        asked: Asked,
+        best: &Recipe,
+        tuned_over: usize,
+        lines: &[Line],
+    ) -> Self {
         let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
             Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
         };
@@ -700,21 +771,22 @@ impl Row {
                 .enumerate()
                 .map(|(k, point)| {
                     let values: Vec<f64> =
-                        lines.iter().filter_map(|line| line.outcome.curve.get(k)?.accuracy).collect();
+                        lines.iter().filter_map(|line| measure.of(line.outcome.curve.get(k)?)).collect();
                     (point.round, values.iter().sum::<f64>() / values.len() as f64)
                 })
                 .collect()
         });
         Self {
             id,
+            measure,
             asked,
             best: lines.first().map_or(best, |line| &line.recipe).clone(),
             tuned_over,
             epsilon: lines.iter().find_map(|line| line.epsilon),
             noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
-            accuracy: of(&|outcome| outcome.test?.accuracy),
+            test: of(&|outcome| measure.of(&outcome.test?)),
             loss: of(&|outcome| Some(outcome.test?.loss)),
-            validation: of(&|outcome| outcome.validation.accuracy),
+            validation: of(&|outcome| measure.of(&outcome.validation)),
             diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
             runs: lines.len(),
             curve,
@@ -745,6 +817,7 @@ impl Row {
     }
 
     fn json(&self) -> Value {
+        let (accuracy, error) = (self.measure.accuracy(self.test), self.measure.error(self.test));
         json!({
             "mechanism": self.name(),
             "sampling": self.best.sampling.to_string(),
@@ -762,20 +835,28 @@ impl Row {
             "tuned_over": self.tuned_over,
             "runs": self.runs,
             "diverged": self.diverged,
-            "test_accuracy_mean": self.accuracy.map(|e| e.mean),
-            "test_accuracy_ci": self.accuracy.and_then(|e| e.interval()),
+            "test_accuracy_mean": accuracy.map(|e| e.mean),
+            "test_accuracy_ci": accuracy.and_then(|e| e.interval()),
+            "test_rmse_mean": error.map(|e| e.mean),
+            "test_rmse_ci": error.and_then(|e| e.interval()),
             "test_loss_mean": self.loss.map(|e| e.mean),
-            "validation_accuracy_mean": self.validation.map(|e| e.mean),
+            "validation_accuracy_mean": self.measure.accuracy(self.validation).map(|e| e.mean),
             "curve": self.curve,
         })
     }
 
+    /// What it was on test users, with its interval.
+    fn tested(&self, between: &str) -> String {
+        let shown = |x| self.measure.shown(x);
+        match self.test {
+            Some(Estimate { mean, half_width: Some(half) }) => format!("{}{between}{}", shown(mean), shown(half)),
+            Some(Estimate { mean, half_width: None }) => shown(mean),
+            None => "–".into(),
+        }
+    }
+
     fn cells(&self) -> Vec<String> {
         let optional = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
-        let accuracy = match self.accuracy {
-            Some(Estimate { mean, half_width: Some(half) }) => format!("{mean:.4} ± {half:.4}"),
-            other => optional(other.map(|e| e.mean), 4),
-        };
         vec![
             match self.asked {
                 Asked::Named(choice) => choice.to_string(),
@@ -786,7 +867,7 @@ impl Row {
             optional(self.epsilon, 3),
             self.schedule().to_owned(),
             self.best.clients.to_string(),
-            accuracy,
+            self.tested(" ± "),
             format!("{} of {}", self.diverged, self.runs),
             self.best.server_learning_rate.to_string(),
             self.client_rate().map_or("–".into(), |rate| rate.to_string()),
@@ -796,20 +877,26 @@ impl Row {
     }
 }
 
-const HEAD: [&str; 12] = [
-    "mechanism",
-    "sampling",
-    "σ",
-    "ε",
-    "schedule",
-    "clients",
-    "test accuracy",
-    "diverged",
-    "server lr",
-    "client lr",
-    "clip",
-    "momentum",
-];
+fn head(measure: Measure) -> [&'static str; 12] {
+    let test = match measure {
+        Measure::Accuracy => "test accuracy",
+        Measure::Rmse(_) => "test RMSE",
+    };
+    [
+        "mechanism",
+        "sampling",
+        "σ",
+        "ε",
+        "schedule",
+        "clients",
+        test,
+        "diverged",
+        "server lr",
+        "client lr",
+        "clip",
+        "momentum",
+    ]
+}
 
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
     let (csv, results) = (args.out.join(SUMMARY), args.out.join(RESULTS));
@@ -853,7 +940,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     caution::tell(&warnings);
     let text = format!(
         "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
-        table(&HEAD, &cells),
+        table(&head(Measure::new(sweep.task)), &cells),
         args.out.join(RUNS).display(),
         csv.display(),
         args.out.join(REPORT).display()
@@ -873,7 +960,7 @@ fn kept(results: &Path, rows: &[Row]) -> anyhow::Result<Vec<Value>> {
 
 /// The rows as CSV.
 fn summary(rows: &[Value]) -> String {
-    const COLUMNS: [&str; 20] = [
+    const COLUMNS: [&str; 21] = [
         "mechanism",
         "sampling",
         "noise_multiplier",
@@ -890,6 +977,7 @@ fn summary(rows: &[Value]) -> String {
         "test_accuracy_mean",
         "test_accuracy_low",
         "test_accuracy_high",
+        "test_rmse_mean",
         "test_loss_mean",
         "validation_accuracy_mean",
         "data",

@@ -53,22 +53,27 @@ impl Model {
     fn features(&self, rows: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
         let py = rows.py();
         let meaning = self.0.meaning().map_err(failed)?;
-        if let Ok(array) = rows.extract::<PyReadonlyArray2<'_, f32>>() {
-            let width = array.as_array().ncols();
+        let array = match rows.extract::<PyReadonlyArray2<'_, f32>>() {
+            Ok(array) => Some((array.as_array().ncols(), array.as_array().iter().copied().collect())),
+            Err(_) => rows.extract::<PyReadonlyArray2<'_, f64>>().ok().map(|array| {
+                (array.as_array().ncols(), array.as_array().iter().map(|x| *x as f32).collect::<Vec<f32>>())
+            }),
+        };
+        if let Some((width, features)) = array {
             if width != meaning.features() {
                 let expected = meaning.features();
                 return Err(value_error(format!(
                     "rows have {width} features, but the model reads {expected}"
                 )));
             }
-            return Ok(array.as_array().iter().copied().collect());
+            return Ok(features);
         }
         if let Ok(path) = rows.extract::<PathBuf>() {
             let data = path.to_string_lossy().into_owned();
             return py.detach(|| self.0.features(&data)).map(|(features, _)| features).map_err(failed);
         }
         let Some(schema) = self.schema() else {
-            return Err(type_error("a model of images reads a float32 array with a row for each image"));
+            return Err(type_error("a model of images reads an array with a row for each image"));
         };
         if let Ok(list) = rows.cast::<PyList>() {
             let mut features = Vec::new();
@@ -218,8 +223,8 @@ impl Model {
 
     /// The class of every row, or the number as an array.
     ///
-    /// `rows` is a data frame or a dictionary of columns, a list of dictionaries, the path of a table, or an array of float32 with
-    /// the features as the model reads them.
+    /// `rows` is a data frame or a dictionary of columns, a list of dictionaries, the path of a table, or an array with the
+    /// features as the model reads them.
     fn predict<'py>(&self, rows: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = rows.py();
         match self.predictions(rows)? {

@@ -1,17 +1,17 @@
 //! The page of a sweep: what was chosen, what came of it, and how the choice was made.
 
-use super::{Row, Together};
+use super::{Measure, Row, Together};
 use crate::page::Page;
 use crate::plot::figure::{COLORS, Mark, Panel, Series};
 use crate::report::rounded;
 use crate::train::task::Task;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf_train::{Asked, Choice, Estimate, Privacy};
+use dpmf_train::{Asked, Choice, Privacy};
 
 /// Columns of the table, with what they count in.
 const HEAD: [(&str, &str); 12] = [
     ("mechanism", ""),
-    ("test accuracy", "± 95 % interval"),
+    ("test", "± 95 % interval"),
     ("ε", "of a single run"),
     ("σ", "noise multiplier"),
     ("server lr", "tuned"),
@@ -56,30 +56,34 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
     let (differing, shared) = columns(&cells);
     let of = |row: &Vec<String>| differing.iter().map(|column| row[*column].clone()).collect();
+    let measure = Measure::new(task);
+    let test = format!("test {}", measure.name());
+    let named = |column: &usize| if *column == 1 { (test.as_str(), HEAD[1].1) } else { HEAD[*column] };
     page.table(
-        &differing.iter().map(|column| HEAD[*column]).collect::<Vec<_>>(),
+        &differing.iter().map(named).collect::<Vec<_>>(),
         &cells.iter().map(of).collect::<Vec<_>>(),
     );
     page.note(&format!(
-        "Chosen by accuracy on validation users; test users were used once, for this table.{shared}"
+        "Chosen by {} on validation users; test users were used once, for this table.{shared}",
+        measure.name()
     ));
 
-    let accuracy = against_noise(rows);
-    if !accuracy.is_empty() {
-        page.heading("Accuracy against noise");
+    let scores = against_noise(rows, measure);
+    if !scores.is_empty() {
+        page.heading("Against noise");
         page.note("Mean over the repetitions, with 95 % intervals.");
-        page.figures(&accuracy.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
+        page.figures(&scores.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }
-    let tried = panels(rows, "tuning", "Server learning rate", true, |row| {
+    let tried = panels(rows, measure, "tuning", "Server learning rate", true, |row| {
         (row.tried.len() > 1).then(|| row.tried.clone())
     });
     if !tried.is_empty() {
         page.heading("Tuning");
-        page.note("Validation accuracy of the best run at each rate, over everything else that was tuned.");
+        page.note("The best run at each rate, over everything else that was tuned.");
         page.figures(&tried.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }
-    let curves = panels(rows, "learning curves", "Round", false, |row| {
-        let points = row.curve.iter().map(|(round, accuracy)| (*round as f64, *accuracy));
+    let curves = panels(rows, measure, "learning curves", "Round", false, |row| {
+        let points = row.curve.iter().map(|(round, score)| (*round as f64, *score));
         (!row.curve.is_empty()).then(|| points.collect())
     });
     if !curves.is_empty() {
@@ -107,18 +111,13 @@ fn cells(row: &Row) -> Vec<String> {
     let number = |x: Option<f64>| x.map_or("–".into(), |x| format!("{x:.3}"));
     // Before a run has ended nothing is chosen.
     let chosen = |text: String| if row.runs > 0 { text } else { "–".into() };
-    let accuracy = match row.accuracy {
-        Some(Estimate { mean, half_width: Some(half) }) => format!("{mean:.4}\u{a0}±\u{a0}{half:.4}"),
-        Some(Estimate { mean, half_width: None }) => format!("{mean:.4}"),
-        None => "–".into(),
-    };
     vec![
         match row.asked {
             Asked::Named(choice) => choice.to_string(),
             wish if row.runs > 0 => format!("{wish} ({})", row.best.mechanism),
             wish => wish.to_string(),
         },
-        accuracy,
+        row.tested("\u{a0}±\u{a0}"),
         number(row.epsilon),
         number(row.noise_multiplier),
         chosen(row.best.server_learning_rate.to_string()),
@@ -176,6 +175,7 @@ fn color(row: &Row, rows: &[Row]) -> crate::plot::figure::Color {
 /// A panel for each amount of noise, schedule and cohort, with a curve for each mechanism that has one.
 fn panels(
     rows: &[Row],
+    measure: Measure,
     title: &str,
     x_label: &str,
     x_log: bool,
@@ -195,7 +195,7 @@ fn panels(
         Panel {
             title: format!("{title}, {} = {}{around}", noise_of.1, noise_of.0),
             x_label: x_label.into(),
-            y_label: "Validation accuracy, share named rightly".into(),
+            y_label: format!("Validation {}, {}", measure.name(), measure.unit()),
             x_log,
             y_log: false,
             series: series.collect(),
@@ -204,20 +204,20 @@ fn panels(
     kinds.into_iter().map(panel).filter(|panel| !panel.series.is_empty()).collect()
 }
 
-/// Test accuracy by the amount of noise, where there are several.
-fn against_noise(rows: &[Row]) -> Vec<Panel> {
-    let scored = || rows.iter().filter(|row| row.accuracy.is_some());
+/// Test scores by the amount of noise, where there are several.
+fn against_noise(rows: &[Row], measure: Measure) -> Vec<Panel> {
+    let scored = || rows.iter().filter(|row| row.test.is_some());
     let panel = |around: String| {
         let here: Vec<&Row> = scored().filter(|row| circumstances(row, rows) == around).collect();
         let (mut series, mut amounts) = (Vec::new(), Vec::new());
         for asked in distinct(here.iter().map(|row| row.asked)) {
             let mut same: Vec<&&Row> = here.iter().filter(|row| row.asked == asked).collect();
             same.sort_by(|a, b| noise(a).0.total_cmp(&noise(b).0));
-            let mean = |row: &Row| row.accuracy.map_or(f64::NAN, |accuracy| accuracy.mean);
+            let mean = |row: &Row| row.test.map_or(f64::NAN, |test| test.mean);
             let color = color(same[0], rows);
             let points = same.iter().map(|row| (noise(row).0, mean(row))).collect();
             let bars = same.iter().filter_map(|row| {
-                let [low, high] = row.accuracy?.interval()?;
+                let [low, high] = row.test?.interval()?;
                 Some([(noise(row).0, low), (noise(row).0, high)])
             });
             let mark = if without_noise(same[0]) { Mark::Level } else { Mark::LineAndPoints };
@@ -228,10 +228,10 @@ fn against_noise(rows: &[Row]) -> Vec<Panel> {
             }
             series.push(Series { label: asked.to_string(), points, mark, color });
         }
-        let title = format!("test accuracy{around}");
+        let title = format!("test {}{around}", measure.name());
         let name = here.first().map_or("ε", |row| noise(row).1);
         let x_label = if name == "ε" { "ε" } else { "Noise multiplier σ" }.to_owned();
-        let y_label = "Test accuracy, share named rightly".to_owned();
+        let y_label = format!("Test {}, {}", measure.name(), measure.unit());
         let several = distinct(amounts.into_iter()).len() > 1;
         several.then_some(Panel { title, x_label, y_label, x_log: true, y_log: false, series })
     };

@@ -119,8 +119,9 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
         Task::Text { .. } => {
             page.commands(&[format!("dpmf sample {place}"), format!("dpmf eval {place} other.csv")])
         }
-        _ => page
-            .commands(&[format!("dpmf predict {place} new.csv"), format!("dpmf eval {place} other.csv")]),
+        _ => {
+            page.commands(&[format!("dpmf predict {place} new.csv"), format!("dpmf eval {place} other.csv")])
+        }
     }
     page.note(
         "Takes the first run; --run names another. What is computed from a private model is as private as the model. Every \
@@ -135,7 +136,9 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
 fn scores(task: &Task) -> [&'static str; 2] {
     match task {
         Task::Text { .. } => ["share of tokens named rightly", "cross-entropy, nats per token"],
-        Task::Regressor { .. } => ["in the unit of the label", "half the squared error, in squares of the scale"],
+        Task::Regressor { .. } => {
+            ["in the unit of the label", "half the squared error, in squares of the scale"]
+        }
         _ => ["share of examples named rightly", "cross-entropy, nats per example"],
     }
 }
