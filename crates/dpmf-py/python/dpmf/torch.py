@@ -376,7 +376,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         noise.add([(number, (tensor * scale).round_()) for number, tensor in tensors], examples)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Adds the next row of noise to what was accumulated, divides by the denominator and steps."""
         if closure is not None:
             raise ValueError("a closure would look at the data again within a step: call step() without one")
