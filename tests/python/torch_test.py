@@ -1,5 +1,6 @@
 """dpmf.torch on the real PyTorch."""
 
+import contextlib
 import copy
 import inspect
 
@@ -226,6 +227,22 @@ def test_hooks_of_an_optimizer(mechanism):
     handle.remove()
     train(optimizer, model, batches(1))
     assert called == [("before", 0), ("after", 1), ("before", 1)]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim.Optimizer, "register_state_dict_post_hook"), reason="PyTorch 1 has no such hooks")
+def test_hooks_of_a_state(tmp_path, mechanism):
+    model, called = model_of(), []
+    with contextlib.closing(resumable(tmp_path, model, mechanism, read=False)) as optimizer:
+        optimizer.register_state_dict_pre_hook(lambda self: called.append("before saving"))
+        optimizer.register_state_dict_post_hook(lambda self, state: {**state, "note": "mine"})
+        train(optimizer, model, batches(1))
+        state = optimizer.state_dict()
+    assert called == ["before saving"] and state["note"] == "mine"
+    with contextlib.closing(resumable(tmp_path, model, mechanism, read=True)) as optimizer:
+        optimizer.register_load_state_dict_pre_hook(lambda self, state: {name: state[name] for name in state if name != "note"})
+        optimizer.register_load_state_dict_post_hook(lambda self: called.append(("after loading", self.next_step)))
+        optimizer.load_state_dict(state)
+    assert called[1:] == [("after loading", 1)]
 
 
 # Resuming
@@ -478,7 +495,7 @@ def test_what_adam_is_planned_for(name, beta):
         parameter.grad = sign.double().view(1)
         adam.step()
         schedule.step()
-        iterates.append(-float(parameter))
+        iterates.append(-float(parameter.detach()))
     plan = dict(schedule=[1.0 - 0.1 * step for step in range(len(signs))], epsilon=2, delta=1e-5)
     workload = dpmf.plan(optimizer=f"adam:{beta}", **plan).workload
     np.testing.assert_allclose(0.01 * workload.apply(signs.numpy()), iterates, rtol=1e-9, atol=1e-15)

@@ -54,6 +54,11 @@ class Batches(BatchSampler):
         raise NotImplementedError
 
     @property
+    def order(self) -> Mapping[str, int | str]:
+        """What decides which example is in which batch."""
+        raise NotImplementedError
+
+    @property
     def batch_size(self) -> float:  # type: ignore[override]
         """The mean: what Opacus' BatchMemoryManager makes a length of."""
         return self.expected_batch
@@ -229,7 +234,8 @@ class SampledBatches(Batches):
         """The examples of a step, or this rank's part of them."""
         # The sampler's own place moves on with the batches, so that its state is that of the run.
         members = next(self.drawing) if self.drawing.next_step == step else self.drawing.members(step)
-        return members[self.rank :: self.world_size].tolist()
+        own: list[int] = members[self.rank :: self.world_size].tolist()
+        return own
 
 
 class StepLoader(DataLoader[Any]):
@@ -331,7 +337,7 @@ def _check_in_order(
 ) -> None:
     """Refuses batches that are drawn in another way, or from other data, than the guarantee is for."""
     length = len(loader.dataset)  # type: ignore[arg-type]
-    if type(batches) not in (Cohorts, SampledBatches):
+    if not (type(batches) is Cohorts or type(batches) is SampledBatches):
         raise MismatchError(
             f"the batch sampler is a {type(batches).__name__}, of which it is not known that it hands out what was drawn: give "
             "dpmf.torch.SampledBatches itself"

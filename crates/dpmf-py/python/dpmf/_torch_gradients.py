@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-try:
+if TYPE_CHECKING or hasattr(torch, "func"):
     from torch.func import functional_call, grad_and_value, vmap
-except ImportError:  # PyTorch 1
+else:  # PyTorch 1
     from functorch import grad_and_value, vmap
     from torch.nn.utils.stateless import functional_call
 

@@ -271,7 +271,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forgets the per-sample gradients and every .grad and, unless the last step was put off, what was accumulated."""
         for p in self._noise.parameters:
-            p.grad_sample = None
+            p.grad_sample = None  # type: ignore[attr-defined]
         if not self._is_last_step_skipped:
             self._noise.clear()
         self.original_optimizer.zero_grad(set_to_none)
@@ -618,16 +618,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise MismatchError(
                 "the data loader has a batch sampler of its own, but the plan decides how to draw: give a batch_size and no sampler"
             )
-        sampler = type(data_loader.sampler)
+        sampler = data_loader.sampler
         length = len(data_loader.dataset)  # type: ignore[arg-type]
-        everything = sampler is SequentialSampler or (
-            sampler is RandomSampler
-            and not data_loader.sampler.replacement
-            and data_loader.sampler.num_samples == length
+        everything = type(sampler) is SequentialSampler or (
+            type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == length
         )
         if not everything:
             raise MismatchError(
-                f"the data loader has a {sampler.__name__}, but the plan decides how to draw, from all of the data: give the part to "
+                f"the data loader has a {type(sampler).__name__}, but the plan decides how to draw, from all of the data: give the part to "
                 "train on as a torch.utils.data.Subset, with a batch_size and no sampler"
             )
         return length, min(data_loader.batch_size, length)

@@ -376,7 +376,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         noise.add([(number, (tensor * scale).round_()) for number, tensor in tensors], examples)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Adds the next row of noise to what was accumulated, divides by the denominator and steps."""
         if closure is not None:
             raise ValueError("a closure would look at the data again within a step: call step() without one")
@@ -421,6 +421,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
 
         Warns where there is no journal: such a state can be looked at, but not loaded.
         """
+        self._call_hooks("state_dict_pre")
         state = dict(self.optimizer.state_dict())
         state["dpmf"] = {
             **self._noise.state_dict(),
@@ -428,12 +429,13 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             "first_learning_rates": self._checks and self._checks.first,
             "data": self._passes.order,
         }
-        return state
+        hooked: dict[str, Any] = self._call_hooks("state_dict_post", state)
+        return hooked
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from a state, beside the journal of its run. The steps after are, bit for bit, those of a run that was
         never interrupted."""
-        state = dict(state_dict)
+        state = dict(self._call_hooks("load_state_dict_pre", dict(state_dict)))
         ours = state.pop("dpmf", None)
         if ours is None:
             raise BindingError("the state has no entry dpmf: it is not that of a PrivateOptimizer")
@@ -448,6 +450,15 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self.denominator = ours["denominator"]
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
+        self._call_hooks("load_state_dict_post")
+
+    def _call_hooks(self, when: str, *state: dict[str, Any]) -> Any:
+        """Calls the hooks of torch.optim.Optimizer, of which PyTorch 1 has none, and returns the state that they leave."""
+        for hook in getattr(self, f"_optimizer_{when}_hooks", {}).values():
+            made = hook(self, *state)
+            if state and made is not None:
+                state = (made,)
+        return state[0] if state else None
 
     def add_param_group(self, param_group: Any) -> None:
         """Refused: the noise covers the parameters that the optimizer had when this was made."""
