@@ -17,11 +17,11 @@ use dpmf::{Mechanism, Sampling, Selector, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a noise multiplier is worth: ε at δ, or δ at ε, by every accountant, each rounded up.
+/// What a noise multiplier is worth, by every accountant.
 ///
-/// exact is the Gaussian mechanism's own curve; zcdp and rdp convert concentrated and Rényi privacy, the latter at
-/// integer orders 2 to 512; paper is the closed form of the matrix mechanism's theorem. Several multipliers compose:
-/// the result is that of all mechanisms together.
+/// That is ε at δ, or δ at ε, each rounded up. exact is the Gaussian mechanism's own curve; zcdp and rdp convert
+/// concentrated and Rényi privacy, the latter at integer orders 2 to 512; paper is the closed form of the matrix
+/// mechanism's theorem. Several multipliers compose: the result is that of all mechanisms together.
 ///
 /// With --sampling or --phase the steps draw their records by chance, in secret, as DP-SGD does, and pld is the answer:
 /// a bracket by privacy loss distributions, whose upper end is the guarantee and whose lower end says how near it is.
@@ -269,10 +269,10 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
     )
 }
 
-/// Solve for the noise that gives (ε, δ), and write the calibrated mechanism with its privacy statement.
+/// Solve for the noise that gives (ε, δ).
 ///
-/// The mechanism comes from a file, or is made for a workload. The sensitivity is that of the coefficients as
-/// deployed.
+/// The calibrated mechanism is written with its privacy statement. The mechanism comes from a file, or is made for a
+/// workload. The sensitivity is that of the coefficients as deployed.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,

@@ -12,7 +12,9 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Say what a mechanism file holds: workload, factorization, loss, certificate and privacy.
+/// Say what a mechanism file holds.
+///
+/// Workload, factorization, loss, certificate and privacy, each as it follows from the coefficients in the file.
 #[derive(clap::Args)]
 pub struct Args {
     /// A mechanism file
@@ -31,9 +33,9 @@ pub struct Args {
     dimension: usize,
 }
 
-/// Recompute everything that a mechanism file claims: hash, sensitivity, loss and lower bound.
+/// Recompute everything that a mechanism file claims.
 ///
-/// The lower bound is evaluated anew at the dual variable in the file, so the certificate is checked without
+/// Hash, sensitivity and loss are computed again, and the privacy that they give is shown. The lower bound is evaluated anew at the dual variable in the file, so the certificate is checked without
 /// trusting the solver that found it. The hash detects damage, not malice.
 #[derive(clap::Args)]
 pub struct VerifyArgs {

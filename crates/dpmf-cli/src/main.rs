@@ -44,7 +44,7 @@ static ALLOCATOR: memory::Bounded = memory::Bounded;
 /// privacy level does the least harm to the iterates, proves how close to optimal it came, and streams the
 /// noise in a few model-sized buffers.
 #[derive(Parser)]
-#[command(name = "dpmf", version, about, propagate_version = true, max_term_width = 110)]
+#[command(name = "dpmf", version, propagate_version = true, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Train over a grid of settings: tune on validation users, repeat the best, report on test users.
+/// Train over a grid of settings, choose on validation users, report on test users.
 ///
 /// Every combination of mechanism, noise, schedule and cohort is a row of the result. For each row the learning rates,
 /// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use task::{Task, TaskArgs, with_task};
 
-/// Train a model under differential privacy, for one pass over the users or several.
+/// Train a model under differential privacy, for one epoch or several.
 ///
 /// With --epochs K every user takes part about K times, and mechanism and sampler are planned: the choice of least error for
 /// ε, δ, the cohort and the optimizer. On public data DP-SGD at the same ε runs beside it. --plan FILE trains with a file of
