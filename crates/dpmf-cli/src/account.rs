@@ -57,7 +57,10 @@ pub struct Args {
     steps: Option<u64>,
 
     /// Steps of one kind, as noise multiplier, probability to take part, and number; several are composed
-    #[arg(long, value_name = "σ:Q:n", value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"])]
+    #[arg(
+        long, value_name = "σ:Q:n",
+        value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"]
+    )]
     phase: Vec<Phase>,
 
     /// How far apart the ends of a bracket of ε may be
@@ -65,7 +68,10 @@ pub struct Args {
     width: f64,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or, without sampling, replace-one
-    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "replace-with-zero",
+        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+    )]
     adjacency: Adjacency,
 }
 
@@ -290,7 +296,10 @@ pub struct CalibrateArgs {
     solver: SolverArgs,
 
     /// The mechanism to make
-    #[arg(long, value_name = "NAME", default_value = "optimal", conflicts_with = "file", value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME", default_value = "optimal", conflicts_with = "file",
+        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+    )]
     mechanism: Selector,
 
     /// ε of the guarantee
@@ -315,15 +324,24 @@ pub struct CalibrateArgs {
     clip: f64,
 
     /// Whose data is protected as one piece: user or record
-    #[arg(long, default_value = "user", value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "user",
+        value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
+    )]
     unit: PrivacyUnit,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
-    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "replace-with-zero",
+        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+    )]
     adjacency: Adjacency,
 
     /// How ε follows from the noise: exact, zcdp, rdp or paper
-    #[arg(long, default_value = "exact", value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "exact",
+        value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true
+    )]
     accountant: Accountant,
 
     /// Write the calibrated mechanism to this file

@@ -35,8 +35,9 @@ pub struct Args {
 
 /// Recompute everything that a mechanism file claims.
 ///
-/// Hash, sensitivity and loss are computed again, and the privacy that they give is shown. The lower bound is evaluated anew at the dual variable in the file, so the certificate is checked without
-/// trusting the solver that found it. The hash detects damage, not malice.
+/// Hash, sensitivity and loss are computed again, and the privacy that they give is shown. The lower bound is
+/// evaluated anew at the dual variable in the file, so the certificate is checked without trusting the solver that
+/// found it. The hash detects damage, not malice.
 #[derive(clap::Args)]
 pub struct VerifyArgs {
     /// A mechanism file

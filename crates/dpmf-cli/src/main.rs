@@ -184,7 +184,9 @@ fn unparsed(error: &clap::Error) -> ExitCode {
 
 /// What is left to say when the program is wrong.
 fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
-    let what = panic.payload_as_str().unwrap_or("no words");
+    let payload = panic.payload();
+    let what = payload.downcast_ref::<&str>().copied();
+    let what = what.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
     let place = panic.location().map_or_else(String::new, |place| format!(" ({place})"));
     interrupt::abandon();
     report::fail(

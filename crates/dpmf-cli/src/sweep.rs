@@ -99,7 +99,10 @@ pub struct Args {
 #[command(next_help_heading = "Grid (lists)")]
 struct Grid {
     /// Mechanisms, or none; with --epochs also planned and dp-sgd
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME,…", value_delimiter = ',',
+        value_parser = words::trained::<Asked>(), hide_possible_values = true
+    )]
     mechanism: Vec<Asked>,
 
     /// ε of the guarantee
@@ -140,7 +143,10 @@ struct Grid {
 #[command(next_help_heading = "Training")]
 struct FixedArgs {
     /// Passes over the users: each takes part this often, on average
-    #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"])]
+    #[arg(
+        long, value_name = "K",
+        value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"]
+    )]
     epochs: Option<usize>,
 
     /// Rounds of training

@@ -68,7 +68,10 @@ pub struct Args {
     /// sampling; a name of `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4; none for no
     /// noise. By default planned with --epochs and optimal without; for the data sets that come with dpmf, which are public,
     /// others beside it
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME,…", value_delimiter = ',',
+        value_parser = words::trained::<Asked>(), hide_possible_values = true
+    )]
     mechanism: Vec<Asked>,
 
     /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
@@ -141,7 +144,10 @@ pub struct RecipeArgs {
     pub delta: f64,
 
     /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
-    #[arg(long, value_name = "exact|float", default_value = "exact", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "exact|float", default_value = "exact",
+        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+    )]
     pub arithmetic: Arithmetic,
 
     /// Server momentum β
