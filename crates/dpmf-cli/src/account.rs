@@ -17,11 +17,11 @@ use dpmf::{Mechanism, Sampling, Selector, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a noise multiplier is worth: ε at δ, or δ at ε, by every accountant, each rounded up.
+/// What a noise multiplier is worth, by every accountant.
 ///
-/// exact is the Gaussian mechanism's own curve; zcdp and rdp convert concentrated and Rényi privacy, the latter at
-/// integer orders 2 to 512; paper is the closed form of the matrix mechanism's theorem. Several multipliers compose:
-/// the result is that of all mechanisms together.
+/// That is ε at δ, or δ at ε, each rounded up. exact is the Gaussian mechanism's own curve; zcdp and rdp convert
+/// concentrated and Rényi privacy, the latter at integer orders 2 to 512; paper is the closed form of the matrix
+/// mechanism's theorem. Several multipliers compose: the result is that of all mechanisms together.
 ///
 /// With --sampling or --phase the steps draw their records by chance, in secret, as DP-SGD does, and pld is the answer:
 /// a bracket by privacy loss distributions, whose upper end is the guarantee and whose lower end says how near it is.
@@ -57,7 +57,10 @@ pub struct Args {
     steps: Option<u64>,
 
     /// Steps of one kind, as noise multiplier, probability to take part, and number; several are composed
-    #[arg(long, value_name = "σ:Q:n", value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"])]
+    #[arg(
+        long, value_name = "σ:Q:n",
+        value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"]
+    )]
     phase: Vec<Phase>,
 
     /// How far apart the ends of a bracket of ε may be
@@ -65,7 +68,10 @@ pub struct Args {
     width: f64,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or, without sampling, replace-one
-    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "replace-with-zero",
+        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+    )]
     adjacency: Adjacency,
 }
 
@@ -269,10 +275,10 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
     )
 }
 
-/// Solve for the noise that gives (ε, δ), and write the calibrated mechanism with its privacy statement.
+/// Solve for the noise that gives (ε, δ).
 ///
-/// The mechanism comes from a file, or is made for a workload. The sensitivity is that of the coefficients as
-/// deployed.
+/// The calibrated mechanism is written with its privacy statement. The mechanism comes from a file, or is made for a
+/// workload. The sensitivity is that of the coefficients as deployed.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -290,7 +296,10 @@ pub struct CalibrateArgs {
     solver: SolverArgs,
 
     /// The mechanism to make
-    #[arg(long, value_name = "NAME", default_value = "optimal", conflicts_with = "file", value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME", default_value = "optimal", conflicts_with = "file",
+        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+    )]
     mechanism: Selector,
 
     /// ε of the guarantee
@@ -315,15 +324,24 @@ pub struct CalibrateArgs {
     clip: f64,
 
     /// Whose data is protected as one piece: user or record
-    #[arg(long, default_value = "user", value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "user",
+        value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
+    )]
     unit: PrivacyUnit,
 
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
-    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "replace-with-zero",
+        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+    )]
     adjacency: Adjacency,
 
     /// How ε follows from the noise: exact, zcdp, rdp or paper
-    #[arg(long, default_value = "exact", value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "exact",
+        value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true
+    )]
     accountant: Accountant,
 
     /// Write the calibrated mechanism to this file

@@ -59,11 +59,17 @@ pub struct Args {
 
     /// Who plays: worst-column, adaptive or paper, against ideal Gaussian noise; or bits, who looks at the grids, lowest
     /// bits and sizes of the f32 numbers that are released, in both arithmetics
-    #[arg(long, default_value = "worst-column", value_parser = words::of::<Player>(words::ADVERSARY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "worst-column",
+        value_parser = words::of::<Player>(words::ADVERSARY), hide_possible_values = true
+    )]
     adversary: Player,
 
     /// For bits: the arithmetic that must stand
-    #[arg(long, value_name = "exact|float", default_value = "exact", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "exact|float", default_value = "exact",
+        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+    )]
     arithmetic: Arithmetic,
 
     /// For bits: the step that is released, zero-based

@@ -8,11 +8,12 @@ use dpmf::Selector;
 use dpmf::comparison::Row;
 use dpmf::family;
 
-/// Put all mechanisms for a workload side by side, each as it would be deployed.
+/// Put all mechanisms for a workload side by side.
 ///
-/// Columns: √loss is the root of the total squared error over all steps, max and final those of the worst and
-/// the last step, ratio is √loss over the certified lower bound. Buffers are model-sized arrays kept from one
-/// step to the next (dense: none, all earlier noise is drawn again), recalls earlier rows of noise that a step draws again; work is the mean number of model-sized multiply-adds a step.
+/// Each is measured as it would be deployed. Columns: √loss is the root of the total squared error over all steps,
+/// max and final those of the worst and the last step, ratio is √loss over the certified lower bound. Buffers are
+/// model-sized arrays kept from one step to the next (dense: none, all earlier noise is drawn again), recalls earlier
+/// rows of noise that a step draws again; work is the mean number of model-sized multiply-adds a step.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf compare --steps 512\n  dpmf compare --steps 512 --momentum 0.95 \
     --mechanism honaker-online,optimal-prefix,optimal")]
@@ -28,7 +29,10 @@ pub struct Args {
     buffers: Vec<usize>,
 
     /// Only these mechanisms, by name or with a choice such as optimal:buffers=3
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME,…", value_delimiter = ',',
+        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+    )]
     mechanism: Vec<Selector>,
 }
 

@@ -14,8 +14,10 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Say what a file holds: of a mechanism its workload, factorization, loss, certificate and privacy; of a trained model its
-/// kind, tensors, input and privacy.
+/// Say what a mechanism or model file holds.
+///
+/// Of a mechanism: workload, factorization, loss, certificate and privacy, each as it follows from the coefficients in the file. Of
+/// a trained model: its kind, tensors, input and privacy statement.
 #[derive(clap::Args)]
 pub struct Args {
     /// A mechanism or model file
@@ -34,10 +36,11 @@ pub struct Args {
     dimension: usize,
 }
 
-/// Recompute everything that a mechanism file claims: hash, sensitivity, loss and lower bound.
+/// Recompute everything that a mechanism file claims.
 ///
-/// The lower bound is evaluated anew at the dual variable in the file, so the certificate is checked without
-/// trusting the solver that found it. The hash detects damage, not malice.
+/// Hash, sensitivity and loss are computed again, and the privacy that they give is shown. The lower bound is
+/// evaluated anew at the dual variable in the file, so the certificate is checked without trusting the solver that
+/// found it. The hash detects damage, not malice.
 #[derive(clap::Args)]
 pub struct VerifyArgs {
     /// A mechanism file

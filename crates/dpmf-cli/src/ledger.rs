@@ -45,11 +45,17 @@ enum Action {
         delta: f64,
 
         /// Whose data is protected as one piece: user or record
-        #[arg(long, default_value = "user", value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true)]
+        #[arg(
+            long, default_value = "user",
+            value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
+        )]
         unit: PrivacyUnit,
 
         /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
-        #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+        #[arg(
+            long, default_value = "replace-with-zero",
+            value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+        )]
         adjacency: Adjacency,
     },
     /// Show what was recorded and what is left

@@ -45,7 +45,7 @@ static ALLOCATOR: memory::Bounded = memory::Bounded;
 /// privacy level does the least harm to the iterates, proves how close to optimal it came, and streams the
 /// noise in a few model-sized buffers.
 #[derive(Parser)]
-#[command(name = "dpmf", version, about, propagate_version = true, max_term_width = 110)]
+#[command(name = "dpmf", version, propagate_version = true, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -189,7 +189,9 @@ fn unparsed(error: &clap::Error) -> ExitCode {
 
 /// What is left to say when the program is wrong.
 fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
-    let what = panic.payload_as_str().unwrap_or("no words");
+    let payload = panic.payload();
+    let what = payload.downcast_ref::<&str>().copied();
+    let what = what.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
     let place = panic.location().map_or_else(String::new, |place| format!(" ({place})"));
     interrupt::abandon();
     report::fail(

@@ -78,11 +78,17 @@ pub struct Args {
     coordinates: Option<Range<usize>>,
 
     /// Noise to add to gradients, or what it leaves in the iterates
-    #[arg(long, value_name = "gradient|iterate", default_value = "gradient", value_parser = words::of::<Output>(words::OUTPUT), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "gradient|iterate", default_value = "gradient",
+        value_parser = words::of::<Output>(words::OUTPUT), hide_possible_values = true
+    )]
     output: Output,
 
     /// Ideal noise correctly rounded to a grid, or noise in single precision; exact by default, float for iterates
-    #[arg(long, value_name = "exact|float", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "exact|float",
+        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+    )]
     arithmetic: Option<Arithmetic>,
 
     /// Go on with the run that an earlier call printed, for other rows or coordinates of the same noise; with a seeded

@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Train over a grid of settings: tune on validation users, repeat the best, report on test users.
+/// Train over a grid of settings, choose on validation users, report on test users.
 ///
 /// Every combination of mechanism, noise, schedule and cohort is a row of the result. For each row the learning rates,
 /// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are
@@ -101,7 +101,10 @@ pub struct Args {
 #[command(next_help_heading = "Grid (lists)")]
 struct Grid {
     /// Mechanisms, or none; with --epochs also planned and dp-sgd
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME,…", value_delimiter = ',',
+        value_parser = words::trained::<Asked>(), hide_possible_values = true
+    )]
     mechanism: Vec<Asked>,
 
     /// ε of the guarantee
@@ -142,7 +145,10 @@ struct Grid {
 #[command(next_help_heading = "Training")]
 struct FixedArgs {
     /// Passes over the users: each takes part this often, on average
-    #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"])]
+    #[arg(
+        long, value_name = "K",
+        value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"]
+    )]
     epochs: Option<usize>,
 
     /// Rounds of training

@@ -747,7 +747,7 @@ fn complaint(trial: &Trial, ended: &Ended) -> Option<String> {
     let Ended { output, interrupted } = ended;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let Some(code) = output.status.code() else { return Some(format!("it died of {}", output.status)) };
-    if ![0, 1, 2, 130].contains(&code) || (code == 130) > *interrupted {
+    if ![0, 1, 2, 130].contains(&code) || code == 130 && !*interrupted {
         return Some(format!("its exit code is {code}"));
     }
     for word in ["panicked", "defect of dpmf", "memory allocation"] {

@@ -111,7 +111,10 @@ struct RunArgs {
     clip: f64,
 
     /// Which data sets are neighbours: replace-with-zero or add-or-remove
-    #[arg(long, default_value = "replace-with-zero", value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true)]
+    #[arg(
+        long, default_value = "replace-with-zero",
+        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+    )]
     adjacency: Adjacency,
 
     /// Whose data is protected as one piece: record or user

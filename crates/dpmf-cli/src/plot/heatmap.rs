@@ -30,7 +30,10 @@ pub struct Args {
     solver: SolverArgs,
 
     /// The mechanism to show
-    #[arg(long, value_name = "NAME", default_value = "optimal:dense", value_parser = words::mechanism::<Selector>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME", default_value = "optimal:dense",
+        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+    )]
     mechanism: Selector,
 
     /// The picture, .svg

@@ -10,10 +10,11 @@ use dpmf::audit::{AdversaryKind, AuditOptions, Promise};
 use dpmf::format;
 use std::path::PathBuf;
 
-/// ε against δ by every accountant, and the trade-off between the errors of the best test.
+/// ε against δ by every accountant, and the trade-off of the best test.
 ///
-/// From a calibrated mechanism file the trade-off panel also shows the errors that the strongest adversary
-/// reached in an audit: on the curve if the promise is tight, below it if the promise is false.
+/// The trade-off is between its false positives and its false negatives. From a calibrated mechanism file the
+/// trade-off panel also shows the errors that the strongest adversary reached in an audit: on the curve if the
+/// promise is tight, below it if the promise is false.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf plot privacy --noise-multiplier 0.682 -o privacy.svg\n  \
     dpmf plot privacy m8.safetensors -o privacy.svg")]

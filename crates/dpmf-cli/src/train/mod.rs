@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use task::{Task, TaskArgs, with_task};
 
-/// Train a model under differential privacy, for one pass over the users or several.
+/// Train a model under differential privacy, for one epoch or several.
 ///
 /// With --epochs K every user takes part about K times, and mechanism and sampler are planned: the choice of least error for
 /// ε, δ, the cohort and the optimizer. On public data DP-SGD at the same ε runs beside it. --plan FILE trains with a file of
@@ -67,7 +67,10 @@ pub struct Args {
     /// sampling; a name of `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4; none for no
     /// noise. By default planned with --epochs and optimal without; for the data sets that come with dpmf, which are public,
     /// others beside it
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = words::trained::<Asked>(), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "NAME,…", value_delimiter = ',',
+        value_parser = words::trained::<Asked>(), hide_possible_values = true
+    )]
     mechanism: Vec<Asked>,
 
     /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
@@ -140,7 +143,10 @@ pub struct RecipeArgs {
     pub delta: f64,
 
     /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
-    #[arg(long, value_name = "exact|float", default_value = "exact", value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true)]
+    #[arg(
+        long, value_name = "exact|float", default_value = "exact",
+        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+    )]
     pub arithmetic: Arithmetic,
 
     /// Server momentum β
