@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         let several = problem.participation().pattern(problem.steps())?.times > 1;
         let stream: Selector = if several { "recall".parse()? } else { optimal };
         let stream = stream.with(Budget { buffers, recalls, tolerance, ..Budget::default() })?;
-        let mechanism = problem.mechanism(stream, &mut observe)?;
+        let mechanism = problem.mechanism(stream, &mut |progress| spinner.observe(progress))?;
         let row = Row::new(stream.name(), &mechanism, certificate.lower_bound);
         json["streaming"] = json!({
             "mechanism": row.mechanism,

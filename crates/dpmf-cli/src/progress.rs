@@ -24,7 +24,7 @@ impl Spinner {
     /// Starts the line.
     pub fn new(label: impl Into<String>) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        Self { line: Line::new(bar, "{spinner} {elapsed} {wide_msg}", label.into()), target: None }
+        Self { line: Line::new(bar, "{spinner} {elapsed} {wide_msg}", label.into(), 0), target: None }
     }
 
     /// Of a solver that stops at a gap.
@@ -59,9 +59,8 @@ impl Bar {
     /// Starts the line for `total` pieces of work, of which `done` were there before.
     pub fn new(label: impl Into<String>, total: usize, done: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-        bar.set_position(done as u64);
         // The rest in at most 34 columns, so that a message has room on the narrowest terminals.
-        Self(Line::new(bar, "{bar:12} {percent:>3} % {left:<10} {wide_msg}", label.into()))
+        Self(Line::new(bar, "{bar:12} {percent:>3} % {left:<10} {wide_msg}", label.into(), done as u64))
     }
 
     /// So many pieces are done.
@@ -94,8 +93,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(bar: ProgressBar, template: &str, label: String) -> Self {
-        let begun = bar.position();
+    fn new(bar: ProgressBar, template: &str, label: String, begun: u64) -> Self {
         let left = move |state: &ProgressState, out: &mut dyn Write| {
             // Writing to a terminal's line cannot fail.
             let _ = out.write_str(&time_left(state.pos(), begun, state.len(), state.elapsed()));
@@ -103,6 +101,7 @@ impl Line {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.with_key("left", left));
         }
+        bar.set_position(begun);
         bar.set_message(label.clone());
         let log = match std::io::stderr().is_terminal() {
             true => {

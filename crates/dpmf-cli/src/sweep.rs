@@ -22,7 +22,8 @@ use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
 use dpmf_train::{
-    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Point, Privacy, Purpose, Recipe, Steps,
+    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Point, Privacy, Purpose, Recipe,
+    Steps,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -407,7 +408,14 @@ fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow:
         let lines: Vec<Line> = repetitions.iter().filter_map(|job| sweep.line(&job.id)).collect();
         let tried = group.tried(args, task, sweep)?;
         let id = group.id(task)?;
-        let row = Row::new(id, Measure::new(sweep.task), group.asked, &group.candidates[best], group.candidates.len(), &lines);
+        let row = Row::new(
+            id,
+            Measure::new(sweep.task),
+            group.asked,
+            &group.candidates[best],
+            group.candidates.len(),
+            &lines,
+        );
         rows.push(Row { tried, ..row });
     }
     Ok(rows)
@@ -855,7 +863,9 @@ impl Row {
     fn tested(&self, between: &str) -> String {
         let shown = |x| self.measure.shown(x);
         match self.test {
-            Some(Estimate { mean, half_width: Some(half) }) => format!("{}{between}{}", shown(mean), shown(half)),
+            Some(Estimate { mean, half_width: Some(half) }) => {
+                format!("{}{between}{}", shown(mean), shown(half))
+            }
             Some(Estimate { mean, half_width: None }) => shown(mean),
             None => "–".into(),
         }

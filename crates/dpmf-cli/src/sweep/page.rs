@@ -59,10 +59,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     let measure = Measure::new(task);
     let test = format!("test {}", measure.name());
     let named = |column: &usize| if *column == 1 { (test.as_str(), HEAD[1].1) } else { HEAD[*column] };
-    page.table(
-        &differing.iter().map(named).collect::<Vec<_>>(),
-        &cells.iter().map(of).collect::<Vec<_>>(),
-    );
+    page.table(&differing.iter().map(named).collect::<Vec<_>>(), &cells.iter().map(of).collect::<Vec<_>>());
     page.note(&format!(
         "Chosen by {} on validation users; test users were used once, for this table.{shared}",
         measure.name()

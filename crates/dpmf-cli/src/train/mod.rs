@@ -713,8 +713,8 @@ where
     let loss = run.curve().last().map_or(f64::NAN, |point| point.loss);
     let rounds = format!("{}/{} rounds", run.done(), run.rounds());
     match run.epsilon_spent() {
-        Some(epsilon) => format!("{rounds}, loss {loss:.4}, ε spent {epsilon:.3}"),
-        None => format!("{rounds}, loss {loss:.4}, no privacy"),
+        Some(epsilon) => format!("loss {loss:.4}, ε {epsilon:.3} spent, {rounds}"),
+        None => format!("loss {loss:.4}, no privacy, {rounds}"),
     }
 }
 
