@@ -43,8 +43,7 @@ impl Spinner {
 
     /// Shows a part of fitting a stream to the optimum.
     pub fn fitted(&self, progress: &Progress) -> ControlFlow<()> {
-        let Progress { iteration, gap, .. } = progress;
-        self.say(&format!("a stream {gap:.1e} above the bound, part {iteration}"));
+        self.say(&format!("fitting a stream, part {}", progress.iteration));
         ControlFlow::Continue(())
     }
 
