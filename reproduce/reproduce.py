@@ -143,7 +143,7 @@ def error_figure(page: Page, dpmf: Dpmf, scale: Scale) -> None:
         for series in panel["series"]:
             x, y = zip(*series["points"])
             axis.plot(x, y, label=series["label"], color=COLORS.get(series["label"]), lw=1.2)
-        axis.set(title=panel["title"], xlabel="step", ylabel="expected squared error")
+        axis.set(title=panel["title"], xlabel="step", ylabel="expected squared error / (σζ)²")
         axis.legend()
     page.figure("error", "Per-step squared error, prefix sum and momentum 0.95 (the paper's first figure).", figure)
     totals = {series["label"]: sum(y for _, y in series["points"]) for series in answer["panels"][1]["series"]}

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -318,12 +319,20 @@ def test_the_saved_file_verifies(page):
     assert done.returncode == 0, done.stdout
 
 
+BUSY = """
+import time
+begun, spent = time.perf_counter(), time.process_time()
+while time.process_time() - spent < 0.15:
+    sum(range(1000))
+print((time.perf_counter() - begun) / (time.process_time() - spent))
+"""
+
+
 def crowding():
-    """How much longer work takes than the processor time it gets: 1 on an idle machine."""
-    begun, spent = time.perf_counter(), time.process_time()
-    while time.process_time() - spent < 0.1:
-        sum(range(1000))
-    return (time.perf_counter() - begun) / (time.process_time() - spent)
+    """How much longer work on all cores takes than the processor time it gets: 1 on an idle machine."""
+    start = lambda: subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    workers = [start() for _ in range(os.cpu_count())]
+    return max(float(worker.communicate()[0]) for worker in workers)
 
 
 def test_an_answer_takes_less_than_a_second(page):
@@ -334,11 +343,13 @@ def test_an_answer_takes_less_than_a_second(page):
         page.answer_to(lambda: page.click(f"#presets button:nth-child({preset})"))
         steps = int(re.match(r"[\d,]+", page.text("#pace"))[0].replace(",", ""))
         assert steps <= 2000
-        # Other work on the machine takes its share of the second.
-        share = crowding()
-        seconds = min(page.answer_to(lambda: page.press(slider, ["left"])) for _ in range(4))
-        share = max(share, crowding())
-        assert 0.1 < seconds < share, f"{seconds:.2f} s for {steps} steps, {share:.2f} times what an idle machine takes"
+        # Other work on the machine takes its share of the second, before, after, or both.
+        shares, answers = [crowding()], []
+        for _ in range(4):
+            answers.append(page.answer_to(lambda: page.press(slider, ["left"])))
+            shares.append(crowding())
+        alone = min(seconds / max(around) for seconds, around in zip(answers, zip(shares, shares[1:])))
+        assert min(answers) > 0.1 and alone < 1, f"{answers} s for {steps} steps, {shares} times what an idle machine takes"
 
 
 @pytest.fixture(scope="module")

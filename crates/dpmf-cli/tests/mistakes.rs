@@ -123,7 +123,7 @@ fn a_file_of_another_kind_is_told_from_a_damaged_one() {
     assert_eq!(folder, said(1, "error: .: Is a directory (os error 21)\n"));
     let data = desk.dpmf(&["train", "--data", "notes.txt", "--out", "run"]);
     let message = "error: data is \"notes.txt\", but it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], \
-                   stackoverflow:PATH or a .csv, .tsv, .jsonl or .ndjson file\n";
+                   stackoverflow:PATH or a .csv, .tsv, .jsonl, .ndjson or .parquet file\n";
     assert_eq!(data, said(1, message));
     let matrix = desk.dpmf(&["factorize", "--matrix", "notes.txt"]);
     assert_eq!(matrix, said(1, "error: notes.txt: the name must end in .npy, .npz or .csv\n"));

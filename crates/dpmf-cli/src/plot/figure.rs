@@ -157,7 +157,7 @@ pub(super) const LABEL: f64 = 13.0;
 const TICK: f64 = 12.0;
 
 /// How a curve is broken where earlier ones lie under it, by their number.
-const DASHES: [&str; 3] = ["", "8 8", "2 6"];
+const DASHES: [&str; 3] = ["", "8 8", "4 6"];
 
 /// A rectangle with an axis along its bottom and one up its left side.
 pub(super) struct Frame {

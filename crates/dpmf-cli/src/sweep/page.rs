@@ -4,6 +4,7 @@ use super::{Measure, Row, Together};
 use crate::page::Page;
 use crate::plot::figure::{COLORS, Mark, Panel, Series};
 use crate::report::rounded;
+use crate::train::html::capitalized;
 use crate::train::task::Task;
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf_train::{Asked, Choice, Privacy};
@@ -67,7 +68,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
 
     let scores = against_noise(rows, measure);
     if !scores.is_empty() {
-        page.heading("Against noise");
+        page.heading(&format!("{} against noise", capitalized(measure.name())));
         page.note("Mean over the repetitions, with 95 % intervals.");
         page.figures(&scores.into_iter().map(|panel| (panel, "")).collect::<Vec<_>>());
     }

@@ -1,6 +1,6 @@
 //! `dpmf train`.
 
-mod html;
+pub mod html;
 pub mod task;
 
 use crate::caution;
