@@ -308,6 +308,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_anchored_path_holds_everywhere() {
+        let here = std::env::current_dir().unwrap();
+        let anchored = |text: &str| text.parse::<Source>().unwrap().anchored().unwrap();
+        assert_eq!(anchored("a/b.csv"), Source::File(here.join("a/b.csv")));
+        assert_eq!(anchored("quotes:q.jsonl"), Source::Quotes(Some(here.join("q.jsonl"))));
+        assert_eq!(anchored("/a/b.csv"), Source::File("/a/b.csv".into()));
+        assert_eq!(anchored("names"), Source::Names);
+    }
+
     #[cfg(not(feature = "stackoverflow"))]
     #[test]
     fn a_source_left_out_of_the_build_says_how_to_have_it() {

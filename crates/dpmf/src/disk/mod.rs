@@ -204,7 +204,7 @@ impl Place {
     /// A link is followed; whatever else is no regular file (a device, a folder, a link that leads nowhere) is left alone.
     ///
     /// Errors: [`Error::Io`], with the old file in place, or the new one where only its name could not be made durable;
-    /// [`Error::Format`] for what is no regular file.
+    /// [`Error::InvalidArgument`] for what is no regular file.
     pub fn replace(
         &self,
         access: Access,
@@ -214,8 +214,7 @@ impl Place {
             Found::Nothing => self.clone(),
             Found::File(path) => self.at(path),
             Found::Other => {
-                let reason = "it is no regular file, and only a regular file is replaced".into();
-                return Err(Error::Format { path: self.path.clone(), reason });
+                return Err(Error::argument("path", self.path.display(), "only a regular file is replaced"));
             }
         };
         let partial = target.beside(".partial")?;

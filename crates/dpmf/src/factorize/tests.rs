@@ -27,6 +27,14 @@ fn small_prefix_sums_reach_the_golden_loss() {
     }
 }
 
+#[test]
+fn a_gap_of_any_size_may_be_asked_for() {
+    for (solver, gap) in [(Solver::Linear, 0.5), (Solver::Dense, 64.0), (Solver::Linear, 1e300)] {
+        let found = solve_with(&Workload::prefix_sum(8).unwrap(), solver, Iteration::Anderson, gap);
+        assert!(found.certificate.lower_bound <= 17.8661773 && found.certificate.gap <= gap, "{gap}");
+    }
+}
+
 /// The golden √loss, known to the given digits, lies between bound and loss, and these are close.
 fn encloses(workload: &Workload, golden: f64, digit: f64) {
     let found = solve_with(workload, Solver::Linear, Iteration::Anderson, 1e-6).certificate;

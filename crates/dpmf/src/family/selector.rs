@@ -295,4 +295,22 @@ mod tests {
             assert!(message.contains(part), "{text}: {message}");
         }
     }
+
+    #[test]
+    fn a_misspelt_name_is_answered_with_the_nearest() {
+        let names: Vec<&str> = ALL.iter().map(|family| family.name()).collect();
+        for (word, meant) in [
+            ("optmal", "optimal"),
+            ("tere", "tree"),
+            ("banded-invers", "banded-inverse"),
+            ("honakeronline", "honaker-online"),
+        ] {
+            assert_eq!(nearest(word, &names), Some(meant), "{word}");
+        }
+        for word in ["", "magic", "differential"] {
+            assert_eq!(nearest(word, &names), None, "{word}");
+        }
+        let message = "optmal".parse::<Selector>().unwrap_err().to_string();
+        assert!(message.ends_with("(did you mean optimal?)"), "{message}");
+    }
 }
