@@ -70,10 +70,9 @@ impl Kind {
             "WIDTH" | "EXCESS" | "STEP" => Kind::Number,
             list if list.strip_suffix(",…").is_some_and(letter) => Kind::Numbers,
             one if letter(one) => Kind::Number,
-            // A flag by its own name, of which most are counts.
             // A flag by its own name counts something, but for these.
-            "NAME" | "PATTERN" | "SAMPLING" | "WORDS" | "TEXT" | "RUN" | "ADJACENCY" | "UNIT"
-            | "ACCOUNTANT" | "SCHEDULE" | "ADVERSARY" => Kind::Words,
+            "COLUMN" | "COLUMN,…" | "NAME" | "PATTERN" | "SAMPLING" | "WORDS" | "TEXT" | "RUN"
+            | "ADJACENCY" | "UNIT" | "ACCOUNTANT" | "SCHEDULE" | "ADVERSARY" => Kind::Words,
             own if own.chars().all(|c| c.is_ascii_uppercase() || c == '_') => Kind::Number,
             _ => Kind::Words,
         }
@@ -146,7 +145,15 @@ const STARTS: &[(&str, &[&str])] = &[
         &["--data", "data.csv", "--rounds", "2", "--clients", "2", "--hidden", "4", "--mechanism", "dp-sgd"],
     ),
     ("train", &["--resume", "run"]),
+    (
+        "train",
+        &["--data", "shop.csv", "--label", "y", "--rounds", "2", "--clients", "5", "--mechanism", "optimal"],
+    ),
     ("sample", &["run", "--count", "2"]),
+    ("predict", &["shop-run", "shop.csv"]),
+    ("predict", &["shop-run", "rows.jsonl", "--out", "new.csv"]),
+    ("eval", &["shop-run", "shop.csv"]),
+    ("eval", &["run", "data.csv"]),
     (
         "sweep",
         &[
@@ -249,6 +256,7 @@ const EXTREMES: &[&str] = &[
 
 /// Words that the flags of a kind can be given, right or wrong, but read by them.
 const WORDS: &[(&[&str], &[&str])] = &[
+    (&["user", "label", "features", "text"], &["user", "a", "b", "y", "text", "a,b", "missing", ""]),
     (
         &["participation"],
         &[
@@ -426,6 +434,13 @@ const PATHS: &[&str] = &[
     "folder/x.svg",
     "/dev/full/x",
     "empty/below",
+    "shop.csv",
+    "shop-run",
+    "rows.jsonl",
+    "torn.parquet",
+    "schema.json",
+    "model.safetensors",
+    "cut-model.safetensors",
 ];
 
 /// What nothing is right with.
@@ -635,6 +650,18 @@ fn fixtures(folder: &Path) {
         "optimal",
     ];
     made(&[&["train", "--out", "run"], &small[..]].concat());
+    let rows =
+        (0..200).map(|i| format!("u{i},{},{},{}\n", i % 17, ["x", "z"][i % 2], ["no", "yes"][i % 17 / 9]));
+    write("shop.csv", format!("user,a,b,y\n{}", rows.collect::<String>()).as_bytes());
+    write("rows.jsonl", b"{\"a\": 3, \"b\": \"x\"}\n{\"a\": null, \"b\": true}\n");
+    write("torn.parquet", b"PAR1\x15\x04\x15 and so on PAR1");
+    write("schema.json", b"{\"features\": [{\"column\": \"a\", \"kind\": \"number\", \"center\": 8, \"scale\": 5}], \"label\": {\"column\": \"y\", \"kind\": \"class\", \"values\": [\"no\", \"yes\"]}}");
+    let shop =
+        ["--data", "shop.csv", "--label", "y", "--rounds", "2", "--clients", "5", "--mechanism", "optimal"];
+    made(&[&["train", "--out", "shop-run"], &shop[..]].concat());
+    let model = fs::read(folder.join("shop-run/optimal-0/model.safetensors")).unwrap();
+    write("model.safetensors", &model);
+    write("cut-model.safetensors", &model[..model.len() - 3]);
     let mechanism = fs::read(folder.join("m8.safetensors")).unwrap();
     write("cut.safetensors", &mechanism[..mechanism.len() / 2]);
     let mut flipped = mechanism.clone();
