@@ -138,6 +138,12 @@ pub fn rounded(words: &str) -> String {
     words.split(':').map(four).collect::<Vec<_>>().join(":")
 }
 
+/// A small number such as δ, to four digits.
+pub fn small(x: f64) -> String {
+    let four = format!("{x:.3e}").parse::<f64>().unwrap_or(x);
+    format!("{four:e}")
+}
+
 /// A duration for people.
 pub fn duration(seconds: f64) -> String {
     match seconds {
@@ -149,6 +155,12 @@ pub fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn small_numbers_are_short() {
+        assert_eq!(super::small(1.9999999999999998e-5), "2e-5");
+        assert_eq!(super::small(1e-6), "1e-6");
+    }
+
     use super::*;
 
     #[test]

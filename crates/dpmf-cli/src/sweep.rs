@@ -9,7 +9,7 @@ use crate::memory;
 use crate::output;
 use crate::plan::shelf;
 use crate::progress::Bar;
-use crate::report::{Report, number, table};
+use crate::report::{Report, number, small, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{CLIENTS, SCHEDULE, budgeted, enough, fits, repeatable};
 use crate::words;
@@ -496,6 +496,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
                                         schedule: Steps::Schedule(schedule.clone()),
                                         server_learning_rate,
                                         local: local(client_rate, args.fixed.client_batch),
+                                        unit: task.unit(),
                                         dropout: 0.0,
                                         privacy,
                                         arithmetic: Arithmetic::default(),
@@ -948,7 +949,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
     let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
         let epsilon = epsilon_for_people(epsilon);
-        format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {delta:e}\n\n")
+        format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
     });
     let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
     let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);

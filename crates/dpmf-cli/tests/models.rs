@@ -48,6 +48,25 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     assert!(accuracy > 0.8, "{accuracy}");
     assert!(trained["notes"][0].as_str().unwrap().contains("`person`"));
 
+    // All rows of a person are one contribution; where rows are users, the guarantee is for rows.
+    assert_eq!(trained["statement"]["unit"], "user");
+    let rows = folder.path().join("rows");
+    let by_rows = json(&[
+        "train",
+        "--data",
+        text(&data),
+        "--rows-are-users",
+        "--label",
+        "bought",
+        "--features",
+        "age,visits",
+        "--seed",
+        "1",
+        "--out",
+        text(&rows),
+    ]);
+    assert_eq!(by_rows["statement"]["unit"], "record");
+
     // Whoever has the model needs neither the data nor the plan.
     let file = out.join("planned-0/model.safetensors");
     let measured = json(&["eval", text(&file), text(&data)]);

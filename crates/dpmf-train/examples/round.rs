@@ -31,6 +31,7 @@ fn main() -> Result<(), Failure> {
         schedule: Steps::Schedule("cooldown:0.25:0.05".into()),
         server_learning_rate: 0.25,
         local: Local::Sgd { learning_rate: 2.0, passes: 1, batch: 16 },
+        unit: dpmf::accounting::PrivacyUnit::User,
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
         arithmetic: Arithmetic::default(),

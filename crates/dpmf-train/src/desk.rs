@@ -181,7 +181,7 @@ impl Desk {
             buffers: means.buffers,
             trusted: means.trusted,
             pull: means.pull,
-            conditions: Conditions { unit: recipe.unit(), ..Conditions::default() },
+            conditions: Conditions { unit: recipe.unit, ..Conditions::default() },
             ..Request::new(bare.workload()?, users, clients, epochs, epsilon, delta)?
         };
         let plan = self.planner.plan(&request, listen)?;

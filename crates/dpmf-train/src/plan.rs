@@ -53,7 +53,7 @@ impl Plan {
                             .with_family(selector)
                     }
                 };
-                let conditions = Conditions { unit: recipe.unit(), ..Default::default() };
+                let conditions = Conditions { unit: recipe.unit, ..Default::default() };
                 Some(match recipe.privacy {
                     Privacy::Epsilon { epsilon, delta } => {
                         mechanism.calibrated(epsilon, delta, recipe.clip, conditions)?
@@ -80,11 +80,11 @@ impl Plan {
         let Some(selector) = mechanism.family() else {
             return Err(Error::plan("the mechanism does not say of which family it is".into()));
         };
-        if statement.unit() != recipe.unit() {
+        if statement.unit() != recipe.unit {
             return Err(Error::plan(format!(
                 "the mechanism is for every {}, but this data is protected for every {}: plan with that unit",
                 statement.unit().name(),
-                recipe.unit().name(),
+                recipe.unit.name(),
             )));
         }
         let calibration = statement.calibration();
@@ -138,7 +138,7 @@ impl Plan {
         }
         let Some(statement) = mechanism.privacy() else { return differ("the calibration") };
         let calibration = statement.calibration();
-        if calibration.terms().clip != recipe.clip || statement.unit() != recipe.unit() {
+        if calibration.terms().clip != recipe.clip || statement.unit() != recipe.unit {
             return differ("the clip or the unit of privacy");
         }
         let agrees = match recipe.privacy {
@@ -331,7 +331,7 @@ mod tests {
             ),
             (Recipe { privacy: Privacy::Epsilon { epsilon: 1.0, delta: 1e-6 }, ..base.clone() }, "privacy"),
             (Recipe { privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-7 }, ..base.clone() }, "privacy"),
-            (Recipe { local: crate::Local::Gradient, ..base.clone() }, "unit"),
+            (Recipe { unit: dpmf::accounting::PrivacyUnit::Record, ..base.clone() }, "unit"),
             (Recipe { mechanism: "tree".parse().unwrap(), ..base.clone() }, "name"),
             (Recipe { mechanism: Choice::None, ..base.clone() }, "name"),
         ] {

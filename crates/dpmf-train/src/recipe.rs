@@ -137,6 +137,8 @@ pub struct Recipe {
     pub server_learning_rate: f64,
     /// What a user computes.
     pub local: Local,
+    /// Whose data is protected as one piece: what a user of the data is.
+    pub unit: PrivacyUnit,
     /// Share of users that fail to turn up.
     pub dropout: f64,
     /// How much noise; without meaning for [`Choice::None`].
@@ -196,14 +198,6 @@ impl Recipe {
     pub fn label(&self) -> String {
         self.wish.map_or_else(|| self.mechanism.to_string(), |wish| wish.name().to_owned())
     }
-
-    /// Whose data is protected as one piece.
-    pub fn unit(&self) -> PrivacyUnit {
-        match self.local {
-            Local::Sgd { .. } => PrivacyUnit::User,
-            Local::Gradient => PrivacyUnit::Record,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -223,6 +217,7 @@ pub(crate) mod tests {
             schedule: Steps::Schedule("cooldown:0.25:0.05".into()),
             server_learning_rate: 0.5,
             local: Local::Sgd { learning_rate: 0.1, passes: 1, batch: 16 },
+            unit: PrivacyUnit::User,
             dropout: 0.0,
             privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
             arithmetic: Arithmetic::default(),

@@ -95,6 +95,7 @@ fn recipe(mechanism: &str, local: Local) -> Recipe {
         schedule: Steps::Values((0..ROUNDS).map(|i| if i < 8 { 1.0 } else { 0.5 }).collect()),
         server_learning_rate: 0.2,
         local,
+        unit: dpmf::accounting::PrivacyUnit::User,
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
         arithmetic: Arithmetic::default(),

@@ -3,7 +3,7 @@
 use super::{Measure, Row, Together};
 use crate::page::Page;
 use crate::plot::figure::{COLORS, Mark, Panel, Series};
-use crate::report::rounded;
+use crate::report::{rounded, small};
 use crate::train::html::capitalized;
 use crate::train::task::Task;
 use dpmf::accounting::statement::epsilon_for_people;
@@ -47,8 +47,9 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     }
     if let Some(Together { models, epsilon, delta }) = together {
         let all = format!(
-            "All {models} private models together, tuning included: ε = {} at δ = {delta:e}.",
-            epsilon_for_people(*epsilon)
+            "All {models} private models together, tuning included: ε = {} at δ = {}.",
+            epsilon_for_people(*epsilon),
+            small(*delta)
         );
         page.promise(&["ε covers single runs, not the tuning.".into(), all], "");
     }

@@ -5,6 +5,7 @@ use crate::compare::buffers;
 use crate::page::{Page, word};
 use crate::plot::figure::{COLORS, Color, Mark, Panel, Series};
 use crate::report::{duration, number, rounded};
+use dpmf::accounting::PrivacyUnit;
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf_train::{Choice, Ended, Local, Recipe, Steps, Summary};
 use std::path::Path;
@@ -161,7 +162,13 @@ fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
             rows.push(("client learning rate", learning_rate.to_string()));
             rows.push(("client passes, batch", format!("{passes}, {batch}")));
         }
-        Local::Gradient => rows.push(("contribution", "the gradient of one example".into())),
+        Local::Gradient => {
+            let whose = match recipe.unit {
+                PrivacyUnit::Record => "the gradient of a record",
+                PrivacyUnit::User => "the mean gradient of a user's rows",
+            };
+            rows.push(("contribution", whose.into()));
+        }
     }
     if recipe.optimizer.weight_decay > 0.0 {
         rows.push(("weight decay", recipe.optimizer.weight_decay.to_string()));

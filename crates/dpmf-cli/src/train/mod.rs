@@ -309,6 +309,7 @@ impl RecipeArgs {
                 .map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values),
             server_learning_rate: self.server_lr.unwrap_or(defaults.server_learning_rate),
             local,
+            unit: task.unit(),
             dropout: self.dropout,
             privacy: Privacy::Epsilon { epsilon: 1.0, delta: self.delta },
             arithmetic: self.arithmetic,

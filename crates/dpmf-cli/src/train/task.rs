@@ -2,6 +2,7 @@
 
 use crate::workload::count;
 use anyhow::bail;
+use dpmf::accounting::PrivacyUnit;
 use dpmf_train::data::{
     self, Columns, Dataset, Meaning, Options, Predict, SampleData, Source, TextData, Tokens, VocabularyFrom,
 };
@@ -315,6 +316,11 @@ impl Task {
     /// What was left out, cut or filled in, for whoever holds the data.
     pub fn remarks(&self) -> &[String] {
         with_data!(self, |_model, data| &data.remarks)
+    }
+
+    /// Whose data is protected as one piece.
+    pub fn unit(&self) -> PrivacyUnit {
+        with_data!(self, |_model, data| data.unit)
     }
 
     /// Scale of a number that is predicted, in its unit.

@@ -8,6 +8,7 @@ use flate2::read::MultiGzDecoder;
 use super::part::{Split, digest};
 use super::{Meaning, SampleData, Samples};
 use crate::{Error, Result};
+use dpmf::accounting::PrivacyUnit;
 
 /// Where the files are sought when no directory is given: the cache of `scripts/data/fashion-mnist`, then Debian's package.
 pub(super) const PLACES: [&str; 2] = ["data/cache/fashion-mnist", "/usr/share/datasets/fashion-mnist"];
@@ -68,6 +69,7 @@ pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<Sa
         name: "fashion-mnist".into(),
         meaning: Meaning::Pixels { rows, columns, classes: CLASSES.into() },
         split,
+        unit: PrivacyUnit::Record,
         notes: vec!["A user is one image: the guarantee is for examples. Pixels are divided by 255, which costs no privacy.".into()],
         remarks: Vec::new(),
     })

@@ -5,6 +5,7 @@
 //! hash: neighbours have nothing in common, and the first `n` are a random sample.
 
 use crate::{Domain, Text};
+use dpmf::accounting::PrivacyUnit;
 
 mod corpus;
 mod images;
@@ -52,6 +53,8 @@ pub struct TextData {
     pub vocabulary: Vocabulary,
     /// The three sets of users.
     pub split: Split<Corpus>,
+    /// Whether a user is one record or all records of somebody.
+    pub unit: PrivacyUnit,
     /// What a privacy statement has to add: what a user is, where the vocabulary comes from.
     pub notes: Vec<String>,
     /// What was left out or cut, for whoever holds the data: counts that no ε covers.

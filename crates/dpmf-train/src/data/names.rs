@@ -7,6 +7,7 @@ use lzma_rust2::XzReader;
 
 use super::{Corpus, Split, TextData, Vocabulary};
 use crate::{Error, Result};
+use dpmf::accounting::PrivacyUnit;
 
 /// The derived file; `data/PROVENANCE.md` tells where it comes from.
 const FILE: &[u8] = include_bytes!("../../../../data/names.txt.xz");
@@ -88,6 +89,7 @@ fn parse(text: &str) -> Result<TextData> {
         name: "names".into(),
         vocabulary,
         split,
+        unit: PrivacyUnit::User,
         notes: vec![
             "A user is one account on a code forge; a person with several accounts is several users.".into(),
             "The vocabulary is a fixed alphabet and costs no privacy.".into(),

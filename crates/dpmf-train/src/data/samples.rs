@@ -1,6 +1,8 @@
 //! Feature vectors by user, in one allocation.
 
 use super::{Schema, Split, Users};
+use dpmf::accounting::PrivacyUnit;
+
 use crate::{Domain, Labelled, LabelledExample, Valued, ValuedExample};
 
 /// What belongs to a feature vector: a class, or a number.
@@ -110,6 +112,8 @@ pub struct SampleData<T> {
     pub meaning: Meaning,
     /// The three sets of users.
     pub split: Split<Samples<T>>,
+    /// Whether a user is one record or all records of somebody.
+    pub unit: PrivacyUnit,
     /// What a privacy statement has to add: what a user is, where classes and scales come from.
     pub notes: Vec<String>,
     /// What was left out or filled in, for whoever holds the data: counts that no ε covers.

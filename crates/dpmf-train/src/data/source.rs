@@ -11,6 +11,7 @@ use super::rows::{self, Malformed};
 use super::stackoverflow;
 use super::{Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular};
 use crate::{Error, Result};
+use dpmf::accounting::PrivacyUnit;
 
 /// Where data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -146,6 +147,11 @@ impl Options {
 
     pub(super) fn word_limit(&self) -> usize {
         self.vocabulary_size.unwrap_or(10_000)
+    }
+
+    /// Whether a user of a table is one record or all records of somebody.
+    pub(super) fn unit(&self) -> PrivacyUnit {
+        if self.columns.rows_are_users { PrivacyUnit::Record } else { PrivacyUnit::User }
     }
 
     /// Tells of malformed rows: as an error, or as a remark where they may be left out.

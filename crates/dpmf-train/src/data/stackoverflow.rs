@@ -86,7 +86,14 @@ pub(super) fn read(path: &Path, options: &Options) -> Result<TextData> {
             clients.shared
         ));
     }
-    Ok(TextData { name: "stackoverflow".into(), vocabulary, split, notes, remarks: Vec::new() })
+    Ok(TextData {
+        name: "stackoverflow".into(),
+        vocabulary,
+        split,
+        unit: dpmf::accounting::PrivacyUnit::User,
+        notes,
+        remarks: Vec::new(),
+    })
 }
 
 impl<'a> Database<'a> {

@@ -194,7 +194,7 @@ fn read(
         }
     }
     filled(&table, users.len(), split.parts().map(|(set, corpus)| (set, corpus.is_empty())))?;
-    Ok(TextData { name, vocabulary, split, notes, remarks })
+    Ok(TextData { name, vocabulary, split, unit: options.unit(), notes, remarks })
 }
 
 /// The texts of a column of any table, each as a user of its own, in the tokens of a vocabulary.

@@ -193,6 +193,7 @@ impl Read<'_> {
             name: name_of(table.path()),
             meaning: Meaning::Columns(schema),
             split,
+            unit: options.unit(),
             notes,
             remarks,
         })

@@ -89,6 +89,7 @@ pub(super) fn plan() -> Plan {
         schedule: Steps::Values(vec![1.0; ROUNDS]),
         server_learning_rate: 0.2,
         local: Local::Gradient,
+        unit: dpmf::accounting::PrivacyUnit::Record,
         dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
         arithmetic: Arithmetic::default(),
