@@ -337,7 +337,7 @@ impl SavedModel {
         let Input::Features { meaning } = &self.card.input else {
             return Err(Error::argument("model", "of text", "it predicts the next token: see `dpmf sample`"));
         };
-        if features.len() % meaning.features().max(1) != 0 {
+        if !features.len().is_multiple_of(meaning.features().max(1)) {
             return Err(Error::argument(
                 "features",
                 features.len(),

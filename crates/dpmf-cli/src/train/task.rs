@@ -368,8 +368,16 @@ impl Task {
     pub fn describe(&self) -> String {
         let (train, validation, test) = self.users();
         let (name, parameters) = (self.name(), self.parameters());
+        let predicts = match self.card().input {
+            Input::Features { meaning: Meaning::Columns(schema) } => {
+                let what =
+                    schema.classes().map_or("a number".into(), |c| format!("one of {} classes", c.len()));
+                format!("; predicts `{}`, {what}", schema.label.column())
+            }
+            _ => String::new(),
+        };
         format!(
-            "{name}: {train} users to train on, {validation} to validate, {test} to test; {parameters} parameters"
+            "{name}: {train} users to train on, {validation} to validate, {test} to test{predicts}; {parameters} parameters"
         )
     }
 }

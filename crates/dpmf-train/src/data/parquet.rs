@@ -9,6 +9,9 @@ use parquet::record::Field;
 use super::rows::{Cell, Fault};
 use crate::{Error, Result};
 
+/// What hears of a row: its number, and its fields or what is wrong with one.
+pub(super) type Each<'a> = &'a mut dyn FnMut(u64, std::result::Result<&[Cell<'_>], Fault>);
+
 /// Names of the columns.
 pub(super) fn columns(path: &Path) -> Result<Vec<String>> {
     let reader = open(path)?;
@@ -17,11 +20,7 @@ pub(super) fn columns(path: &Path) -> Result<Vec<String>> {
 }
 
 /// Hands the wanted fields of every row to `each`, with the number of the row, from 1 on.
-pub(super) fn each(
-    path: &Path,
-    wanted: &[&str],
-    each: &mut dyn FnMut(u64, std::result::Result<&[Cell<'_>], Fault>),
-) -> Result<()> {
+pub(super) fn each(path: &Path, wanted: &[&str], each: Each<'_>) -> Result<()> {
     let reader = open(path)?;
     let rows = reader.get_row_iter(None).map_err(|error| fault(path, error))?;
     for (number, row) in (1..).zip(rows) {
