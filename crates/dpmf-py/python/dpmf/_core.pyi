@@ -528,8 +528,8 @@ class Model:
     def predict(self, rows: Any) -> list[str] | NDArray[np.float64]:
         """The class of every row, or the number as an array.
 
-        `rows` is a data frame or a dictionary of columns, a list of dictionaries, the path of a table, or an array of float32 with
-        the features as the model reads them.
+        `rows` is a data frame or a dictionary of columns, a list of dictionaries, the path of a table, or an array with the
+        features as the model reads them.
         """
     def probabilities(self, rows: Any) -> NDArray[np.float64]:
         """Probabilities of every class, a row each, in the order of `classes`; `rows` as for `predict`."""
