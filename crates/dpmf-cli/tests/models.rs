@@ -206,3 +206,41 @@ fn malformed_rows_stop_a_training_with_a_sentence_each_or_are_left_out_aloud() {
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("left out: 2 rows are malformed"));
 }
+
+#[test]
+fn a_training_with_a_schema_goes_on_from_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    table(folder.path());
+    let schema = r#"{"features": [{"column": "age", "kind": "number", "center": 50, "scale": 17}],
+        "label": {"column": "rent", "kind": "number", "center": 700, "scale": 110}}"#;
+    std::fs::write(folder.path().join("schema.json"), schema).unwrap();
+    let run = |place: &Path, words: &[&str]| {
+        let mut command = assert_cmd::Command::cargo_bin("dpmf").unwrap();
+        let output =
+            command.current_dir(place).env_remove("HOME").args(words).arg("--json").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let begun = [
+        "train",
+        "--data",
+        "shop.csv",
+        "--user",
+        "person",
+        "--label",
+        "rent",
+        "--schema",
+        "schema.json",
+        "--clients",
+        "50",
+        "--seed",
+        "3",
+        "--out",
+        "run",
+    ];
+    let first = run(folder.path(), &begun);
+    assert!(first["notes"][1].as_str().unwrap().contains("given schema"));
+    let elsewhere = tempfile::tempdir().unwrap();
+    let again = run(elsewhere.path(), &["train", "--resume", text(&folder.path().join("run"))]);
+    assert_eq!(again["runs"][0]["test_rmse"], first["runs"][0]["test_rmse"]);
+}

@@ -518,6 +518,19 @@ mod tests {
         let moved: usize = users(&whole).iter().zip(users(&without)).map(|(a, b)| a.abs_diff(b)).sum();
         assert!(moved <= 1, "{:?} {:?}", users(&whole), users(&without));
         assert!(whole.notes[0].contains("one row"));
+
+        // Rows that are the same are of different people all the same.
+        let same = std::iter::once("age,city,bought")
+            .chain((0..300).map(|i| if i < 40 { "30,Ulm,no" } else { "50,Bonn,yes" }));
+        let (_c, same) = write("t.csv", same.collect::<Vec<_>>().join("\n"));
+        let schema = r#"{"features": [{"column": "age", "kind": "number", "center": 40, "scale": 10}],
+            "label": {"column": "bought", "kind": "class", "values": ["no", "yes"]}}"#;
+        let (_d, schema) = write("schema.json", schema);
+        chosen.schema = Some(schema);
+        let Dataset::Classes(same) = file(&same, &chosen).unwrap() else { panic!("classes") };
+        let counts = same.split.parts().map(|(_, set)| (set.len(), set.example_count()));
+        assert_eq!(counts.iter().map(|(users, _)| users).sum::<usize>(), 300);
+        assert!(counts.iter().all(|(users, examples)| users == examples), "{counts:?}");
     }
 
     #[test]
