@@ -11,7 +11,7 @@ use crate::plan::shelf;
 use crate::progress::Bar;
 use crate::report::{Report, number, small, table};
 use crate::train::task::{Task, TaskArgs, with_task};
-use crate::train::{CLIENTS, SCHEDULE, budgeted, enough, fits, repeatable};
+use crate::train::{SCHEDULE, budgeted, cohort, enough, fits, repeatable};
 use crate::words;
 use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{Context, bail};
@@ -450,7 +450,7 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         false => grid.mechanism.clone(),
     };
     let schedules = if grid.schedule.is_empty() { vec![SCHEDULE.to_owned()] } else { grid.schedule.clone() };
-    let cohorts = if grid.clients.is_empty() { vec![CLIENTS] } else { grid.clients.clone() };
+    let cohorts = if grid.clients.is_empty() { vec![cohort(task.users().0)] } else { grid.clients.clone() };
     let client_rates = match (defaults.client_learning_rate, grid.client_lr.is_empty()) {
         (Some(rate), _) => or(&grid.client_lr, rate).into_iter().map(Some).collect(),
         (None, true) => vec![None],

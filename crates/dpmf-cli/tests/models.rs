@@ -129,6 +129,19 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
 }
 
 #[test]
+fn a_table_of_few_people_needs_no_other_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: String =
+        (0..80).map(|i| format!("p{i},{},{}\n", i % 7, if i % 7 > 3 { "yes" } else { "no" })).collect();
+    let data = folder.path().join("few.csv");
+    std::fs::write(&data, format!("user,x,y\n{rows}")).unwrap();
+    let out = folder.path().join("run");
+    let trained = json(&["train", "--data", text(&data), "--label", "y", "--seed", "1", "--out", text(&out)]);
+    let (users, clients) = (trained["users"].as_u64().unwrap(), trained["clients"].as_u64().unwrap());
+    assert!(clients <= users / 10 && clients >= 1, "{clients} of {users}");
+}
+
+#[test]
 fn numbers_are_learned_in_their_own_unit() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (table(folder.path()), folder.path().join("run"));

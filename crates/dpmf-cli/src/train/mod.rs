@@ -130,7 +130,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "n", value_parser = count)]
     pub rounds: Option<usize>,
 
-    /// Users in a round (examples, for images), on average where they are sampled [default: 100]
+    /// Users in a round (examples, for images), on average where they are sampled [default: 100, of fewer than a
+    /// thousand users a tenth]
     #[arg(long, value_name = "c", value_parser = count)]
     pub clients: Option<usize>,
 
@@ -244,7 +245,12 @@ pub fn enough(clients: usize, users: usize) -> anyhow::Result<usize> {
 pub const SCHEDULE: &str = "cooldown:0.25:0.05";
 
 /// Users in a round where nothing is said.
-pub const CLIENTS: usize = 100;
+const CLIENTS: usize = 100;
+
+/// The same for so many users: of few, not all in one round.
+pub fn cohort(users: usize) -> usize {
+    CLIENTS.min(users / 10).max(1)
+}
 
 /// A mechanism with --dense or --buffers, where it leaves that choice and has not made it.
 pub fn budgeted(asked: Asked, dense: bool, buffers: Option<usize>) -> anyhow::Result<Asked> {
@@ -265,7 +271,7 @@ impl RecipeArgs {
     pub fn build(&self, task: &Task) -> anyhow::Result<Recipe> {
         let (defaults, users) = (task.defaults(), task.users().0);
         let sampling = self.sampling.sampling();
-        let clients = drawn(self.clients, sampling, users)?.unwrap_or(CLIENTS);
+        let clients = drawn(self.clients, sampling, users)?.unwrap_or(cohort(users));
         let rounds = match (self.rounds, self.epochs, &self.schedule_file) {
             (Some(rounds), _, _) => rounds,
             (None, Some(epochs), _) => Request::steps(users as u64, clients as u64, epochs)?,
