@@ -266,7 +266,12 @@ impl Label {
         let Some(value) = number(cell) else {
             return Err(format!("the label `{column}` is {:?}, which is not a number", cell.unwrap_or("")));
         };
-        Ok(((value - center) / scale) as f32)
+        match ((value - center) / scale) as f32 {
+            scaled if scaled.is_finite() => Ok(scaled),
+            _ => Err(format!(
+                "the label `{column}` is {value:e}, which is too far from {center:e} to be learned"
+            )),
+        }
     }
 }
 
@@ -599,6 +604,14 @@ mod tests {
         assert!(fault.contains("which is not a number"), "{fault}");
         let fault = schema(numbers(|_| "same".into()), None).unwrap_err();
         assert!(fault.contains("at least two classes"), "{fault}");
+    }
+
+    #[test]
+    fn a_label_beyond_single_precision_is_refused() {
+        let label = Label::Number { column: "y".into(), center: 0.0, scale: 1e-3 };
+        assert_eq!(label.value(Some("2")), Ok(2000.0));
+        assert!(label.value(Some("1e300")).unwrap_err().contains("too far"));
+        assert!(label.value(Some("inf")).unwrap_err().contains("not a number"));
     }
 
     #[test]
