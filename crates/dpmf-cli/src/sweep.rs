@@ -1,6 +1,7 @@
 //! `dpmf sweep`.
 
 mod page;
+mod row;
 
 use crate::caution;
 use crate::failure::{self, Failure};
@@ -9,7 +10,7 @@ use crate::memory;
 use crate::output;
 use crate::plan::shelf;
 use crate::progress::Bar;
-use crate::report::{Report, number, small, table};
+use crate::report::{Report, small, table};
 use crate::train::task::{Task, TaskArgs, with_task};
 use crate::train::{SCHEDULE, budgeted, cohort, enough, fits, repeatable};
 use crate::words;
@@ -22,9 +23,9 @@ use dpmf::planner::{self, Planner, Request};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{Run, digest};
 use dpmf_train::{
-    Asked, Choice, Desk, Estimate, KeySource, Local, Means, Outcome, Pace, Point, Privacy, Purpose, Recipe,
-    Steps,
+    Asked, Choice, Desk, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
 };
+use row::{Measure, Row, head};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -682,237 +683,6 @@ struct Together {
     models: usize,
     epsilon: f64,
     delta: f64,
-}
-
-/// A row of the result.
-struct Row {
-    id: String,
-    measure: Measure,
-    asked: Asked,
-    /// As planned, where a run has ended.
-    best: Recipe,
-    tuned_over: usize,
-    epsilon: Option<f64>,
-    noise_multiplier: Option<f64>,
-    /// On test users, by the measure.
-    test: Option<Estimate>,
-    loss: Option<Estimate>,
-    validation: Option<Estimate>,
-    diverged: usize,
-    runs: usize,
-    curve: Vec<(usize, f64)>,
-    /// Server learning rates that were tried, with the best that each gave on validation users.
-    tried: Vec<(f64, f64)>,
-}
-
-/// What models are judged by.
-#[derive(Clone, Copy)]
-enum Measure {
-    /// The share of right predictions.
-    Accuracy,
-    /// The root of the mean squared error of a number with this scale.
-    Rmse(f64),
-}
-
-impl Measure {
-    fn new(task: &Task) -> Self {
-        task.scale().map_or(Measure::Accuracy, Measure::Rmse)
-    }
-
-    fn of(self, point: &Point) -> Option<f64> {
-        match self {
-            Measure::Accuracy => point.accuracy,
-            Measure::Rmse(scale) => Some(scale * (2.0 * point.loss).sqrt()),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Measure::Accuracy => "accuracy",
-            Measure::Rmse(_) => "RMSE",
-        }
-    }
-
-    /// What it counts.
-    fn unit(self) -> &'static str {
-        match self {
-            Measure::Accuracy => "share named rightly",
-            Measure::Rmse(_) => "in the unit of the label",
-        }
-    }
-
-    fn better(self, a: f64, b: f64) -> f64 {
-        match self {
-            Measure::Accuracy => a.max(b),
-            Measure::Rmse(_) => a.min(b),
-        }
-    }
-
-    fn shown(self, x: f64) -> String {
-        match self {
-            Measure::Accuracy => format!("{x:.4}"),
-            Measure::Rmse(_) => number(x),
-        }
-    }
-
-    /// The estimate, if it is the share of right predictions.
-    fn accuracy(self, estimate: Option<Estimate>) -> Option<Estimate> {
-        estimate.filter(|_| matches!(self, Measure::Accuracy))
-    }
-
-    /// The estimate, if it is an error.
-    fn error(self, estimate: Option<Estimate>) -> Option<Estimate> {
-        estimate.filter(|_| matches!(self, Measure::Rmse(_)))
-    }
-}
-
-impl Row {
-    fn new(
-        id: String,
-        measure: Measure,
-        asked: Asked,
-        best: &Recipe,
-        tuned_over: usize,
-        lines: &[Line],
-    ) -> Self {
-        let of = |pick: &dyn Fn(&Outcome) -> Option<f64>| {
-            Estimate::of(&lines.iter().filter_map(|line| pick(&line.outcome)).collect::<Vec<f64>>())
-        };
-        let curve = lines.first().map_or_else(Vec::new, |first| {
-            first
-                .outcome
-                .curve
-                .iter()
-                .enumerate()
-                .map(|(k, point)| {
-                    let values: Vec<f64> =
-                        lines.iter().filter_map(|line| measure.of(line.outcome.curve.get(k)?)).collect();
-                    (point.round, values.iter().sum::<f64>() / values.len() as f64)
-                })
-                .collect()
-        });
-        Self {
-            id,
-            measure,
-            asked,
-            best: lines.first().map_or(best, |line| &line.recipe).clone(),
-            tuned_over,
-            epsilon: lines.iter().find_map(|line| line.epsilon),
-            noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
-            test: of(&|outcome| measure.of(&outcome.test?)),
-            loss: of(&|outcome| Some(outcome.test?.loss)),
-            validation: of(&|outcome| measure.of(&outcome.validation)),
-            diverged: lines.iter().filter(|line| line.outcome.diverged).count(),
-            runs: lines.len(),
-            curve,
-            tried: Vec::new(),
-        }
-    }
-
-    /// The mechanism without its choices, or what was asked for.
-    fn name(&self) -> String {
-        match self.asked {
-            Asked::Named(choice) => choice.name().to_owned(),
-            wish => wish.to_string(),
-        }
-    }
-
-    fn schedule(&self) -> &str {
-        match &self.best.schedule {
-            Steps::Schedule(words) => words,
-            Steps::Values(_) => "file",
-        }
-    }
-
-    fn client_rate(&self) -> Option<f64> {
-        match self.best.local {
-            Local::Sgd { learning_rate, .. } => Some(learning_rate),
-            Local::Gradient => None,
-        }
-    }
-
-    fn json(&self) -> Value {
-        let (accuracy, error) = (self.measure.accuracy(self.test), self.measure.error(self.test));
-        json!({
-            "mechanism": self.name(),
-            "sampling": self.best.sampling.to_string(),
-            "participation": self.best.participation,
-            "selector": self.best.mechanism,
-            "schedule": self.schedule(),
-            "clients": self.best.clients,
-            "rounds": self.best.rounds,
-            "noise_multiplier": self.noise_multiplier,
-            "epsilon": self.epsilon,
-            "momentum": self.best.optimizer.momentum,
-            "clip": self.best.clip,
-            "server_lr": self.best.server_learning_rate,
-            "client_lr": self.client_rate(),
-            "tuned_over": self.tuned_over,
-            "runs": self.runs,
-            "diverged": self.diverged,
-            "test_accuracy_mean": accuracy.map(|e| e.mean),
-            "test_accuracy_ci": accuracy.and_then(|e| e.interval()),
-            "test_rmse_mean": error.map(|e| e.mean),
-            "test_rmse_ci": error.and_then(|e| e.interval()),
-            "test_loss_mean": self.loss.map(|e| e.mean),
-            "validation_accuracy_mean": self.measure.accuracy(self.validation).map(|e| e.mean),
-            "curve": self.curve,
-        })
-    }
-
-    /// What it was on test users, with its interval.
-    fn tested(&self, between: &str) -> String {
-        let shown = |x| self.measure.shown(x);
-        match self.test {
-            Some(Estimate { mean, half_width: Some(half) }) => {
-                format!("{}{between}{}", shown(mean), shown(half))
-            }
-            Some(Estimate { mean, half_width: None }) => shown(mean),
-            None => "–".into(),
-        }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let optional = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
-        vec![
-            match self.asked {
-                Asked::Named(choice) => choice.to_string(),
-                wish => format!("{wish} ({})", self.best.mechanism),
-            },
-            self.best.sampling.to_string(),
-            optional(self.noise_multiplier, 3),
-            optional(self.epsilon, 3),
-            self.schedule().to_owned(),
-            self.best.clients.to_string(),
-            self.tested(" ± "),
-            format!("{} of {}", self.diverged, self.runs),
-            self.best.server_learning_rate.to_string(),
-            self.client_rate().map_or("–".into(), |rate| rate.to_string()),
-            self.best.clip.to_string(),
-            self.best.optimizer.momentum.to_string(),
-        ]
-    }
-}
-
-fn head(measure: Measure) -> [&'static str; 12] {
-    let test = match measure {
-        Measure::Accuracy => "test accuracy",
-        Measure::Rmse(_) => "test RMSE",
-    };
-    [
-        "mechanism",
-        "sampling",
-        "σ",
-        "ε",
-        "schedule",
-        "clients",
-        test,
-        "diverged",
-        "server lr",
-        "client lr",
-        "clip",
-        "momentum",
-    ]
 }
 
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {

@@ -1,6 +1,7 @@
 //! The page of a sweep: what was chosen, what came of it, and how the choice was made.
 
-use super::{Measure, Row, Together};
+use super::Together;
+use super::row::{Measure, Row};
 use crate::page::Page;
 use crate::plot::figure::{COLORS, Mark, Panel, Series};
 use crate::report::{rounded, small};
