@@ -122,6 +122,10 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     assert!(failure(&["predict", text(&out), text(&lacking)]).1.contains("no column `town`"));
     assert!(failure(&["sample", text(&out)]).1.contains("dpmf predict"));
     assert!(failure(&["predict", text(&out), text(&new), "--out", "p.xlsx"]).1.contains(".csv or .jsonl"));
+    // Where predictions go is looked at before the model is.
+    assert!(
+        failure(&["predict", "nothing", "nothing", "--out", "none/p.csv"]).1.contains("there is no folder")
+    );
     assert!(failure(&["eval", text(&out), text(&data), "--text", "town"]).1.contains("reads features"));
     let plan = out.join("planned-0/plan.safetensors");
     assert!(failure(&["predict", text(&plan), text(&data)]).1.contains("no model"));
@@ -180,6 +184,40 @@ fn numbers_are_learned_in_their_own_unit() {
     assert!(page.contains("test RMSE") && !page.contains("validation accuracy"));
     let predicted = json(&["predict", text(&out), text(&data)]);
     assert!((350.0..950.0).contains(&float(&predicted["predictions"][0])));
+}
+
+#[test]
+fn a_sweep_of_numbers_chooses_the_smaller_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (table(folder.path()), folder.path().join("sweep"));
+    let swept = json(&[
+        "sweep",
+        "--data",
+        text(&data),
+        "--user",
+        "person",
+        "--label",
+        "rent",
+        "--features",
+        "age,town",
+        "--mechanism",
+        "none",
+        "--server-lr",
+        "0.001,0.3",
+        "--clients",
+        "50",
+        "--repeats",
+        "2",
+        "--out",
+        text(&out),
+    ]);
+    let row = &swept["rows"][0];
+    assert_eq!(row["server_lr"], 0.3, "the small rate leaves the rent nearly unlearned: {row}");
+    assert!(row["test_accuracy_mean"].is_null());
+    // After ten rounds: less than half of the rent's spread, 112, which the small rate leaves as it is.
+    assert!((11.0..56.0).contains(&float(&row["test_rmse_mean"])), "{row}");
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("test RMSE") && !page.contains("accuracy"));
 }
 
 #[test]
