@@ -18,6 +18,8 @@ import pytest
 
 PROGRAM = os.environ["DPMF"]
 KEYS = {"home": "\ue011", "end": "\ue010", "left": "\ue012", "right": "\ue014", "tab": "\ue004", "enter": "\ue007"}
+#: What takes longer hangs.
+SECONDS = 600
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that the standard gives to references
 
 
@@ -41,7 +43,7 @@ class Browser:
         data = json.dumps(body).encode() if method == "POST" else None
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as failure:
             raise AssertionError(f"{path}: {failure.read().decode()}") from None
@@ -74,42 +76,64 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
 
-    def until(self, script, seconds=60):
+    def until(self, script):
         """Waits for a script to return something true, and returns that."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             if found := self.run(script):
                 return found
             time.sleep(0.02)
-        raise AssertionError(f"not within {seconds} s: {script}; the page says {self.text('#status')!r}")
+        raise AssertionError(f"not within {SECONDS} s: {script}; the page says {self.text('#status')!r}")
 
-    def settled(self, seconds=60):
+    def settled(self):
         """Waits for the answer to what is set now: the headline and both charts."""
         return self.until(
             "return !document.querySelector('.stale') && document.querySelectorAll('figure svg').length == 2"
             " && /^Weighed/.test(document.querySelector('#status').textContent)"
-            " && document.querySelector('#headline').textContent",
-            seconds,
+            " && document.querySelector('#headline').textContent"
         )
 
-    def answer_to(self, act, seconds=60):
-        """Does something and waits for the plan that answers it; the seconds it took."""
+    def answer_to(self, act):
+        """Does something and waits for the plan that answers it."""
         self.run(
-            "window.before = document.querySelector('#rows').firstChild;"
-            "window.arrived = null;"
-            "new MutationObserver((_, watch) => { window.arrived = performance.now(); watch.disconnect(); })"
+            "window.arrived = false;"
+            "new MutationObserver((_, watch) => { window.arrived = true; watch.disconnect(); })"
             ".observe(document.querySelector('#rows'), { childList: true });"
         )
         act()
-        begun = self.run("return window.begun ?? 0")
-        arrived = self.until("return window.arrived", seconds)
-        self.settled(seconds)
-        return (arrived - begun) / 1000
+        self.until("return window.arrived")
+        self.settled()
 
 
 def ended(process):
     process.terminate()
-    process.wait(10)
+    process.wait(SECONDS)
+
+
+def elsewhere(messages, address):
+    """Of the browser's log, the addresses that a page asked for outside of its own; and whether it asked for a plan.
+
+    A fresh profile opens pages of the browser itself, which ask for what they like: they are known by their scheme.
+    """
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    asked = [p["request"]["url"] for p in sent if not p["documentURL"].startswith(("chrome", "devtools:"))]
+    outside = [url for url in asked if not url.startswith((address, "blob:", "data:", "about:"))]
+    return outside, any(url.startswith(f"{address}plan?") for url in asked)
+
+
+def test_requests_are_told_apart():
+    home = "http://127.0.0.1:9/token/"
+
+    def request(document, url):
+        return {"method": "Network.requestWillBeSent", "params": {"documentURL": document, "request": {"url": url}}}
+
+    own = [request(home, f"{home}plan?epsilon=4"), request(home, "data:,"), {"method": "Page.loadEventFired", "params": {}}]
+    browsers = [request("chrome://new-tab-page/", "https://example.org/logo"), request("chrome-untrusted://x/", "chrome://y")]
+    assert elsewhere(own + browsers, home) == ([], True)
+    assert elsewhere(browsers, home) == ([], False)
+    for document in [home, "https://example.org/", "about:blank"]:
+        assert elsewhere([request(document, "https://example.org/font")], home) == (["https://example.org/font"], False)
+    assert elsewhere([request(home, "http://127.0.0.1:90/token/plan?")], home)[0]
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +184,13 @@ def page(browser, address):
     yield browser
     entries = browser.call("/se/log", type="browser")
     said = [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+    said = [message for message in said if not message.startswith("chrome")]
     said = [message for message in said if not any(words in message for words in browser.expected)]
     assert not said, said
     messages = [json.loads(entry["message"])["message"] for entry in browser.call("/se/log", type="performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert any("/plan?" in url for url in asked), "the log of requests is empty"
-    elsewhere = [url for url in asked if not url.startswith((address, "blob:", "data:", "about:"))]
-    assert not elsewhere, elsewhere
+    outside, planned = elsewhere(messages, address)
+    assert not outside, outside
+    assert planned, "the log of requests is empty"
 
 
 def chosen(page):
@@ -207,16 +231,20 @@ def test_a_late_answer_to_an_older_question_is_ignored(page):
     page.run(
         "const ask = fetch; let first = true; window.fetch = async (path, options) => {"
         "  if (!path.startsWith('plan') || !first) return ask(path, options);"
-        "  first = false; window.asked = true; const late = await ask(path);"
-        "  await new Promise(done => setTimeout(done, 3000)); window.late = true; return late; }"
+        "  first = false; window.asked = true; const answer = await ask(path); const body = await answer.text();"
+        "  await new Promise(done => { window.release = done; }); return new Response(body, answer); }"
     )
     page.press("#epsilon-slider", ["home"])
     page.until("return window.asked")
     page.answer_to(lambda: page.press("#epsilon-slider", ["end"]))
     shown = page.text("#headline"), page.text("#rows")
-    assert not page.run("return window.late")
-    page.until("return window.late")
-    time.sleep(0.2)
+    page.until("return Boolean(window.release)")
+    # What the page would do with the answer, whose body is here already, it does within these turns.
+    page.run(
+        "window.turns = 0; window.release();"
+        "const turn = () => { window.turns += 1; if (window.turns < 50) setTimeout(turn); }; setTimeout(turn);"
+    )
+    page.until("return window.turns == 50")
     assert (page.text("#headline"), page.text("#rows")) == shown
 
 
@@ -311,7 +339,7 @@ def test_a_reload_keeps_what_was_set(page):
 def test_the_saved_file_verifies(page):
     page.click("#save")
     file = page.downloads / "plan.safetensors"
-    end = time.monotonic() + 60
+    end = time.monotonic() + SECONDS
     while not file.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert file.exists(), page.text("#status")
@@ -319,37 +347,22 @@ def test_the_saved_file_verifies(page):
     assert done.returncode == 0, done.stdout
 
 
-BUSY = """
-import time
-begun, spent = time.perf_counter(), time.process_time()
-while time.process_time() - spent < 0.15:
-    sum(range(1000))
-print((time.perf_counter() - begun) / (time.process_time() - spent))
-"""
-
-
-def crowding():
-    """How much longer work on all cores takes than the processor time it gets: 1 on an idle machine."""
-    start = lambda: subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    workers = [start() for _ in range(os.cpu_count())]
-    return max(float(worker.communicate()[0]) for worker in workers)
-
-
-def test_an_answer_takes_less_than_a_second(page):
-    """Every preset has at most 2000 steps; the first answer may warm up what others reuse."""
-    slider = "#epsilon-slider"
-    page.run("document.querySelector(arguments[0]).addEventListener('input', () => begun = performance.now())", slider)
-    for preset in range(1, page.run("return document.querySelectorAll('#presets button').length") + 1):
+def test_another_budget_costs_one_question_and_few_fits(page):
+    """A preset has at most 2000 steps, so that an answer to the slider is a few fits away; scripts/bench page has the seconds."""
+    page.run(
+        "window.fits = []; const ask = fetch; window.fetch = async (path, options) => {"
+        "  const answer = await ask(path, options);"
+        "  if (path.startsWith('plan')) window.fits.push((await answer.clone().json()).fits);"
+        "  return answer; }"
+    )
+    for preset in (1, 3):
         page.answer_to(lambda: page.click(f"#presets button:nth-child({preset})"))
-        steps = int(re.match(r"[\d,]+", page.text("#pace"))[0].replace(",", ""))
-        assert steps <= 2000
-        # Other work on the machine takes its share of the second, before, after, or both.
-        shares, answers = [crowding()], []
-        for _ in range(4):
-            answers.append(page.answer_to(lambda: page.press(slider, ["left"])))
-            shares.append(crowding())
-        alone = min(seconds / max(around) for seconds, around in zip(answers, zip(shares, shares[1:])))
-        assert min(answers) > 0.1 and alone < 1, f"{answers} s for {steps} steps, {shares} times what an idle machine takes"
+        assert int(re.match(r"[\d,]+", page.text("#pace"))[0].replace(",", "")) <= 2000
+        page.run("window.fits = []")
+        for moves in (1, 2):
+            page.answer_to(lambda: page.press("#epsilon-slider", ["left"]))
+            fits = page.run("return window.fits")
+            assert len(fits) == moves and max(fits) <= 3, fits
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,13 @@ struct Memory {
     last: Option<(Vec<(String, String)>, Plan)>,
 }
 
+/// What an answer took.
+struct Cost {
+    seconds: f64,
+    /// Fits that were not known before.
+    fits: usize,
+}
+
 /// The fields of the page, read like flags.
 #[derive(Parser)]
 #[command(name = "plan", no_binary_name = true, disable_help_flag = true)]
@@ -100,18 +107,22 @@ impl Desk {
         &self,
         query: &[(String, String)],
         progress: &dyn Fn(String),
-        then: impl FnOnce(&Fields, &Plan, f64) -> Result<T, String>,
+        then: impl FnOnce(&Fields, &Plan, Cost) -> Result<T, String>,
     ) -> Result<T, String> {
         let (clock, fields) = (Instant::now(), read(query)?);
         let request = fields.request(fields.epsilon)?;
         let mut memory = self.memory();
         let Memory { planner, last } = &mut *memory;
+        let before = planner.fits();
         if last.as_ref().is_none_or(|(known, _)| known != query) {
             let plan = planner.plan(&request, &mut told(progress)).map_err(|error| error.to_string())?;
             *last = Some((query.to_vec(), plan));
         }
         match last {
-            Some((_, plan)) => then(&fields, plan, clock.elapsed().as_secs_f64()),
+            Some((_, plan)) => {
+                let cost = Cost { seconds: clock.elapsed().as_secs_f64(), fits: planner.fits() - before };
+                then(&fields, plan, cost)
+            }
             None => Err("no plan was made".into()),
         }
     }
@@ -119,8 +130,9 @@ impl Desk {
 
 impl server::Planner for Desk {
     fn plan(&self, query: &[(String, String)], progress: &dyn Fn(String)) -> Result<String, String> {
-        self.planned(query, progress, |fields, plan, seconds| {
-            let mut json = super::document(&fields.run, plan, seconds);
+        self.planned(query, progress, |fields, plan, cost| {
+            let mut json = super::document(&fields.run, plan, cost.seconds);
+            json["fits"] = json!(cost.fits);
             json["schema"] = json!(1);
             json["statement"] = json!(plan.chosen().mechanism().privacy().map(ToString::to_string));
             let (chosen, dp_sgd) = (plan.chosen().per_step(), plan.dp_sgd().per_step());

@@ -252,6 +252,13 @@ impl Planner {
         Self { quick: true, ..self }
     }
 
+    /// Fits run so far; those found on the shelf do not count.
+    ///
+    /// Most of the time of a plan goes into them.
+    pub fn fits(&self) -> usize {
+        self.shelf.fits
+    }
+
     /// Weighs all mechanisms and samplers.
     ///
     /// Errors: those of [`Request::check`]; [`Error::Interrupted`]; mechanisms that cannot be made are left out, unless none is

@@ -22,6 +22,8 @@ pub struct Shelf {
     bounds: HashMap<String, f64>,
     /// The last form for bins of each kind, to start the next fit from.
     last: HashMap<String, Form>,
+    /// Fits that were run because no shelf had them.
+    pub(super) fits: usize,
 }
 
 impl Shelf {
@@ -57,6 +59,7 @@ impl Shelf {
             (Some(_), Some(form)) => problem.near(form.clone()),
             _ => problem,
         };
+        self.fits += 1;
         let form = selector.family().fit(&problem, &selector.budget(), observe)?.deployed()?;
         // Kept without its participation: what it is worth is found out whenever it is used.
         let kept = Mechanism::new(workload.clone(), &form, Participation::Single);

@@ -38,24 +38,39 @@ fn memory_and_trust_are_kept_to() {
 fn what_was_fitted_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let made = |folder: &std::path::Path| {
-        let mut lines = 0;
         let mut planner = Planner::new(Shelf::in_folder(folder.join("plans")));
-        let plan = planner
-            .plan(&request(2.0), &mut |line: &str| {
-                lines += usize::from(line.contains("fitting"));
-                ControlFlow::Continue(())
-            })
-            .unwrap();
-        plan.candidates().iter().map(Candidate::row).collect::<Vec<_>>()
+        let plan = planner.plan(&request(2.0), &mut silent).unwrap();
+        (plan.candidates().iter().map(Candidate::row).collect::<Vec<_>>(), planner.fits())
     };
-    let first = made(folder.path());
+    let (first, fits) = made(folder.path());
+    assert!(fits > 5);
     assert!(std::fs::read_dir(folder.path().join("plans")).unwrap().count() > 5);
-    assert_eq!(made(folder.path()), first);
+    assert_eq!(made(folder.path()), (first.clone(), 0));
     // A damaged file is made anew.
     for file in std::fs::read_dir(folder.path().join("plans")).unwrap() {
         std::fs::write(file.unwrap().path(), b"no mechanism").unwrap();
     }
-    assert_eq!(made(folder.path()), first);
+    assert_eq!(made(folder.path()), (first, fits));
+}
+
+/// Whoever moves a slider waits for the fit in bins, and for numbers of bands that were not tried yet: more would be felt.
+#[test]
+fn another_budget_costs_few_fits() {
+    let mut planner = Planner::default().quick();
+    planner.plan(&request(2.0), &mut silent).unwrap();
+    let first = planner.fits();
+    for epsilon in [1.9, 2.1, 2.2, 2.3, 2.1, 4.0] {
+        let before = planner.fits();
+        planner.plan(&request(epsilon), &mut silent).unwrap();
+        assert!(
+            planner.fits() - before <= 3 && 3 * 2 <= first,
+            "ε = {epsilon}: {first}, {}",
+            planner.fits() - before
+        );
+    }
+    let known = planner.fits();
+    planner.plan(&request(2.2), &mut silent).unwrap();
+    assert_eq!(planner.fits(), known);
 }
 
 #[test]
