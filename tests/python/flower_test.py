@@ -543,7 +543,7 @@ def released(directory):
 def stop(process, how=signal.SIGTERM):
     if process.poll() is None:
         os.killpg(process.pid, how)
-    process.wait(timeout=30)
+    process.wait(timeout=300)
 
 
 def start(*command, log, **environment):
@@ -564,21 +564,21 @@ def until(condition, seconds, what, *processes, logs=()):
 def test_a_simulation_is_killed_and_resumed(tmp_path):
     pytest.importorskip("ray", reason="the simulation engine needs flwr[simulation]")
     directory, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, "simulate.py", str(directory), "6", "2"]
+    command = [sys.executable, "simulate.py", str(directory), "12", "2"]
     first = start(*command, log=log)
     try:
-        until(lambda: steps_done(directory) >= 2, 180, "two rounds of a simulation", first, logs=[log])
+        until(lambda: steps_done(directory) >= 2, 900, "two rounds of a simulation", first, logs=[log])
     finally:
         stop(first, signal.SIGKILL)
     done = steps_done(directory)
-    assert 2 <= done < 6, "it was killed too late"
+    assert 2 <= done < 12, "it was killed too late"
     before = (directory / "journal").read_bytes()
     asked = ledger(directory)
 
-    second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=300)
-    assert "error after 6 rounds" in second.stdout, second.stdout + second.stderr
-    assert f"{done} of 6 rounds are done; going on" in second.stderr + second.stdout
-    assert steps_done(directory) == 6 and released(directory) == 6
+    second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=900)
+    assert "error after 12 rounds" in second.stdout, second.stdout + second.stderr
+    assert f"{done} of 12 rounds are done; going on" in second.stderr + second.stdout
+    assert steps_done(directory) == 12 and released(directory) == 12
     # What was journalled stays as it was: no step was released anew.
     assert (directory / "journal").read_bytes().startswith(before)
     assert ledger(directory)[: len(asked)] == asked
@@ -613,13 +613,13 @@ def test_a_deployment_on_loopback(tmp_path):
                 programs / "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link_port}",
                 "--port", str(port), "--node-config", f"partition-id={partition}", log=log, **environment))
         listening = lambda: socket.socket().connect_ex(("127.0.0.1", link_port)) == 0  # noqa: E731
-        until(listening, 60, "the SuperLink", *processes, logs=[log])
+        until(listening, 900, "the SuperLink", *processes, logs=[log])
         run = [programs / "flwr", "run", str(APP), "loopback", "--stream", "--run-config",
                f'rounds=4 cohort=2 directory="{directory}"']
         seen = tmp_path / "stream"
         processes.append(start(*run, log=seen, **environment))
         ended = lambda: "error after 4 rounds" in seen.read_text()  # noqa: E731
-        until(ended, 180, "four rounds of a deployment", *processes[:-1], logs=[log, seen])
+        until(ended, 900, "four rounds of a deployment", *processes[:-1], logs=[log, seen])
     finally:
         for process in reversed(processes):
             stop(process)

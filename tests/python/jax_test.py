@@ -588,7 +588,7 @@ def test_contributions_that_are_not_finite_count_as_zero():
 
 def test_the_example_runs():
     example = pathlib.Path(__file__).parents[2] / "examples" / "python" / "jax_training.py"
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
 
@@ -640,7 +640,7 @@ def test_two_processes_are_one_run(tmp_path):
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    printed = [process.communicate(timeout=120) for process in processes]
+    printed = [process.communicate(timeout=900) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     lines = [[line for line in out.splitlines() if line.startswith(("refused", "drawn", "run"))] for out, _ in printed]
     assert lines[0] == lines[1]

@@ -3,6 +3,10 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
+#[path = "common/process.rs"]
+mod process;
+
+use process::{HANGS, works};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -86,12 +90,12 @@ impl Desk {
     }
 
     /// Begins a command, presses Ctrl-C once `ready`, and waits for the end.
-    fn interrupted(&self, words: &[&str], ready: impl Fn() -> bool) -> Seen {
+    fn interrupted(&self, words: &[&str], ready: impl Fn(u32) -> bool) -> Seen {
         let mut command = self.command(PROGRAM);
         let child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let clock = Instant::now();
-        while !ready() {
-            assert!(clock.elapsed() < Duration::from_secs(60), "{words:?} does not come to work");
+        while !ready(child.id()) {
+            assert!(clock.elapsed() < HANGS, "{words:?} does not come to work");
             std::thread::sleep(Duration::from_millis(5));
         }
         let pressed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
@@ -238,7 +242,7 @@ fn what_no_machine_can_hold_is_refused_with_its_flag() {
 fn control_c_ends_a_training_that_can_go_on() {
     let desk = Desk::new();
     let journal = desk.path().join("run/independent-0/journal");
-    let grown = || fs::metadata(&journal).is_ok_and(|file| file.len() > 2000);
+    let grown = |_| fs::metadata(&journal).is_ok_and(|file| file.len() > 2000);
     let seen = desk.interrupted(LONG, grown);
     assert_eq!((seen.code, seen.out.as_str()), (Some(130), ""), "{seen:?}");
     let [_, last] = seen.err.lines().collect::<Vec<_>>()[..] else { panic!("{}", seen.err) };
@@ -254,13 +258,9 @@ fn control_c_ends_a_training_that_can_go_on() {
 #[test]
 fn control_c_ends_every_other_command_at_once() {
     let desk = Desk::new();
-    let after_a_while = || {
-        let clock = Instant::now();
-        move || clock.elapsed() > Duration::from_millis(500)
-    };
     let long = ["factorize", "--steps", "1e6", "--momentum", "0.9", "--out", "m.safetensors"];
-    assert_eq!(desk.interrupted(&long, after_a_while()), said(130, "interrupted\n"));
-    let told = desk.interrupted(&[&long[..], &["--json"]].concat(), after_a_while());
+    assert_eq!(desk.interrupted(&long, works), said(130, "interrupted\n"));
+    let told = desk.interrupted(&[&long[..], &["--json"]].concat(), works);
     let object = "{\"error\":{\"kind\":\"interrupted\",\"message\":\"interrupted\"},\"schema\":1}\n";
     assert_eq!(told, Seen { code: Some(130), out: object.into(), err: String::new() });
     assert!(desk.files().is_empty(), "{:?}", desk.files());
@@ -279,7 +279,7 @@ fn control_c_ends_every_other_command_at_once() {
         "s",
     ];
     let runs = desk.path().join("s/runs.jsonl");
-    let stopped = desk.interrupted(&sweep, || runs.exists());
+    let stopped = desk.interrupted(&sweep, |_| runs.exists());
     assert_eq!(stopped, said(130, "interrupted; started again with the same options, the sweep goes on\n"));
 }
 
@@ -361,7 +361,7 @@ fn a_run_goes_on_from_another_working_directory() {
         "run",
     ];
     let journal = desk.path().join("run/independent-0/journal");
-    let stopped = desk.interrupted(&words, || fs::metadata(&journal).is_ok_and(|file| file.len() > 1000));
+    let stopped = desk.interrupted(&words, |_| fs::metadata(&journal).is_ok_and(|file| file.len() > 1000));
     assert_eq!(stopped.code, Some(130), "{stopped:?}");
     let mut elsewhere = desk.command(PROGRAM);
     elsewhere.current_dir(desk.path().join("elsewhere")).args(["train", "--resume", "../run", "--json"]);

@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn account_of_the_papers_noise() {
-        // golden/golden.json, gaussian_epsilon_delta_1e-6, first column.
+        // golden/PROVENANCE.md, ε of the Gaussian mechanism.
         let account = Account::new(0.341, 1e-6, Adjacency::ReplaceWithZero).unwrap();
         for (accountant, expected) in Accountant::ALL.into_iter().zip([17.648, 18.688, 18.853, 20.303]) {
             assert!((account.epsilon(accountant) - expected).abs() < 6e-4, "{accountant}");

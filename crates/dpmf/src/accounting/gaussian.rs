@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn golden_noise_multipliers() {
-        // golden/golden.json, gaussian_epsilon_delta_1e-6, "exact".
+        // golden/PROVENANCE.md, ε of the Gaussian mechanism by the analytic formula.
         let rows = [(0.341, 17.648), (0.682, 7.601), (1.364, 3.444), (2.728, 1.606), (5.456, 0.759)];
         for (sigma, expected) in rows {
             let epsilon = epsilon(1.0 / sigma, 1e-6).unwrap();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn golden_deployments() {
-        // golden/golden.json, gaussian_exact_delta_1e-10: σ, squared sensitivity, ρ, ε as published.
+        // golden/PROVENANCE.md, two deployments: σ, squared sensitivity, ρ, ε as published.
         for (sigma, sensitivity_sq, rho, expected) in [
             (1.411, 0.6_f64, 0.1506840301548885, 3.4240072731),
             (8.35, 2.0, 0.014342572340349278, 0.993549957),

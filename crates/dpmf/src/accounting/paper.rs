@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn golden_noise_multipliers() {
-        // golden/golden.json, gaussian_epsilon_delta_1e-6, "paper_theorem_closed_form".
+        // golden/PROVENANCE.md, ε of the Gaussian mechanism by the closed form of the paper.
         let rows = [(0.341, 20.303), (0.682, 8.857), (1.364, 4.132), (2.728, 1.995), (5.456, 0.980)];
         for (sigma, expected) in rows {
             let epsilon = epsilon(1.0 / sigma, 1e-6).unwrap();

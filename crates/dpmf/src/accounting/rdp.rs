@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn golden_column_of_the_paper() {
-        // golden/golden.json, gaussian_epsilon_delta_1e-6, "rdp_integer_orders_improved_conversion"; the paper
+        // golden/PROVENANCE.md, ε of the Gaussian mechanism by integer Rényi orders; the paper
         // prints 18.9, 8.2, 3.7, 1.7, 0.8.
         let rows = [(0.341, 18.853), (0.682, 8.155), (1.364, 3.693), (2.728, 1.726), (5.456, 0.820)];
         for (sigma, expected) in rows {

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn golden_noise_multipliers() {
-        // golden/golden.json, gaussian_epsilon_delta_1e-6, "zcdp_optimal_order" and "zcdp_simple".
+        // golden/PROVENANCE.md, ε of the Gaussian mechanism by zCDP: optimal order, then the simple conversion.
         let rows = [
             (0.341, 18.688, 19.715),
             (0.682, 8.100, 8.782),

@@ -15,7 +15,7 @@ fn root_loss(selector: &str, problem: &Problem) -> (f64, Form) {
     (gamma * loss.sqrt(), form)
 }
 
-/// Ratios of root losses, for the prefix sum, to the bounds of `golden/participation.json`; the limits are those of
+/// Ratios of root losses, for the prefix sum, to the bounds of `golden/PROVENANCE.md`; the limits are those of
 /// jax-privacy's own optimizers for the same, in f64 (see `golden/PROVENANCE.md`).
 #[test]
 fn no_fit_is_worse_than_that_of_jax_privacy() {

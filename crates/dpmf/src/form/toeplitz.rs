@@ -322,8 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn losses_of_the_golden_file() {
-        // golden.json, "sqrt_toeplitz_sqrt_loss".
+    fn losses_equal_the_reference() {
+        // See golden/PROVENANCE.md.
         let golden =
             [(256, 42.700517), (512, 65.374533), (1024, 99.513277), (2048, 150.721985), (4096, 227.282732)];
         for (n, exact) in golden {

@@ -119,7 +119,7 @@ fn a_full_grid_loses_nothing() {
     }
 }
 
-/// Root losses as deployed over the certified ones of `golden/participation.json`; the last epoch of the third is short.
+/// Root losses as deployed over the certified ones of `golden/PROVENANCE.md`; the last epoch of the third is short.
 #[test]
 fn ratios_to_the_golden_bounds() {
     for (n, times, buffers, recalls, bound, ratio) in [

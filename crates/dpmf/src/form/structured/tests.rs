@@ -95,7 +95,7 @@ fn against_the_paper(n: usize, shape: (usize, usize), optimum: f64, paper: f64) 
 
 #[test]
 fn efficient_column_of_the_paper() {
-    // Table 3 of [DMRST22]; the optimum from golden.json, "prefix_sum_optimal_sqrt_loss".
+    // Table 3 of [DMRST22]; the optimum as in golden/PROVENANCE.md.
     against_the_paper(256, (4, 4), 40.390631, 40.4);
     against_the_paper(512, (5, 4), 61.985199, 62.2);
 }

@@ -64,8 +64,8 @@ fn one_two_and_three_steps() {
 }
 
 #[test]
-fn honaker_rows_of_the_golden_file() {
-    // golden.json, "honaker_rows", from the closed form of the estimators.
+fn honaker_rows_equal_the_reference() {
+    // From the closed form of the estimators; see golden/PROVENANCE.md.
     let b = decoder(&Tree::new(4, Decoder::HonakerOnline).unwrap());
     let last = [1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 4.0];
     let second = [1.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0];
@@ -83,8 +83,8 @@ fn honaker_rows_of_the_golden_file() {
 }
 
 #[test]
-fn losses_of_the_golden_file() {
-    // golden.json, "tree_total_loss": binary, online, full.
+fn losses_equal_the_reference() {
+    // Binary, online, full; see golden/PROVENANCE.md.
     let golden = [
         (4, [15.0, 11.7142857, 7.7142857]),
         (16, [165.0, 113.437788, 60.1044547]),
@@ -95,7 +95,7 @@ fn losses_of_the_golden_file() {
             assert!((total_loss(n, decoder) - loss).abs() < 1e-7 * loss, "{n} {decoder:?}");
         }
     }
-    // "tree_total_loss_online_odd_n", printed to the digits shown; 6 by hand is 141/7.
+    // Odd sizes, printed to the digits shown; 6 by hand is 141/7.
     assert!((total_loss(6, Decoder::HonakerOnline) - 141.0 / 7.0).abs() < 1e-12);
     assert!((total_loss(100, Decoder::HonakerOnline) - 1394.0).abs() < 0.5);
 }
