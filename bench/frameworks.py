@@ -28,8 +28,8 @@ ENVIRONMENTS = {
     "opacus": (ROOT / ".torch/venv/bin/python", "scripts/setup-torch"),
     "jax": (pathlib.Path(sys.executable), "scripts/bench"),
     "jax-privacy": (pathlib.Path(sys.executable), "scripts/bench"),
-    "flower": (ROOT / ".frameworks/bin/python", "scripts/test"),
-    "flower-dp": (ROOT / ".frameworks/bin/python", "scripts/test"),
+    "flower": (ROOT / ".frameworks/bin/python", "scripts/setup-frameworks"),
+    "flower-dp": (ROOT / ".frameworks/bin/python", "scripts/setup-frameworks"),
 }
 RIVALS = {"torch": "opacus", "jax": "jax-privacy", "flower": "flower-dp"}
 
