@@ -77,7 +77,7 @@ class PrivateFedAvg(Strategy):
 
     Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
     client, provided that the names under which nodes enrol are those of different users. What clients report beside
-    their model is not covered, and is discarded; the server's log says how many replied, and is not covered either. Under
+    their model is not covered, and is discarded; the server's log names replies that were ignored, and is not covered either. Under
     sampling it is for those who do not see who is asked, and takes for granted that a client's answer does not depend on whether
     it was asked in other rounds.
 
@@ -113,6 +113,8 @@ class PrivateFedAvg(Strategy):
         self._run: _Run | None = None
         self._names: dict[int, str] = {}
         self._asked: dict[int, str] = {}
+        #: Nodes that were told of in the log because they do not say who they are.
+        self._silent: set[int] = set()
 
     def _participation(self, plan: Plan | None, cohort: int | None, clients: int | None) -> Callable[[], Clients]:
         """How to make, at every start, what knows who takes part."""
@@ -203,7 +205,12 @@ class PrivateFedAvg(Strategy):
             time.sleep(0.5)
             self._ask_names(grid)
         chosen = run.clients.ask(run.step, set(self._names.values()))
-        self._asked = {node: name for node, name in self._names.items() if name in chosen}
+        # A node may have passed to another user since it was asked last: those that are chosen say again who they are.
+        nodes = [node for node, name in self._names.items() if name in chosen]
+        answers = self._query(grid, nodes)
+        self._asked = {node: self._names[node] for node in nodes if answers.get(node) == self._names[node]}
+        for node in set(nodes) - set(self._asked):
+            _log.warning("configure_train: node %d is no longer %r; it is not asked", node, self._names.pop(node))
         if run.clients.secret:
             _log.info("configure_train: round %d asks the clients that were drawn for it", run.step + 1)
         else:
@@ -237,7 +244,8 @@ class PrivateFedAvg(Strategy):
         run.advance(self.optimizer, noisy if released else None)
         statement = run.stream.privacy
         assert statement is not None
-        counted = "" if run.clients.secret else f", {len(updates)} of {run.clients.denominator:g} clients"
+        # How many were asked, not how many replied with something that counts, which depends on their data.
+        counted = "" if run.clients.secret else f", {len(self._asked)} of {run.clients.denominator:g} clients"
         _log.info(
             "aggregate_train: round %d of %d%s%s; ε = %.4g at δ = %.2g for every client over the run",
             run.step,
@@ -249,7 +257,7 @@ class PrivateFedAvg(Strategy):
         )
         metrics: dict[str, Any] = dict(epsilon=statement.epsilon, delta=statement.delta)
         if not run.clients.secret:
-            metrics["clients"] = len(updates)
+            metrics["clients"] = len(self._asked)
         metrics["given-up"] = len(run.stream.burned)
         return run.arrays, MetricRecord(metrics)
 
@@ -281,9 +289,12 @@ class PrivateFedAvg(Strategy):
             elif name is None or name in updates:
                 _log.warning("aggregate_train: node %d was not asked, or has replied before; ignored", node)
             else:
+                # Whatever a client sends, it stops nobody else.
                 try:
+                    if (said := _name(reply)) not in (None, name):
+                        raise ValueError(f"it is from {said!r}, but {name!r} was asked")
                     updates[name] = _difference(reply, run.layout, run.model)
-                except ValueError as fault:
+                except Exception as fault:
                     _log.warning("aggregate_train: the reply of node %d is ignored: %s", node, fault)
         return updates
 
@@ -308,22 +319,33 @@ class PrivateFedAvg(Strategy):
             raise MismatchError(run.clients.lacking(len(found), self.enrolment_timeout))
         run.clients.begin(found, run.key)
 
-    def _ask_names(self, grid: Grid) -> None:
-        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts, while it is connected."""
-        connected = set(grid.get_node_ids())
-        self._names = {node: name for node, name in self._names.items() if node in connected}
-        nodes = [node for node in connected if node not in self._names]
-        if not nodes:
-            return
+    def _query(self, grid: Grid, nodes: Iterable[int]) -> dict[int, str]:
+        """What nodes answer when they are asked who they are. One that does not answer, or not with a name, is nobody."""
         queries = [
             Message(RecordDict(), dst_node_id=node, message_type=f"{MessageType.QUERY}.{ENROLMENT}")
             for node in sorted(nodes)
         ]
-        taken = set(self._names.values())
-        for reply in grid.send_and_receive(queries, timeout=self.enrolment_timeout):
+        answers: dict[int, str] = {}
+        for reply in grid.send_and_receive(queries, timeout=self.enrolment_timeout) if queries else ():
             node = reply.metadata.src_node_id
-            # An app that does not answer is known by its node, which is stable where SuperNodes authenticate.
-            name = f"node {node}" if reply.has_error() else str(reply.content["dpmf"]["name"])
+            name = None if reply.has_error() else _name(reply)
+            if name is not None:
+                answers[node] = name
+            elif node not in self._silent:
+                self._silent.add(node)
+                _log.warning(
+                    "PrivateFedAvg: node %d does not say who it is and is not asked; its app needs "
+                    "dpmf.flower.answer_enrolment(app)",
+                    node,
+                )
+        return answers
+
+    def _ask_names(self, grid: Grid) -> None:
+        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts, while it is connected."""
+        connected = set(grid.get_node_ids())
+        self._names = {node: name for node, name in self._names.items() if node in connected}
+        taken = set(self._names.values())
+        for node, name in self._query(grid, connected - set(self._names)).items():
             if name in taken:
                 _log.warning("PrivateFedAvg: node %d enrolled as %r, which is taken; it is not asked", node, name)
             else:
@@ -497,16 +519,23 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
 
     The server clips as well, and its guarantee does not rest on this mod. With it, nobody on the way sees more of a
     client than clipped updates, and a client declines to take part more often, or sooner again, than it was told when it first
-    took part in the run, whatever the server asks.
+    took part in the run, whatever the server asks. It keeps the terms of every run, and declines to train without terms.
     """
-    config = next((record for record in message.content.config_records.values() if "dpmf-clip" in record), None)
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN or config is None:
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
+    config = next((record for record in message.content.config_records.values() if "dpmf-clip" in record), None)
+    if config is None:
+        reason = "the message has no terms of private training (dpmf-clip and others), and this client sends nothing else"
+        return Message(Error(DECLINED, reason), reply_to=message)
     run, step, clip = cast(str, config["dpmf-run"]), cast(int, config["dpmf-step"]), cast(float, config["dpmf-clip"])
     separation, times = cast(int, config.get("dpmf-separation", 1)), cast(int, config.get("dpmf-times", 1))
-    before = context.state.config_records.get("dpmf")
+    # A record for each run, so that a run that comes back after another one finds what it was told.
+    before = context.state.config_records.get(f"dpmf {run}")
+    last = context.state.config_records.get("dpmf")
+    if before is None and last is not None and last["run"] == run:
+        before = last  # kept by 0.2
     taken: list[int] = []
-    if before is not None and before["run"] == run:
+    if before is not None:
         taken = list(cast("list[int]", before["steps"]))
         separation, times = cast(int, before["separation"]), cast(int, before["times"])
     # The same round comes again after a crash of the server.
@@ -517,7 +546,7 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
             reason = f"this client took part in round {rounds} and takes part {often}: round {step + 1} is declined"
             return Message(Error(DECLINED, reason), reply_to=message)
         taken.append(step)
-    context.state["dpmf"] = ConfigRecord(dict(run=run, steps=taken, separation=separation, times=times))
+    context.state[f"dpmf {run}"] = ConfigRecord(dict(run=run, steps=taken, separation=separation, times=times))
     model = next(iter(message.content.array_records.values()))
     layout, start = _layout(model), _flatten(model)
     reply = call_next(message, context)
@@ -525,9 +554,10 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
         return reply
     update = _clip(_difference(reply, layout, start), clip)
     key = next(iter(reply.content.array_records))
-    reply.content = RecordDict(
-        {key: _unflatten(update, layout), "dpmf": ConfigRecord({"update": "difference"})}
-    )
+    marks = {"update": "difference"}
+    if (known := context.state.config_records.get("dpmf-name")) is not None:
+        marks["name"] = cast(str, known["name"])
+    reply.content = RecordDict({key: _unflatten(update, layout), "dpmf": ConfigRecord(dict(marks))})
     return reply
 
 
@@ -545,12 +575,20 @@ def answer_enrolment(app: ClientApp, name: Callable[[Context], str] | None = Non
         else:
             node = context.node_config
             known = str(node.get("participant", node.get("partition-id", f"node {context.node_id}")))
+        context.state["dpmf-name"] = ConfigRecord({"name": known})
         return Message(RecordDict({"dpmf": ConfigRecord({"name": known})}), reply_to=message)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Vectors
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def _name(reply: Message) -> str | None:
+    """Who says to have sent a message."""
+    record = reply.content.config_records.get("dpmf")
+    name = None if record is None else record.get("name")
+    return name if isinstance(name, str) else None
 
 
 def _layout(arrays: ArrayRecord) -> list[tuple[str, tuple[int, ...]]]:
@@ -579,9 +617,14 @@ def _difference(reply: Message, layout: list[tuple[str, tuple[int, ...]]], model
     if len(records) != 1:
         raise ValueError(f"it has {len(records)} ArrayRecords, but one is needed")
     arrays = next(iter(records.values()))
-    if [(name, tuple(array.shape)) for name, array in arrays.items()] != layout:
+    if list(arrays) != [name for name, _ in layout]:
         raise ValueError("its arrays are not those of the model")
-    values = _flatten(arrays)
+    # What an Array declares of itself is the client's word: only the numbers that it holds have a shape.
+    held = [np.asarray(array.numpy()) for array in arrays.values()]
+    for (name, shape), values in zip(layout, held):
+        if values.shape != shape or values.dtype.kind != "f":
+            raise ValueError(f"its array {name!r} holds {values.dtype} of shape {values.shape}, but the model's has {shape}")
+    values = np.concatenate([values.reshape(-1).astype(np.float64) for values in held])
     marked = reply.content.config_records.get("dpmf")
     update = values if marked is not None and marked.get("update") == "difference" else _rounded(model) - values
     if not np.isfinite(update).all():
@@ -610,6 +653,8 @@ def _clipped_sum(updates: Iterable[Vector], clip: float, dimension: int) -> Vect
     spacing, target = _sums.spacing(clip), _sums.target(clip, dimension)
     exact = np.zeros(dimension)
     for update in updates:
+        if update.shape != (dimension,):
+            raise ValueError(f"an update has shape {update.shape}, but it must have {dimension} numbers")
         norm = float(np.sqrt(np.sum(np.square(update))))
         exact += np.round(update * (min(1.0, target / norm if norm > 0 else 1.0) / spacing))
     return exact * spacing
