@@ -497,7 +497,6 @@ fn bits_are_stable() {
     }
 }
 
-
 #[test]
 fn what_comes_next_has_the_probabilities_that_the_loss_is_of() {
     for projection in [None, Some(3)] {

@@ -104,6 +104,22 @@ impl Release {
     }
 }
 
+impl Release {
+    /// Refuses a stated guarantee outside ε ≥ 0, 0 ≤ δ < 1: a negative one would give budget back.
+    fn check(&self) -> Result<()> {
+        match self.guarantee {
+            Some([epsilon, delta])
+                if !(epsilon >= 0.0 && epsilon.is_finite() && (0.0..1.0).contains(&delta)) =>
+            {
+                let rule =
+                    "its guarantee must have a finite ε of at least 0 and a δ of at least 0 and below 1";
+                Err(Error::argument("release", self.id.clone(), rule))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Ledger {
     /// An account without releases.
     ///
@@ -190,10 +206,12 @@ impl Ledger {
 
     /// Records releases, all of them or none. One that is known already, by its id, is not counted again.
     ///
-    /// Errors: [`Error::Budget`] when all together would exceed the budget; an id that stands for another release.
+    /// Errors: [`Error::Budget`] when all together would exceed the budget; an id that stands for another release; a guarantee
+    /// that is none.
     pub fn record(&mut self, releases: Vec<Release>) -> Result<()> {
         let mut all = self.releases.clone();
         for release in releases {
+            release.check()?;
             match all.iter().find(|known| known.id == release.id) {
                 None => all.push(release),
                 Some(known)
@@ -360,6 +378,29 @@ mod tests {
     fn sigma() -> f64 {
         super::super::calibrate::noise_multiplier(2.0, 1e-6, Adjacency::ReplaceWithZero, Accountant::Exact)
             .unwrap()
+    }
+
+    #[test]
+    fn a_guarantee_that_gives_budget_back_is_refused() {
+        for guarantee in [
+            [-50.0, 1e-7],
+            [1.0, -1e-6],
+            [f64::NAN, 1e-7],
+            [f64::INFINITY, 1e-7],
+            [1.0, 1.0],
+            [1.0, f64::NAN],
+        ] {
+            let mut ledger = ledger(3.68);
+            let sampling = Sampling::BallsInBins { bins: 10 };
+            let bad = Release { sampling, guarantee: Some(guarantee), ..release("bad", 1.0) };
+            assert!(
+                matches!(ledger.record(vec![bad.clone()]), Err(Error::InvalidArgument { .. })),
+                "{guarantee:?}"
+            );
+            assert_eq!(ledger.spent().unwrap(), 0.0);
+            let document = Document { releases: vec![bad], ..ledger.into() };
+            assert!(Ledger::try_from(document).is_err(), "{guarantee:?}");
+        }
     }
 
     #[test]
