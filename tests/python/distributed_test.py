@@ -1,6 +1,7 @@
 """torch.distributed: two processes on loopback, each with the noise of its shard only."""
 
 import copy
+import json
 import socket
 
 import numpy as np
@@ -59,7 +60,7 @@ def of_rank(rank, port, directory):
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD
     )
-    for task in (draw, train_and_resume, release_exactly, disagree, forget_the_group, train_by_epochs):
+    for task in (draw, train_and_resume, release_exactly, disagree, forget_the_group, train_by_epochs, share_batches):
         (directory / task.__name__).mkdir(exist_ok=True)
         task(rank, KEY, directory / task.__name__)
         torch.distributed.barrier()
@@ -324,3 +325,63 @@ def test_ranks_that_meet_after_the_optimizer_was_made(monkeypatch):
     with pytest.raises(dpmf.MismatchError, match="one of 2 ranks"):
         optimizer.step()
     assert optimizer.next_step == 0
+
+
+def refused(act):
+    try:
+        act()
+    except dpmf.MismatchError as error:
+        return str(error)
+    return "not refused"
+
+
+def share_batches(rank, key, directory):
+    """Loaders by which an example would count in several ranks, or in several steps."""
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.zeros(40, dtype=torch.long))
+    ranks = dict(rank=rank, world_size=WORLD)
+
+    def sampler(name):
+        return dpmf.Sampler(f"balls-in-bins:{STEPS}", key, units=40, steps=STEPS, run=f"{name:032x}")
+
+    said = {}
+    for name, loader in {
+        "no rank": dict(batch_sampler=dpmf.torch.Cohorts(40, 8, seed=1)),
+        "rank 0 on both": dict(batch_sampler=dpmf.torch.Cohorts(40, 8, seed=1, rank=0, world_size=WORLD)),
+        "of three": dict(batch_sampler=dpmf.torch.Cohorts(40, 8, seed=1, rank=rank, world_size=3)),
+        "a plain loader": dict(batch_size=8, shuffle=True),
+        "other seeds": dict(batch_sampler=dpmf.torch.Cohorts(40, 8, seed=rank, **ranks)),
+        "other runs": dict(batch_sampler=dpmf.torch.SampledBatches(sampler(rank + 1), **ranks)),
+        "right": dict(batch_sampler=dpmf.torch.Cohorts(40, 8, seed=1, **ranks)),
+    }.items():
+        model = model_of()
+        optimizer = private(model, key=key, group=True)
+
+        def train(optimizer=optimizer, model=model, loader=loader):
+            for inputs, targets in optimizer.batches(torch.utils.data.DataLoader(data, **loader)):
+                optimizer.accumulate(model, cross_entropy, inputs, targets)
+                optimizer.step()
+
+        said[name] = refused(train)
+    torch.manual_seed(rank)
+    other = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    said["other weights"] = refused(lambda: private(other, key=key, group=True))
+    turned = torch.nn.Linear(*((6, 7) if rank else (7, 6)), bias=False)
+    said["other shapes"] = refused(lambda: private(turned, key=key, group=True))
+    (directory / f"said-{rank}.json").write_text(json.dumps(said))
+
+
+def test_ranks_that_share_examples_are_refused(directory):
+    said = [json.loads((directory / "share_batches" / f"said-{rank}.json").read_text()) for rank in range(WORLD)]
+    assert said[0] == said[1], "the ranks end alike, so that none waits for another"
+    for name, sentence in {
+        "no rank": "rank 0 of 2 has batches for rank 0 of 1",
+        "rank 0 on both": "rank 1 of 2 has batches for rank 0 of 2",
+        "of three": "rank 0 of 2 has batches for rank 0 of 3",
+        "a plain loader": "rank 0 of 2 has batches for rank None of None",
+        "other seeds": "batches of different orders",
+        "other runs": "batches of different orders",
+        "other weights": "the ranks differ in their values of parameters",
+        "other shapes": "the ranks differ in their shape of parameter 0: (6, 7) in rank 0, (7, 6) in rank 1",
+        "right": "not refused",
+    }.items():
+        assert sentence in said[0][name], name

@@ -67,6 +67,12 @@ def train(model, optimizer, loader):
     return flat(model.parameters())
 
 
+def hand_out(optimizer, loader, count):
+    """The first batch, taken for one of so many examples, which the test gives itself."""
+    next(iter(loader))
+    optimizer._cohorts.sizes[0] = count
+
+
 def flat(tensors):
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
@@ -115,7 +121,7 @@ def test_one_example_moves_the_sum_by_at_most_the_clip(dtype):
         sums = []
         for weight in (1.0, 0.0):
             model, optimizer, loader = private()
-            next(iter(loader))
+            hand_out(optimizer, loader, 9)
             with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
                 losses = cross_entropy(model(inputs), targets, reduction="none")
                 (losses * torch.ones(9).index_fill(0, torch.tensor(index), weight)).mean().backward()
@@ -141,7 +147,7 @@ def test_the_engine_takes_an_arithmetic():
 
 def test_an_example_without_a_finite_gradient_counts_as_zero():
     model, optimizer, loader = private()
-    next(iter(loader))
+    hand_out(optimizer, loader, 2)
     inputs = torch.ones(2, 5)
     inputs[1] = float("nan")
     cross_entropy(model(inputs), torch.zeros(2).long()).backward()
@@ -331,7 +337,7 @@ def test_clips_for_every_parameter():
     model, optimizer, loader = private(engine, max_grad_norm=clips, clipping="per_layer")
     joint = sum(Fraction(clip) ** 2 for clip in clips)
     assert joint <= Fraction(engine.mechanism.privacy.clip) ** 2 <= joint * Fraction(1 + 1e-12)
-    next(iter(loader))
+    hand_out(optimizer, loader, 1)
     cross_entropy(model(torch.full((1, 5), 1e4)), torch.zeros(1).long()).backward()
     norms = [float(p.grad_sample.norm()) for p in model.parameters()]
     given, start = released(optimizer), 0

@@ -14,6 +14,10 @@ from ._core import Mechanism, Sampler, _planned_steps
 from ._errors import MismatchError
 
 
+#: Batches of which the size is remembered: more than workers draw ahead.
+_KEPT = 1 << 14
+
+
 class UncheckedDataWarning(UserWarning):
     """Nothing shows that each example takes part in one step."""
 
@@ -41,6 +45,8 @@ class Batches(BatchSampler):
         #: Whether who takes the batches counts them. Workers draw ahead, so that drawing tells nothing then.
         self.counted = False
         self.workers = 0
+        #: How many examples each batch has that was drawn, by its number.
+        self.sizes: dict[int, int] = {}
         self._begun = False
 
     def go_to(self, step: int) -> None:
@@ -90,7 +96,10 @@ class Batches(BatchSampler):
         for step in range(first, min(self._end(first), self.steps)):
             if not counted:
                 self.drawn = step + 1
-            yield self.members(step)
+            members = self.members(step)
+            self.sizes[step] = len(members)
+            self.sizes.pop(step - _KEPT, None)
+            yield members
 
     def counting(self, begin: Callable[[], Iterator[Any]]) -> tuple[int, Iterator[Any]]:
         """The first step of a pass of the loader that has these batches, and the pass; drawn is set by who takes them."""
@@ -174,13 +183,21 @@ class Cohorts(Batches):
     def __iter__(self) -> Iterator[list[int]]:
         if self.epochs is not None:
             return super().__iter__()
+        self._check_not_started()
+        return self._once(self.counted)
+
+    def _check_not_started(self) -> None:
         if self._started:
             raise MismatchError(
                 "the data was gone through once, and a mechanism for single participation covers no second pass: train "
                 "for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or take smaller batches"
             )
+
+    def _once(self, counted: bool) -> Iterator[list[int]]:
+        # With the first batch, not before: a loader with workers asks for an iterator that it does not use.
+        self._check_not_started()
         self._started = True
-        return self._pass(self.start, self.counted)
+        yield from self._pass(self.start, counted)
 
     def members(self, step: int) -> list[int]:
         """The examples of a step, or this rank's part of them."""
@@ -378,6 +395,24 @@ def _check_distinct(dataset: Any) -> None:
         _check_distinct(part)
 
 
+def _size_of(loader: DataLoader[Any], place: int) -> int | None:
+    """Examples in a batch of a loader, by its place in the pass; None where the loader does not make batches."""
+    size = loader.batch_size
+    if size is None:
+        return None
+    return min(size, len(loader.sampler) - place * size)  # type: ignore[arg-type]
+
+
+def check_count(step: int, count: int, members: int | None) -> None:
+    """Refuses more contributions to a step than its batch has examples: each of them counts once."""
+    if members is not None and count > members:
+        raise MismatchError(
+            f"step {step} would have {count} contributions, but {members} examples were handed out for it, and the guarantee is "
+            "for each of them once: add several losses up before the gradient is taken, and give several views of an example "
+            "(augmentation) as one contribution, with views=… of dpmf.torch.PrivateOptimizer.accumulate"
+        )
+
+
 class Passes:
     """Which examples a run has been given."""
 
@@ -390,6 +425,8 @@ class Passes:
         #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
         self.drawn: int | None = None
         self.batches_per_step = 1
+        #: Examples that were handed out for the coming step; None while nobody knows.
+        self.members: int | None = None
 
     def hand_out(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The batches, counted."""
@@ -400,7 +437,10 @@ class Passes:
             _, taken = batches.counting(lambda: iter(loader))
         else:
             taken = iter(loader)
-        for batch in taken:
+        for place, batch in enumerate(taken):
+            size = batches.sizes.get(drawn) if isinstance(batches, Batches) else _size_of(loader, place)
+            first = drawn % self.batches_per_step == 0
+            self.members = size if first or size is None or self.members is None else self.members + size
             drawn += 1
             self.drawn = drawn
             if isinstance(batches, Batches):
@@ -420,6 +460,10 @@ class Passes:
                 "in its own: take one step for each batch, as it comes; a new loop over optimizer.batches(loader) begins "
                 f"with step {step}"
             )
+
+    def check_count(self, step: int, count: int) -> None:
+        """Refuses more contributions to a step than examples were handed out for it."""
+        check_count(step, count, self.members)
 
     def check_drawn(self, mechanism: Mechanism) -> None:
         """Refuses a release whose data nobody saw to be sampled, where the guarantee counts on it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,60 @@ def check_module(module: torch.nn.Module) -> None:
             )
 
 
+class Kept:
+    """What a module keeps beside its parameters, buffers and plain tensors, at one moment: a forward pass must leave it alone.
+
+    Statistics of the data (a running mean, a codebook) are in what is saved, and no noise covers them.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, values: bool = False) -> None:
+        self.module = module
+        self.before = {place: (tensor, tensor._version) for place, tensor in self._tensors()}
+        self.values = [(tensor, tensor.detach().clone()) for tensor, _ in self.before.values()] if values else []
+
+    def _tensors(self) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+        for name, part in self.module.named_modules():
+            for kind in (part._buffers, vars(part)):
+                for attribute, value in kind.items():
+                    if isinstance(value, torch.Tensor):
+                        yield (name, attribute), value
+
+    def check(self) -> None:
+        """Refuses what was written since; puts back the values, where they were kept."""
+        now = {place: (tensor, tensor._version) for place, tensor in self._tensors()}
+        places = [
+            place
+            for place, (tensor, version) in now.items()
+            if place not in self.before or self.before[place][0] is not tensor or self.before[place][1] != version
+        ]
+        if not places:
+            return
+        with torch.no_grad():
+            for tensor, value in self.values:
+                tensor.copy_(value)
+        name = ".".join(part for part in places[0] if part)
+        raise ValueError(
+            f"the forward pass writes {name}, which the module keeps: statistics of the data would be released without noise, and "
+            "mix the examples of a batch. Leave it out, or freeze it before training"
+        )
+
+
+def watch(module: torch.nn.Module) -> None:
+    """Refuses, from now on, a forward pass in training that writes what the module keeps."""
+    begun: list[Kept] = []
+
+    def before(*_: Any) -> None:
+        if module.training:
+            begun.append(Kept(module))
+
+    def after(*_: Any) -> None:
+        if begun:
+            begun.pop().check()
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after)
+
+
 class Batch:
     """Inputs and targets with one leading axis of examples: tensors, or tuples, lists and dicts of them."""
 
@@ -80,6 +134,16 @@ class Batch:
                 "for every example"
             )
         self.length: int = lengths.pop()  # type: ignore[assignment]
+
+    def views(self, count: int) -> Batch:
+        """The same where the leading axis has all first views, then all second ones, and so on: one entry for every example, with
+        its views along a second axis."""
+        if self.length % count:
+            raise ValueError(f"there are {self.length} views, which are not {count} of each example")
+        together = Batch.__new__(Batch)
+        together.parts = _map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]).transpose(0, 1), self.parts)
+        together.length = self.length // count
+        return together
 
     def chunk(self, first: int, size: int) -> Any:
         """The parts of some examples."""
@@ -140,6 +204,11 @@ class PerExample:
                 parameters, parts
             )
         except RuntimeError as failed:
+            if "inplace" in str(failed).replace("-", ""):
+                raise ValueError(
+                    f"the forward pass writes into a tensor that the module keeps ({failed}): statistics of the data would be "
+                    "released without noise. Leave them out, or freeze them before training"
+                ) from failed
             raise ValueError(
                 f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
                 "vectorize=False, which is slower, or use dpmf.opacus"
@@ -149,6 +218,7 @@ class PerExample:
     def one_by_one(self, parts: Any) -> Gradients:
         """The same, for modules that vmap does not know."""
         rows, losses = [], []
+        kept = Kept(self.module, values=True)
         leaves: list[torch.Tensor] = []
         _map(leaves.append, parts)
         for index in range(len(leaves[0])):
@@ -158,6 +228,7 @@ class PerExample:
                 gradients = torch.autograd.grad(value, list(self.trained.values()), allow_unused=True)
             rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self.trained.values())])
             losses.append(value.detach())
+            kept.check()
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -60,6 +61,15 @@ def check_alone() -> None:
             "model of its own: use dpmf.torch.PrivateOptimizer(…, group=True) with one key for all ranks, without "
             "DistributedDataParallel. For runs that have nothing to do with each other, leave torch.distributed out, or "
             "give a group of this rank alone"
+        )
+
+
+def check_unscaled(optimizer: Any) -> None:
+    """Refuses a step that torch.amp.GradScaler takes: it sets these for optimizers that ask for them."""
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise MismatchError(
+            "the loss was scaled by a GradScaler, and so was every gradient before it was clipped, which leaves nothing but the clip: "
+            "train without it; bfloat16 under torch.autocast needs no scaling"
         )
 
 
@@ -150,14 +160,28 @@ class FlatNoise:
                 "every rank needs the same key: make it once with NoiseKey.create(path) and give "
                 "key=NoiseKey.read(path) in every rank"
             )
-        mine = (key.fingerprint, self.mechanism.identity, self.dimension, self.arithmetic, run or new_run())
+        mine = {
+            "key": key.fingerprint,
+            "mechanism": self.mechanism.identity,
+            "number of parameters": self.dimension,
+            "arithmetic": self.arithmetic,
+            **{f"shape of parameter {number}": tuple(p.shape) for number, p in enumerate(self.parameters)},
+            "values of parameters": self._digest(),
+        }
         all_ranks: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(all_ranks, mine, group=self.group)
-        for index, what in enumerate(("key", "mechanism", "number of parameters", "arithmetic")):
-            if len({values[index] for values in all_ranks}) != 1:
-                listed = ", ".join(f"{values[index]} in rank {rank}" for rank, values in enumerate(all_ranks))
+        distributed.all_gather_object(all_ranks, (mine, run or new_run()), group=self.group)
+        for what in mine:
+            if len({values.get(what) for values, _ in all_ranks}) != 1:
+                listed = ", ".join(f"{values.get(what)} in rank {rank}" for rank, (values, _) in enumerate(all_ranks))
                 raise MismatchError(f"the ranks differ in their {what}: {listed}; give all of them the same")
-        return key, all_ranks[0][4]
+        return key, all_ranks[0][1]
+
+    def _digest(self) -> str:
+        """Tells models apart."""
+        hashed = hashlib.sha256()
+        for p in self.parameters:
+            hashed.update(p.detach().cpu().contiguous().numpy().tobytes())
+        return hashed.hexdigest()[:16]
 
     def _check_parameters(self) -> None:
         for number, p in enumerate(self.parameters):
@@ -206,6 +230,26 @@ class FlatNoise:
         for number, tensor in sums:
             self.exact_views[number] += tensor.to(self.exact.device)
         self.count = total
+
+    def check_ranks(self, batches: Any) -> None:
+        """Refuses batches of which each rank would have the whole, or of which the ranks have different ones."""
+        if self.world_size == 1:
+            return
+        mine = (getattr(batches, "rank", None), getattr(batches, "world_size", None), getattr(batches, "order", None))
+        all_ranks: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(all_ranks, mine, group=self.group)
+        for rank, (own, size, _) in enumerate(all_ranks):
+            if (own, size) != (rank, self.world_size):
+                raise MismatchError(
+                    f"rank {rank} of {self.world_size} has batches for rank {own} of {size}, so that an example would count in "
+                    "several ranks: give Cohorts or SampledBatches rank=torch.distributed.get_rank() and "
+                    "world_size=torch.distributed.get_world_size() in every rank"
+                )
+        if any(order != all_ranks[0][2] for _, _, order in all_ranks):
+            raise MismatchError(
+                "the ranks have batches of different orders, so that an example would take part in several steps: give all of them "
+                "the same seed, or samplers of one key and run"
+            )
 
     def clear(self) -> None:
         """Forgets what was added since the last step."""

@@ -44,9 +44,9 @@ from ._checks import check_unit, statement_of
 from ._core import Mechanism, NoiseKey, Plan, Sampler, poisson_epsilon
 from ._errors import BindingError, MismatchError
 from ._plan import PULL, plan
-from ._torch_data import Batches, StepLoader, in_order
-from ._torch_gradients import clipped_sum
-from ._torch_noise import FlatNoise
+from ._torch_data import Batches, StepLoader, check_count, in_order
+from ._torch_gradients import clipped_sum, watch
+from ._torch_noise import FlatNoise, check_unscaled
 
 __all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine"]
 
@@ -223,9 +223,12 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
+        count = len(next(iter(rows.values())))
+        if self._cohorts is not None:
+            check_count(noise.next_step, (noise.count or 0) + count, self._cohorts.sizes.get(noise.next_step))
         clips = None if self._clips is None else [self._clips[number] for number in rows]
         sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension, clips)
-        noise.add(zip(rows, sums), len(next(iter(rows.values()))))
+        noise.add(zip(rows, sums), count)
         for row in rows.values():
             row._processed = True
 
@@ -259,6 +262,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         """Clips and adds noise; False if more parts of the batch are to come."""
         if not any(p.requires_grad for p in self._noise.parameters):
             raise ValueError("all parameters are frozen: there is no step to take")
+        check_unscaled(self)
         self.clip_and_accumulate()
         self._is_last_step_skipped = self._check_skip_next_step()
         if self._is_last_step_skipped:
@@ -595,6 +599,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 loss_reduction=loss_reduction,
                 force_functorch=grad_sample_mode == "functorch",
             )
+        watch(module)
         self.accountant.of = mechanism
         private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
         return module, private, loader

@@ -48,7 +48,7 @@ from ._errors import BindingError, MismatchError
 from ._torch_data import Batches, Cohorts, EmptyCollate, Passes, SampledBatches, UncheckedDataWarning, check_loader
 from ._torch_data import in_order
 from ._torch_gradients import Batch, PerExample, Seen, clipped_sum
-from ._torch_noise import FlatNoise, shard
+from ._torch_noise import FlatNoise, check_unscaled, shard
 
 __all__ = [
     "Cohorts",
@@ -130,6 +130,9 @@ class _Noisy:
 
     _noise: FlatNoise
 
+    #: Lets torch.amp.GradScaler say that it scaled the gradients, which is refused.
+    _step_supports_amp_scaling = True
+
     @property
     def privacy(self) -> PrivacyStatement | None:
         """The privacy statement, with the origin of the key in use."""
@@ -210,7 +213,9 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError(f"denominator is {denominator}, but it must be positive: the planned size of a cohort")
         self.optimizer = optimizer
         self.mechanism = mechanism
-        self.denominator = denominator
+        self._denominator = denominator
+        #: As it was at the first step.
+        self._fixed_denominator: float | None = None
         self._checks = _Checks(mechanism, optimizer) if check else None
         self._noise = FlatNoise(
             mechanism,
@@ -241,6 +246,20 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return self.optimizer.defaults
 
     @property
+    def denominator(self) -> float | None:
+        """What the noisy sum is divided by: fixed with the first step."""
+        return self._denominator
+
+    @denominator.setter
+    def denominator(self, value: float | None) -> None:
+        if self._fixed_denominator not in (None, value):
+            raise MismatchError(
+                f"the denominator is {self._fixed_denominator} since the first step, and {value} now: the size of a batch that is "
+                "seen tells who is in it. It is the planned size, and fixed for a run"
+            )
+        self._denominator = value
+
+    @property
     def clip(self) -> float:
         """The norm to which every contribution is clipped."""
         return self._noise.clip
@@ -267,6 +286,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError("a cohort was begun by accumulate(): call step() or zero_grad() before new batches")
         if batches_per_step < 1:
             raise ValueError(f"batches_per_step is {batches_per_step}, but it must be at least 1")
+        self._noise.check_ranks(loader.batch_sampler)
         self._passes.begin(self.mechanism, loader, self.next_step, batches_per_step)
         if self.denominator is None and isinstance(loader.batch_sampler, Batches) and in_order(loader.batch_sampler):
             self.denominator = loader.batch_sampler.expected_batch
@@ -280,6 +300,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         targets: Any = None,
         *,
         grouped: bool = False,
+        views: int = 1,
         chunk: int = 64,
         vectorize: bool = True,
     ) -> Seen:
@@ -293,6 +314,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         this cohort along the second axis: the gradient of its loss is clipped as one. A mechanism planned with
         unit="user" needs it.
 
+        views says that every example comes as often, for augmentation, as torch.cat([first views, second views, …]) makes it. The
+        loss of all views of an example, which loss(outputs, targets) is to average, is clipped as one: an example counts once.
+        What comes from batches() and is given more often is refused.
+
         An example whose gradient is not finite counts as zero. chunk examples are differentiated at once with vmap;
         vectorize=False goes through them one by one, for modules that vmap does not know.
 
@@ -304,9 +329,14 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
         if not trained:
             raise ValueError("no parameter of the module is both in the optimizer and requires a gradient")
+        if views < 1 or (views > 1 and grouped):
+            raise ValueError(f"views is {views}, but it must be at least 1, and 1 where examples are grouped by user")
         batch = Batch(inputs, targets)
-        gradients = PerExample(module, loss, trained, grouped=grouped)
+        if views > 1:
+            batch = batch.views(views)
+        gradients = PerExample(module, loss, trained, grouped=grouped or views > 1)
         self._passes.check_drawn(self.mechanism)
+        self._passes.check_count(self.next_step, (noise.count or 0) + batch.length)
         if not self._passes.known:
             self._passes.known = True  # said once
             warnings.warn(
@@ -380,6 +410,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         """Adds the next row of noise to what was accumulated, divides by the denominator and steps."""
         if closure is not None:
             raise ValueError("a closure would look at the data again within a step: call step() without one")
+        check_unscaled(self)
         noise = self._noise
         if noise.count is None:
             raise ValueError(
@@ -398,6 +429,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if noise.count > 0:
             self._passes.check_step(noise.next_step)
         noise.release()
+        self._fixed_denominator = self.denominator
         noise.flat.div_(self.denominator)
         noise.hand_out()
         try:
@@ -447,7 +479,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self._noise.load_state_dict(ours)
         self.optimizer.load_state_dict(state)
         self._passes.order = ours["data"]
-        self.denominator = ours["denominator"]
+        self.denominator = self._fixed_denominator = ours["denominator"]
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
         self._call_hooks("load_state_dict_post")
