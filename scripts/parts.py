@@ -27,6 +27,8 @@ class Part:
     name: str
     command: str
     after: tuple[str, ...] = ()
+    #: Parts that have to be over, whatever became of them: they hold a lock.
+    behind: tuple[str, ...] = ()
     #: Not in `--quick`.
     whole: bool = True
     #: May be left out by whoever lacks what it needs (status 2), but not in CI.
@@ -115,7 +117,7 @@ def run(parts: list[Part], lanes: int) -> int:
                     waiting.remove(part)
                     others = [name for name in needed if name in ended and ended[name].verdict == "skipped"]
                     ended[part.name] = Ended("skipped" if others else "not run")
-                elif len(running) < lanes and all(name in ended for name in needed):
+                elif len(running) < lanes and all(name in ended for name in (*needed, *part.behind) if name in names):
                     waiting.remove(part)
                     start(part)
             for name, (part, process, since) in list(running.items()):
