@@ -315,6 +315,14 @@ def opacus_two_losses(model, optimizer, loader):
             optimizer.step()
 
 
+def opacus_one_ahead(model, optimizer, loader):
+    batches = iter(loader)
+    for _ in range(2):
+        (inputs,) = next(batches)
+    model(torch.cat([inputs] * 2)).sum(1).mean().backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("script", [opacus_plain, opacus_in_parts])
 def test_a_record_counts_once_with_opacus(script):
     assert 0.9 < opacus_moves(script) <= 1
@@ -324,7 +332,8 @@ def test_a_record_counts_once_with_opacus(script):
     (functools.partial(opacus_plain, change=lambda inputs: torch.cat([inputs] * 4)), "16 contributions, but 4 examples"),
     (functools.partial(opacus_plain, change=lambda inputs: inputs.repeat_interleave(2, 0)), "8 contributions, but 4 examples"),
     (opacus_two_losses, "8 contributions, but 4 examples"),
-], ids=["concatenated", "repeated", "two losses"])
+    (opacus_one_ahead, "8 contributions, but 4 examples"),
+], ids=["concatenated", "repeated", "two losses", "one ahead"])
 def test_a_record_that_would_count_more_often_is_refused_with_opacus(script, sentence):
     with pytest.raises(dpmf.MismatchError, match=sentence):
         opacus_moves(script)

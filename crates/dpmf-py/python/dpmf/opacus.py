@@ -200,6 +200,23 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             )
         return self.next_step
 
+    def _check_batch(self) -> None:
+        """Refuses gradients of another batch than the one that was handed out for the coming step."""
+        if self._cohorts is None:
+            return
+        step = self.next_step
+        if self._cohorts.drawn <= step:
+            raise MismatchError(
+                f"step {step} has a batch that the data loader of make_private did not hand out, so nothing "
+                "shows that its examples take part once: train on that loader"
+            )
+        if in_order(self._cohorts) and self._cohorts.drawn != step + 1:
+            raise MismatchError(
+                f"the batch was drawn for step {self._cohorts.drawn - 1}, but this is step {step}, and the guarantee "
+                f"is for every batch in its own: take one step for each batch, as it comes; a new loop over the loader begins with "
+                f"step {step}"
+            )
+
     def clip_and_accumulate(self) -> None:
         """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
         noise = self._noise
@@ -224,8 +241,11 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
         count = len(next(iter(rows.values())))
-        if self._cohorts is not None:
-            check_count(noise.next_step, (noise.count or 0) + count, self._cohorts.sizes.get(noise.next_step))
+        if (batches := self._cohorts) is not None:
+            step, last = noise.next_step, batches.drawn - 1
+            # Where each batch has its step, one of another step is left to _check_batch.
+            if last == step or not in_order(batches):
+                check_count(step, (noise.count or 0) + count, batches.sizes.get(last))
         clips = None if self._clips is None else [self._clips[number] for number in rows]
         sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension, clips)
         noise.add(zip(rows, sums), count)
@@ -242,17 +262,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         noise = self._noise
         if self._checks is not None:
             self._checks.step(noise.next_step, self.param_groups)
-        if self._cohorts is not None and self._cohorts.drawn <= noise.next_step:
-            raise MismatchError(
-                f"step {noise.next_step} has a batch that the data loader of make_private did not hand out, so nothing "
-                "shows that its examples take part once: train on that loader"
-            )
-        if self._cohorts is not None and in_order(self._cohorts) and self._cohorts.drawn != noise.next_step + 1:
-            raise MismatchError(
-                f"the batch was drawn for step {self._cohorts.drawn - 1}, but this is step {noise.next_step}, and the guarantee "
-                f"is for every batch in its own: take one step for each batch, as it comes; a new loop over the loader begins with "
-                f"step {noise.next_step}"
-            )
+        self._check_batch()
         noise.release()
         if self.loss_reduction == "mean":
             noise.flat.div_(self.expected_batch_size)
