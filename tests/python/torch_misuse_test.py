@@ -107,6 +107,15 @@ def repeated(run):
     run.each(lambda inputs: run.add(inputs.repeat_interleave(2, 0)))
 
 
+def sum_twice(run):
+    def act(inputs):
+        clipped = CLIP * torch.nn.functional.normalize(inputs.double()).sum(0, keepdim=True) * (1 - 1e-9)
+        for _ in range(2):
+            run.optimizer.add_sum({run.model.weight: clipped}, len(inputs))
+
+    run.each(act)
+
+
 def one_more(run):
     run.each(lambda inputs: run.add(torch.cat([inputs, inputs[:1]])))
 
@@ -170,6 +179,7 @@ def test_a_record_counts_once(script, options):
     (concatenated, "16 contributions, but 4 examples"),
     (repeated, "8 contributions, but 4 examples"),
     (one_more, "5 contributions, but 4 examples"),
+    (sum_twice, "8 contributions, but 4 examples"),
     (all_of_it, "12 contributions, but 4 examples"),
     (same_batch_next_step, "step 1 has no batch of its own"),
     (before_any_batch, "step 0 has no batch of its own"),

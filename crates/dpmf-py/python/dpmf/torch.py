@@ -376,6 +376,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         noise = self._noise
         if examples < 0:
             raise ValueError(f"examples is {examples}, but it must be at least 0")
+        self._passes.check_count(self.next_step, (noise.count or 0) + examples)
         tensors = []
         unit = 2.0**-53
         for p, tensor in sums.items():
