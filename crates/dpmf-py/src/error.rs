@@ -31,6 +31,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             value.setattr("iterations", iterations)?;
             value.setattr("gap", gap)?;
         }
+        Error::Refused { refusal } => value.setattr("fault", refusal.name())?,
         Error::StepReused { step } => value.setattr("step", step)?,
         Error::Exhausted { steps } => value.setattr("steps", steps)?,
         _ => {}

@@ -4,6 +4,7 @@
 //! become Python's ([`error`]), arrays are NumPy's.
 
 mod arrays;
+mod clip;
 mod data;
 mod error;
 mod mechanism;
@@ -13,6 +14,7 @@ mod parallel;
 mod picture;
 mod plan;
 mod privacy;
+mod run;
 mod sampler;
 mod solve;
 mod sums;
@@ -23,6 +25,8 @@ use pyo3::prelude::*;
 /// The library in Rust behind `dpmf`; import `dpmf` instead.
 #[pymodule(name = "_core")]
 mod core {
+    #[pymodule_export]
+    use crate::clip::Clip;
     #[pymodule_export]
     use crate::mechanism::{Mechanism, load_mechanism};
     #[pymodule_export]
@@ -36,6 +40,8 @@ mod core {
         PrivacyStatement, account, audit, calibrate_noise, compose, phases_delta, phases_epsilon,
         poisson_delta, poisson_epsilon, poisson_noise_multiplier,
     };
+    #[pymodule_export]
+    use crate::run::PrivateRun;
     #[pymodule_export]
     use crate::sampler::Sampler;
     #[pymodule_export]

@@ -134,7 +134,10 @@ pub(crate) fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId
 }
 
 /// The range that either of two keywords gives.
-fn range(dimension: Option<u64>, coordinates: Option<&Bound<'_, PyRange>>) -> PyResult<Range<u64>> {
+pub(crate) fn range(
+    dimension: Option<u64>,
+    coordinates: Option<&Bound<'_, PyRange>>,
+) -> PyResult<Range<u64>> {
     match (dimension, coordinates) {
         (Some(dimension), None) => Ok(0..dimension),
         (None, Some(range)) => {
@@ -152,6 +155,17 @@ fn range(dimension: Option<u64>, coordinates: Option<&Bound<'_, PyRange>>) -> Py
     }
 }
 
+/// Refuses a mechanism whose noise has no scale.
+pub(crate) fn check_calibrated(mechanism: &dpmf::Mechanism) -> PyResult<()> {
+    match mechanism.privacy() {
+        Some(_) => Ok(()),
+        None => Err(value_error(
+            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip), \
+             or a NoiseStream with unit_noise=True for noise of unit multiplier before sensitivity and clip",
+        )),
+    }
+}
+
 /// The noise of a calibrated mechanism.
 fn calibrated_stream(
     py: Python<'_>,
@@ -162,12 +176,7 @@ fn calibrated_stream(
     output: &str,
     arithmetic: Option<&str>,
 ) -> PyResult<noise::NoiseStream> {
-    if mechanism.privacy().is_none() {
-        return Err(value_error(
-            "the mechanism is not calibrated, so its noise has no scale: use mechanism.calibrate(epsilon, delta, clip), \
-             or a NoiseStream with unit_noise=True for noise of unit multiplier before sensitivity and clip",
-        ));
-    }
+    check_calibrated(mechanism)?;
     let output: Output = output.parse().or_raise()?;
     let arithmetic = arithmetic_of(arithmetic, output)?;
     py.detach(|| mechanism.stream(key, run, coordinates, output, arithmetic)).or_raise()
@@ -183,19 +192,19 @@ fn arithmetic_of(arithmetic: Option<&str>, output: Output) -> PyResult<Arithmeti
 }
 
 /// A stream of one process: a fork copies its state, and both copies would emit the same rows.
-struct Guarded<T> {
+pub(crate) struct Guarded<T> {
     stream: Option<T>,
     process: u32,
     gone: &'static str,
 }
 
 impl<T> Guarded<T> {
-    fn new(stream: T) -> Self {
+    pub(crate) fn new(stream: T) -> Self {
         let gone = "a restore failed half-way; make the stream anew and restore it from a whole checkpoint";
         Self { stream: Some(stream), process: std::process::id(), gone }
     }
 
-    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn check_process(&self, py: Python<'_>) -> PyResult<()> {
         if self.process == std::process::id() {
             return Ok(());
         }
@@ -207,14 +216,20 @@ impl<T> Guarded<T> {
         ))
     }
 
-    fn live(&self, py: Python<'_>) -> PyResult<&T> {
+    pub(crate) fn live(&self, py: Python<'_>) -> PyResult<&T> {
         self.stream.as_ref().ok_or_else(|| raise(py, "halted", self.gone))
     }
 
-    fn live_mut(&mut self, py: Python<'_>) -> PyResult<&mut T> {
+    pub(crate) fn live_mut(&mut self, py: Python<'_>) -> PyResult<&mut T> {
         self.check_process(py)?;
         let gone = self.gone;
         self.stream.as_mut().ok_or_else(|| raise(py, "halted", gone))
+    }
+
+    /// Drops the stream, with the reason why there is none any more.
+    pub(crate) fn close(&mut self, gone: &'static str) {
+        self.gone = gone;
+        self.stream = None;
     }
 
     fn take(&mut self, py: Python<'_>) -> PyResult<T> {
@@ -226,12 +241,21 @@ impl<T> Guarded<T> {
 
 /// A checkpoint: a path, or bytes.
 #[derive(FromPyObject)]
-enum Checkpoint {
+pub(crate) enum Checkpoint {
     Bytes(Vec<u8>),
     Path(PathBuf),
 }
 
 impl Checkpoint {
+    pub(crate) fn bytes(self) -> PyResult<Vec<u8>> {
+        match self {
+            Checkpoint::Bytes(bytes) => Ok(bytes),
+            Checkpoint::Path(path) => {
+                std::fs::read(&path).map_err(|source| Error::Io { path, source }).or_raise()
+            }
+        }
+    }
+
     fn restore(&self, stream: noise::NoiseStream) -> dpmf::Result<noise::NoiseStream> {
         match self {
             Checkpoint::Bytes(bytes) => stream.restore_bytes(bytes),
@@ -244,11 +268,11 @@ fn length(coordinates: &Range<u64>) -> usize {
     (coordinates.end - coordinates.start) as usize
 }
 
-fn python_range<'py>(py: Python<'py>, coordinates: &Range<u64>) -> PyResult<Bound<'py, PyRange>> {
+pub(crate) fn python_range<'py>(py: Python<'py>, coordinates: &Range<u64>) -> PyResult<Bound<'py, PyRange>> {
     PyRange::new(py, coordinates.start as isize, coordinates.end as isize)
 }
 
-const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copies would release the same noise twice: \
+pub(crate) const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copies would release the same noise twice: \
                          keep checkpoint_bytes() and restore it into a new stream";
 
 /// The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
@@ -634,8 +658,7 @@ impl DurableStream {
 
     /// Closes the journal, so that another process may open it.
     fn close(&mut self) {
-        self.guarded.gone = "it was closed; open its journal again";
-        self.guarded.stream = None;
+        self.guarded.close("it was closed; open its journal again");
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

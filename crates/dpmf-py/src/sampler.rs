@@ -3,6 +3,7 @@
 use crate::error::{IntoPython, raise, type_error, value_error};
 use crate::noise::{NoiseKey, run_id};
 use dpmf::Sampling;
+use dpmf::accounting::KeyOrigin;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -27,8 +28,10 @@ use pyo3::types::PyDict;
 /// True
 #[pyclass(module = "dpmf")]
 pub(crate) struct Sampler {
-    inner: dpmf::Sampler,
+    pub(crate) inner: dpmf::Sampler,
     next_step: usize,
+    /// Whether its run was named by the caller: another run may have used the name. Names under a seed are for experiments.
+    pub(crate) named: bool,
 }
 
 #[pymethods]
@@ -181,12 +184,13 @@ impl Sampler {
         start: usize,
     ) -> PyResult<Self> {
         let key = &key.get().0;
+        let named = run.is_some() && key.origin() == KeyOrigin::System;
         let run = run_id(run, key)?;
         let inner = py.detach(|| dpmf::Sampler::new(key, run, sampling, units, steps)).or_raise()?;
         if start > steps {
             return Err(value_error(format!("start is {start}, but there are {steps} steps")));
         }
-        Ok(Self { inner, next_step: start })
+        Ok(Self { inner, next_step: start, named })
     }
 
     /// Whose draws these are.

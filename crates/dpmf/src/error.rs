@@ -172,6 +172,12 @@ pub enum Error {
         /// The step, zero-based.
         step: usize,
     },
+    /// What a program does in a step is not what the guarantee is for.
+    #[error("{refusal}")]
+    Refused {
+        /// What it does.
+        refusal: Refusal,
+    },
     /// A checkpoint or journal belongs to another stream.
     #[error("{path} belongs to another {what}: {found}, but this stream has {expected}")]
     Binding {
@@ -219,6 +225,127 @@ pub enum Error {
     },
 }
 
+/// Why a run refuses a batch, a contribution or a release.
+///
+/// The sentences stand here once, for every framework. What to do about it depends on the front end, which adds it by the
+/// [`Refusal::name`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A mechanism that counts on sampling gets contributions of batches that nobody drew.
+    #[error(
+        "the guarantee of this mechanism counts on sampling {sampling}, and nothing here shows that the examples were drawn so"
+    )]
+    NotSampled {
+        /// The sampling that the guarantee counts on.
+        sampling: String,
+    },
+    /// The batches are of another sampler, or in another order, than those that the run began with.
+    #[error(
+        "the batches are those of {given}, but the run began with {begun}: examples that took part before would come again"
+    )]
+    OtherOrder {
+        /// What decides the batches now.
+        given: String,
+        /// What decided them at first.
+        begun: String,
+    },
+    /// A sampler that draws for one run is given to another.
+    #[error(
+        "the sampler draws for run {bound}, and run {run} would have the same secret batches, which the guarantee of neither \
+         covers: each run needs a sampler of its own"
+    )]
+    SamplerInUse {
+        /// The run that it draws for.
+        bound: String,
+        /// The run that asks for it.
+        run: String,
+    },
+    /// No batch was handed out for the coming step, or the last one has had its step.
+    #[error("step {step} has no batch of its own, and that of the step before would take part twice")]
+    NoBatch {
+        /// The coming step, zero-based.
+        step: usize,
+    },
+    /// A batch that belongs to one step is used in another.
+    #[error(
+        "the batch was drawn for step {drawn}, but this is step {step}, and the guarantee is for every batch in its own"
+    )]
+    OtherStep {
+        /// The step of the batch.
+        drawn: usize,
+        /// The coming step.
+        step: usize,
+    },
+    /// More contributions than examples.
+    #[error(
+        "step {step} would have {contributions} contributions, but {members} examples were handed out for it, and the guarantee \
+         is for each of them once"
+    )]
+    TooMany {
+        /// The coming step.
+        step: usize,
+        /// Contributions with those that are refused.
+        contributions: usize,
+        /// Examples of the batch.
+        members: usize,
+    },
+    /// More contributions than a sum holds without error.
+    #[error(
+        "a step has {contributions} contributions, but only {most} are added without error: take smaller batches"
+    )]
+    Overflow {
+        /// Contributions with those that are refused.
+        contributions: usize,
+        /// The most that there may be.
+        most: usize,
+    },
+    /// A release without contributions.
+    #[error("there is nothing to release in step {step}")]
+    Nothing {
+        /// The coming step.
+        step: usize,
+    },
+    /// Nobody said what a mean divides by.
+    #[error("the denominator is not known: it is the planned size of a batch, fixed before training")]
+    NoDenominator,
+    /// The denominator changes during a run.
+    #[error(
+        "the denominator is {fixed} since the first step, and {given} now: the size of a batch that is seen tells who is in it. \
+         It is the planned size, and fixed for a run"
+    )]
+    OtherDenominator {
+        /// As it was at the first step.
+        fixed: f64,
+        /// As it is given now.
+        given: f64,
+    },
+}
+
+impl Refusal {
+    /// A short stable word for the variant.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Refusal::NotSampled { .. } => "not-sampled",
+            Refusal::OtherOrder { .. } => "other-order",
+            Refusal::SamplerInUse { .. } => "sampler-in-use",
+            Refusal::NoBatch { .. } => "no-batch",
+            Refusal::OtherStep { .. } => "other-step",
+            Refusal::TooMany { .. } => "too-many",
+            Refusal::Overflow { .. } => "overflow",
+            Refusal::Nothing { .. } => "nothing",
+            Refusal::NoDenominator => "no-denominator",
+            Refusal::OtherDenominator { .. } => "other-denominator",
+        }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Error::Refused { refusal }
+    }
+}
+
 impl Error {
     /// A short stable word for the variant, used as `error.kind` in JSON.
     pub fn kind(&self) -> &'static str {
@@ -238,6 +365,7 @@ impl Error {
             Error::Exhausted { .. } => "exhausted",
             Error::Halted { .. } => "halted",
             Error::StepReused { .. } => "step-reused",
+            Error::Refused { .. } => "mismatch",
             Error::Binding { .. } => "binding",
             Error::Locked { .. } => "locked",
             Error::Memory { .. } => "memory",

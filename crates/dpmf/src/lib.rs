@@ -39,6 +39,7 @@
 
 pub mod accounting;
 pub mod audit;
+pub mod clip;
 pub mod comparison;
 pub mod disk;
 pub mod error;
@@ -55,6 +56,7 @@ pub mod noise;
 pub mod participation;
 pub mod planner;
 pub mod problem;
+pub mod run;
 pub mod sampler;
 mod sensitivity;
 #[doc(hidden)]
@@ -62,6 +64,7 @@ pub mod simd;
 pub mod tensors;
 pub mod workload;
 
+pub use clip::Clip;
 pub use comparison::Comparison;
 pub use error::{Error, Result};
 pub use factorize::{Certificate, optimal};
@@ -73,5 +76,6 @@ pub use loss::Loss;
 pub use mechanism::Mechanism;
 pub use participation::{Participation, Sampling};
 pub use problem::Problem;
+pub use run::PrivateRun;
 pub use sampler::Sampler;
 pub use workload::{Average, Optimizer, Schedule, Workload};

@@ -8,7 +8,7 @@
 //! [`noise::field`]: crate::noise::field
 
 use crate::accounting::KeyOrigin;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::noise::field::{RowKeys, row_cipher};
 use crate::noise::{Fingerprint, NoiseKey, RunId};
 use crate::participation::Sampling;
@@ -54,6 +54,8 @@ pub struct Sampler {
     origin: KeyOrigin,
     fingerprint: Fingerprint,
     run: RunId,
+    /// The run of training that it draws for, once there is one.
+    bound: Option<RunId>,
 }
 
 impl Sampler {
@@ -94,7 +96,7 @@ impl Sampler {
             next[part] += 1;
         }
         let (origin, fingerprint) = (key.origin(), key.fingerprint());
-        Ok(Self { coins, units, steps, dealt, starts, origin, fingerprint, run })
+        Ok(Self { coins, units, steps, dealt, starts, origin, fingerprint, run, bound: None })
     }
 
     /// Who takes part in a step, in order; it may be nobody.
@@ -118,6 +120,22 @@ impl Sampler {
             return Err(Error::argument("unit", unit, "it must be below the number of units"));
         }
         Ok(self.coins.turns(unit as u32, self.steps))
+    }
+
+    /// Draws for one run of training, and for no other: two that share their secret batches are not independent, which is what
+    /// composing their guarantees supposes.
+    ///
+    /// Errors: [`Refusal::SamplerInUse`].
+    pub fn bind(&mut self, run: RunId) -> Result<()> {
+        match self.bound {
+            Some(bound) if bound != run => {
+                Err(Refusal::SamplerInUse { bound: bound.to_string(), run: run.to_string() }.into())
+            }
+            _ => {
+                self.bound = Some(run);
+                Ok(())
+            }
+        }
     }
 
     /// Mean number of members of a step, what a mean divides by: `N q/g` or `N/b`, fixed in advance and public.

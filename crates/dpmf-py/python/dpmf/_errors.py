@@ -116,6 +116,8 @@ class MismatchError(Error, ValueError):
     """What a program does is not what its mechanism was made for."""
 
     kind = "mismatch"
+    fault: str | None = None
+    """A word for programs where a PrivateRun refused; None elsewhere."""
 
 
 _BY_KIND: dict[str, type[Error]] = {
