@@ -4,11 +4,11 @@
 //! count). Fails if a round takes more than 0.06 s or its noise, a stream of four buffers, more than a tenth of it.
 
 use dpmf::factorize::quiet;
-use dpmf::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{Arithmetic, NoiseKey, RunId};
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::data::names;
 use dpmf_train::model::Lstm;
-use dpmf_train::{Choice, Local, Model, Noise, Plan, Privacy, Recipe, Steps, Training, Users};
+use dpmf_train::{Choice, Local, Model, Plan, Privacy, Recipe, Secret, Steps, Training, Users};
 use std::error::Error;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -38,16 +38,12 @@ fn main() -> Result<(), Failure> {
         seed: 0,
     };
     let plan = Plan::make(recipe, &mut quiet)?;
-    let mechanism = plan.mechanism().ok_or("a mechanism")?;
-    let stream = || -> Result<NoiseStream, Failure> {
-        let (key, run) = (NoiseKey::from_seed(0), RunId([0; 16]));
-        Ok(mechanism.stream(&key, run, 0..model.parameters() as u64, Output::Gradient, Arithmetic::Exact)?)
-    };
+    let secret = Secret { key: NoiseKey::from_seed(0), run: RunId([0; 16]) };
+    let run = || plan.private_run(&secret, model.parameters());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
     pool.install(|| {
-        let (users, noise) = (data.split.train.users(), Noise::Stream(stream()?));
-        let mut training =
-            Training::new(&model, &data.split.train, &plan, plan.cohorts(users, None)?, noise)?;
+        let cohorts = || plan.cohorts(data.split.train.users(), None);
+        let mut training = Training::new(&model, &data.split.train, &plan, cohorts()?, run()?)?;
         for _ in 0..4 {
             training.advance()?;
         }
@@ -56,11 +52,13 @@ fn main() -> Result<(), Failure> {
             training.advance()?;
         }
         let round = (processor_time()? - start) / ROUNDS as f64;
-        let mut alone = stream()?;
-        let mut row = vec![0.0_f32; model.parameters()];
+        let mut alone = run()?.ok_or("a mechanism")?;
+        alone.set_denominator(1.0)?;
+        let (mut sum, mut row) = (vec![0; model.parameters()], vec![0.0_f32; model.parameters()]);
         let start = processor_time()?;
         for _ in 0..ROUNDS {
-            alone.add_next(&mut row)?;
+            alone.contribute(0)?;
+            alone.release(&mut sum, &mut row)?;
         }
         let noise = (processor_time()? - start) / ROUNDS as f64;
         println!(

@@ -3,7 +3,6 @@
 
 pub mod checkpoint;
 pub mod clients;
-pub mod clip;
 pub mod cohort;
 pub mod data;
 pub mod desk;
@@ -20,7 +19,6 @@ pub mod training;
 
 pub use checkpoint::Checkpoints;
 pub use clients::{Clients, Local, evaluate};
-pub use clip::Clip;
 pub use cohort::Assignment;
 pub use data::Users;
 pub use desk::{Asked, Desk, Means};
@@ -33,7 +31,7 @@ pub use saved::{Card, Evaluation, Input, Predictions, SavedModel, Writing};
 pub use server::Server;
 pub use stats::Estimate;
 pub use summary::{Ended, Summary};
-pub use training::{Noise, Training};
+pub use training::Training;
 
 /// What kind of example a data set holds and a model learns from.
 pub trait Domain {

@@ -6,8 +6,8 @@ use crate::recipe::{Choice, Privacy, Recipe};
 use dpmf::disk::{self, Access, Place};
 use dpmf::factorize::Observer;
 use dpmf::mechanism::Conditions;
-use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Mechanism, Problem, Sampler, Sampling, Workload, format};
+use dpmf::noise::{NoiseKey, RunId};
+use dpmf::{Mechanism, PrivateRun, Problem, Sampler, Sampling, Workload, format};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 
@@ -215,15 +215,16 @@ impl Plan {
         }
     }
 
-    /// The noise of a run for so many parameters; nothing without a mechanism.
+    /// The private run of a model with so many parameters, in memory at its first step; nothing without a mechanism.
     ///
-    /// Errors: those of [`Mechanism::stream`].
-    pub fn stream(&self, secret: &Secret, parameters: usize) -> Result<Option<NoiseStream>> {
+    /// Errors: those of [`PrivateRun::new`].
+    pub fn private_run(&self, secret: &Secret, parameters: usize) -> Result<Option<PrivateRun>> {
         let Secret { key, run } = secret;
-        let stream = |mechanism: &Mechanism| {
-            mechanism.stream(key, *run, 0..parameters as u64, Output::Gradient, self.recipe.arithmetic)
+        let dimension = parameters as u64;
+        let begin = |mechanism: &Mechanism| {
+            PrivateRun::new(mechanism, key, *run, 0..dimension, dimension, self.recipe.arithmetic)
         };
-        Ok(self.mechanism.as_ref().map(stream).transpose()?)
+        Ok(self.mechanism.as_ref().map(begin).transpose()?)
     }
 }
 

@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 use crate::plan::{Plan, Secret};
 use crate::saved::{Card, SavedModel};
 use crate::summary::Ended;
-use crate::training::{Noise, Training};
+use crate::training::Training;
 use crate::{Domain, Model, Score, Users};
+use dpmf::PrivateRun;
 use dpmf::accounting::KeyOrigin;
 use dpmf::disk::Place;
-use dpmf::noise::{DurableStream, NoiseKey, RunId};
+use dpmf::noise::{NoiseKey, RunId};
 use folder::{CURVE, Folder, JOURNAL, KEY, MANIFEST, MODEL, Manifest, OUTCOME, PLAN, read_json, write_json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -85,14 +86,14 @@ struct Binding {
 impl Binding {
     fn new<M: Model>(plan: &Plan, data: &str, model: &M) -> Self {
         let mut hash = Sha256::new();
-        hash.update(std::any::type_name::<M>());
+        hash.update(model.kind());
         model.initial(plan.recipe().seed).iter().for_each(|value| hash.update(value.to_le_bytes()));
         Self { plan: hex_of(&plan.hash()), data: data.to_owned(), model: hex(hash) }
     }
 
     fn hash(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
-        for part in ["dpmf run 1", &self.plan, &self.data, &self.model] {
+        for part in ["dpmf run 2", &self.plan, &self.data, &self.model] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -236,9 +237,9 @@ where
             None => None,
             Some(_) => Some(Secret { key: key.key(&Place::from("."))?, run }),
         };
-        let stream = secret.as_ref().map(|secret| plan.stream(secret, model.parameters())).transpose()?;
-        let noise = stream.flatten().map_or(Noise::None, Noise::Stream);
-        Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, None)
+        let private =
+            secret.as_ref().map(|secret| plan.private_run(secret, model.parameters())).transpose()?;
+        Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), private.flatten(), None)
     }
 
     /// Begins a run in a new directory: plan, key, journal, first checkpoint.
@@ -265,21 +266,21 @@ where
             None => None,
             Some(_) => Some(Secret { key: key.key(folder.place())?, run: id }),
         };
-        let mut noise = Noise::None;
+        let mut private = None;
         if let Some(secret) = &secret
-            && let Some(stream) = plan.stream(secret, model.parameters())?
+            && let Some(begun) = plan.private_run(secret, model.parameters())?
         {
             if !matches!(key, KeySource::File(_)) {
                 secret.key.create_file(folder.file(KEY))?;
             }
-            noise = Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?);
+            private = Some(begun.with_journal(folder.file(JOURNAL), binding.hash())?);
         }
         let key_file = match key {
             KeySource::File(path) => Some(folder.place().at(path).resolved()?.path().to_owned()),
             _ => None,
         };
         let manifest_place = folder.file(MANIFEST);
-        let run = Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, Some(folder))?;
+        let run = Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), private, Some(folder))?;
         run.checkpoint()?;
         // The manifest last: a directory with one can be resumed.
         write_json(&manifest_place, &Manifest::new(binding, id, key_file, pace))?;
@@ -316,17 +317,18 @@ where
                 Some(Secret { key, run: manifest.run.parse()? })
             }
         };
-        let mut noise = Noise::None;
+        let mut private = None;
         if let Some(secret) = &secret
-            && let Some(stream) = plan.stream(secret, model.parameters())?
+            && let Some(begun) = plan.private_run(secret, model.parameters())?
         {
-            let stream = checkpoints.restore_stream(stream)?;
+            let checkpoint = checkpoints.noise()?;
             let journal = folder.needed(JOURNAL, "the journal")?;
             // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
-            noise = Noise::Durable(DurableStream::open(stream, journal, binding.hash())?);
+            private = Some(begun.restored(journal, binding.hash(), checkpoint)?);
         }
         let record: Record = read_json(&folder.needed(CURVE, "the learning curve")?)?;
-        let mut run = Self::assemble(model, data, plan, manifest.pace, secret.as_ref(), noise, Some(folder))?;
+        let mut run =
+            Self::assemble(model, data, plan, manifest.pace, secret.as_ref(), private, Some(folder))?;
         checkpoints.restore_server(&mut run.training)?;
         run.curve = record.curve;
         run.curve.retain(|point| point.round <= run.training.done());
@@ -340,7 +342,7 @@ where
         plan: Plan,
         pace: Pace,
         secret: Option<&Secret>,
-        noise: Noise,
+        private: Option<PrivateRun>,
         folder: Option<Folder>,
     ) -> Result<Self> {
         if data.validation.users() == 0 || data.test.users() == 0 {
@@ -348,7 +350,7 @@ where
             return Err(Error::argument("data", "no held-out users", rule));
         }
         let assignment = plan.cohorts(data.train.users(), secret)?;
-        let training = Training::new(model, &data.train, &plan, assignment, noise)?;
+        let training = Training::new(model, &data.train, &plan, assignment, private)?;
         let spent = plan.mechanism().map_or_else(Vec::new, |mechanism| mechanism.spent());
         let mut run = Self {
             model,
@@ -446,16 +448,10 @@ where
         };
         let validation = score(&self.data.validation);
         let test = (purpose == Purpose::Report).then(|| score(&self.data.test));
-        let burned = match self.training.noise() {
-            Noise::Durable(durable) => durable.burned().count(),
-            _ => 0,
-        };
+        let private = self.training.private_run();
+        let burned = private.map_or(0, |run| run.burned().len());
         let diverged = !validation.loss.is_finite() || validation.loss > self.untrained;
-        let key = match self.training.noise() {
-            Noise::None => None,
-            Noise::Stream(stream) => Some(stream.key().origin()),
-            Noise::Durable(durable) => Some(durable.stream().key().origin()),
-        };
+        let key = private.map(PrivateRun::origin);
         let (seconds, curve) = (self.seconds(), self.curve.clone());
         let outcome = Outcome { test, validation, curve, diverged, burned, seconds, key };
         if let Some(folder) = &self.folder {

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
 use dpmf::factorize::quiet;
-use dpmf::noise::{Arithmetic, DurableStream, NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Optimizer, Participation, Sampling};
+use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
+use dpmf::{Optimizer, Participation, PrivateRun, Sampling};
 use dpmf_train::{
-    Checkpoints, Clients, Clip, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy,
-    Recipe, Result, Score, Secret, Steps, Training, Users,
+    Assignment, Checkpoints, Clients, Domain, Labelled, LabelledExample, Local, Model, Plan, Privacy, Recipe,
+    Result, Score, Secret, Steps, Training, Users,
 };
 
 const DIMENSION: usize = 70;
@@ -17,6 +17,10 @@ struct Points;
 impl Model for Points {
     type Domain = Labelled;
     type Workspace = ();
+
+    fn kind(&self) -> &'static str {
+        "points"
+    }
 
     fn parameters(&self) -> usize {
         DIMENSION
@@ -113,13 +117,13 @@ fn private() -> Plan {
 
 const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
 
-fn stream(output: Output) -> NoiseStream {
-    let (key, run) = (NoiseKey::from_seed(4), RunId([0; 16]));
-    private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output, Arithmetic::Float).unwrap()
+fn run() -> PrivateRun {
+    let (plan, key, d) = (private(), NoiseKey::from_seed(4), DIMENSION as u64);
+    PrivateRun::new(plan.mechanism().unwrap(), &key, RunId([0; 16]), 0..d, d, Arithmetic::Float).unwrap()
 }
 
-fn start<'a>(data: &'a Sample, plan: &Plan, noise: Noise) -> Result<Training<'a, Points, Sample>> {
-    Training::new(&Points, data, plan, plan.cohorts(data.users(), None)?, noise)
+fn start<'a>(data: &'a Sample, plan: &Plan, run: Option<PrivateRun>) -> Result<Training<'a, Points, Sample>> {
+    Training::new(&Points, data, plan, plan.cohorts(data.users(), None)?, run)
 }
 
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
@@ -135,8 +139,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
     // Nobody has examples: noise alone is released.
     let empty = Sample { points: vec![Vec::new(); ROUNDS * CLIENTS] };
-    let mut training = start(&empty, &private(), Noise::Stream(stream(Output::Gradient))).unwrap();
-    let mut iterates = stream(Output::Iterate);
+    let mut training = start(&empty, &private(), Some(run())).unwrap();
+    let (plan, key) = (private(), NoiseKey::from_seed(4));
+    let (mechanism, all) = (plan.mechanism().unwrap(), 0..DIMENSION as u64);
+    let mut iterates =
+        mechanism.stream(&key, RunId([0; 16]), all, Output::Iterate, Arithmetic::Float).unwrap();
     let mut largest = 0.0_f32;
     while training.advance().unwrap() {
         let mut expected = vec![0.0; DIMENSION];
@@ -154,17 +161,16 @@ fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let data = Sample::new(100, 0.0);
-    let run = |threads: usize| {
+    let trained = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let noise = Noise::Stream(stream(Output::Gradient));
-            let mut training = start(&data, &private(), noise).unwrap();
+            let mut training = start(&data, &private(), Some(run())).unwrap();
             bits(&all_rounds(&mut training).unwrap())
         })
     };
-    let one = run(1);
+    let one = trained(1);
     for threads in [2, 3, 5, 8] {
-        assert_eq!(run(threads), one, "{threads} threads");
+        assert_eq!(trained(threads), one, "{threads} threads");
     }
 }
 
@@ -172,7 +178,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 fn training_without_noise_is_clipped_sgd() {
     let data = Sample::new(100, 0.0);
     let plan = plan(recipe("none", Local::Gradient));
-    let mut training = start(&data, &plan, Noise::None).unwrap();
+    let mut training = start(&data, &plan, None).unwrap();
     let assignment = plan.cohorts(100, None).unwrap();
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
@@ -209,7 +215,7 @@ fn the_denominator_stays_when_users_drop_out() {
     let mut lengths = Vec::new();
     for seed in 0..40 {
         let plan = plan(Recipe { dropout: 0.4, seed, ..recipe("none", Local::Gradient) });
-        let mut training = start(&data, &plan, Noise::None).unwrap();
+        let mut training = start(&data, &plan, None).unwrap();
         training.advance().unwrap();
         let moved =
             training.released().iter().map(|x| f64::from(x - seed as f32).powi(2)).sum::<f64>().sqrt();
@@ -237,13 +243,14 @@ impl Folder {
 
     /// Begins the run, or takes it up where the newest checkpoint is.
     fn open<'a>(&self, data: &'a Sample) -> Result<Training<'a, Points, Sample>> {
-        let (plan, stream) = (private(), stream(Output::Gradient));
+        let plan = private();
         let journal = self.0.path().join("journal");
-        let noise = match journal.exists() {
-            false => DurableStream::create(stream, &journal, plan.hash())?,
-            true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal, plan.hash())?,
+        let run = match (journal.exists(), self.checkpoints().newest()?) {
+            (false, _) => run().with_journal(&journal, plan.hash())?,
+            (true, None) => run().resumed(&journal, plan.hash(), None)?,
+            (true, Some(_)) => run().restored(&journal, plan.hash(), self.checkpoints().noise()?)?,
         };
-        let mut training = start(data, &plan, Noise::Durable(noise))?;
+        let mut training = start(data, &plan, Some(run))?;
         self.checkpoints().restore_server(&mut training)?;
         Ok(training)
     }
@@ -320,10 +327,9 @@ fn what_does_not_fit_together_is_refused() {
     let data = Sample::new(100, 0.0);
     let schedule = Steps::Values(vec![1.0; ROUNDS + 1]);
     let longer = plan(Recipe { rounds: ROUNDS + 1, schedule, ..recipe("none", SGD) });
-    let noise = Noise::Stream(stream(Output::Gradient));
-    let error = start(&data, &longer, noise).err().unwrap();
+    let error = start(&data, &longer, Some(run())).err().unwrap();
     assert_eq!(error.kind(), "wrong-length");
-    let refused = |recipe: Recipe| start(&data, &plan(recipe), Noise::None).err().unwrap().kind();
+    let refused = |recipe: Recipe| start(&data, &plan(recipe), None).err().unwrap().kind();
     let base = || recipe("none", SGD);
     assert_eq!(refused(Recipe { clients: 10, ..base() }), "too-few-users");
     assert_eq!(refused(Recipe { dropout: 1.0, ..base() }), "invalid-argument");
@@ -345,22 +351,36 @@ fn a_sampled_sum_is_divided_by_the_expected_batch() {
     let participation = sampling.participation(ROUNDS).unwrap().unwrap();
     let plan = plan(Recipe { sampling, participation, ..recipe("blt:buffers=1", Local::Gradient) });
     let secret = Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) };
-    let stream = || plan.stream(&secret, DIMENSION).unwrap().unwrap();
+    let run = || plan.private_run(&secret, DIMENSION).unwrap().unwrap();
     let cohorts = || plan.cohorts(100, Some(&secret)).unwrap();
-    let mut training = Training::new(&Points, &data, &plan, cohorts(), Noise::Stream(stream())).unwrap();
+    let mut training = Training::new(&Points, &data, &plan, cohorts(), Some(run())).unwrap();
     training.advance().unwrap();
 
-    let clip = Clip::new(plan.recipe().clip, cohorts().most()).unwrap();
-    let clients = Clients::new(&Points, &data, Local::Gradient, clip).unwrap();
+    let mut run = run();
+    let clients = Clients::new(&Points, &data, Local::Gradient, *run.clip()).unwrap();
     let start = Points.initial(plan.recipe().seed);
-    let mut sum = clients.sum(&start, &cohorts().cohort(0));
-    stream().add_next(&mut sum).unwrap();
+    let mut counts = clients.sum(&start, &cohorts().cohort(0));
+    run.follow(cohorts().bind(secret.run).unwrap()).unwrap();
+    run.set_denominator(1.0).unwrap();
+    run.contribute(0).unwrap();
+    let mut sum = vec![0.0; DIMENSION];
+    run.release(&mut counts, &mut sum).unwrap();
     let rate = plan.workload().optimizer().unwrap().1[0];
     for ((theta, start), sum) in training.released().iter().zip(&start).zip(&sum) {
         let step = rate * f64::from(*sum) / (100.0 / 3.0);
         assert!((f64::from(*theta) - (f64::from(*start) - step)).abs() < 1e-5, "{theta} {start} {step}");
         assert!(step.abs() > 1e-4, "something moved");
     }
-    let refused = Training::new(&Points, &data, &plan, cohorts(), Noise::None).err().unwrap();
-    assert!(refused.to_string().contains("its stream"), "{refused}");
+    let refused = Training::new(&Points, &data, &plan, cohorts(), None).err().unwrap();
+    assert!(refused.to_string().contains("its private run"), "{refused}");
+
+    // Cohorts by a seed where the guarantee counts on sampling, and cohorts that another run draws.
+    let listed = Assignment::new(participation, 100, ROUNDS, CLIENTS, 1).unwrap();
+    let run = || Some(plan.private_run(&secret, DIMENSION).unwrap().unwrap());
+    let refused = Training::new(&Points, &data, &plan, listed, run()).err().unwrap();
+    assert!(refused.to_string().contains("counts on sampling balls-in-bins:3"), "{refused}");
+    let mut taken = cohorts();
+    taken.bind(RunId([1; 16])).unwrap();
+    let refused = Training::new(&Points, &data, &plan, taken, run()).err().unwrap();
+    assert!(refused.to_string().contains("a sampler of its own"), "{refused}");
 }

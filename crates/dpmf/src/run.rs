@@ -138,6 +138,18 @@ impl PrivateRun {
         })
     }
 
+    /// The same run as its journal and the file of a checkpoint left it.
+    ///
+    /// Errors: those of [`NoiseStream::restore`] and [`DurableStream::open`]; a run that has a journal.
+    pub fn restored(
+        self,
+        place: impl Into<Place>,
+        plan: [u8; 32],
+        checkpoint: impl Into<Place>,
+    ) -> Result<Self> {
+        self.journalled(|stream| DurableStream::open(stream.restore(checkpoint)?, place, plan))
+    }
+
     fn journalled(self, open: impl FnOnce(NoiseStream) -> Result<DurableStream>) -> Result<Self> {
         match self.noise {
             Noise::Stream(stream) => Ok(Self { noise: Noise::Durable(open(stream)?), ..self }),

@@ -424,7 +424,8 @@ fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<Strin
 /// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread, noise.
 pub fn fits(task: &Task) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let copies = 12 + 2 * threads;
+    // A thread's parameters and gradient, and its sum of integers that are twice as long.
+    let copies = 12 + 4 * threads;
     let parameters = task.parameters();
     let widths = "the model's number of parameters (--hidden, --embedding, --projection, --vocabulary-size)";
     memory::check(widths, parameters, parameters as f64 * 4.0 * copies as f64)

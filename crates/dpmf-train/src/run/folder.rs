@@ -29,7 +29,7 @@ pub(super) struct Manifest {
     pub(super) pace: Pace,
 }
 
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 
 /// The one field that every version of a manifest has.
 #[derive(Deserialize)]

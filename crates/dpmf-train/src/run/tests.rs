@@ -23,6 +23,10 @@ impl Model for Points {
     type Domain = Labelled;
     type Workspace = ();
 
+    fn kind(&self) -> &'static str {
+        "points"
+    }
+
     fn parameters(&self) -> usize {
         DIMENSION
     }
