@@ -65,7 +65,7 @@ where
             Some(mut run) => {
                 let coordinates = run.coordinates();
                 for (name, actual, expected) in [
-                    ("noise stream", run.steps(), recipe.rounds),
+                    ("noise stream", run.steps(), plan.rounds()),
                     ("released row", (coordinates.end - coordinates.start) as usize, parameters),
                 ] {
                     if actual != expected {
@@ -79,7 +79,7 @@ where
             None if plan.mechanism().is_some() => {
                 return Err(Error::argument("run", "none", "the plan has a mechanism: give its private run"));
             }
-            None => Release::Plain(Clip::new(recipe.clip, parameters as u64)?),
+            None => Release::Plain(Clip::new(plan.clip(), parameters as u64)?),
         };
         let clip = match &release {
             Release::Private(run) => *run.clip(),
@@ -92,7 +92,7 @@ where
 
     /// Rounds in all.
     pub fn rounds(&self) -> usize {
-        self.recipe.rounds
+        self.server.steps()
     }
 
     /// Rounds that the server has taken up.
@@ -140,7 +140,7 @@ where
         while self.server.step() < round {
             self.server.idle();
         }
-        if round >= self.recipe.rounds {
+        if round >= self.rounds() {
             return Ok(false);
         }
         let (drawn, present) = self.cohort(round);

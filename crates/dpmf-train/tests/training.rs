@@ -1,12 +1,12 @@
 //! The training loop on a problem small enough to check by hand: every user pulls the parameters to its point.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::factorize::quiet;
 use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
+use dpmf::planner::silent;
 use dpmf::{Optimizer, Participation, PrivateRun, Sampling};
 use dpmf_train::{
-    Assignment, Checkpoints, Clients, Domain, Labelled, LabelledExample, Local, Model, Plan, Privacy, Recipe,
-    Result, Score, Secret, Steps, Training, Users,
+    Assignment, Checkpoints, Clients, Domain, Labelled, LabelledExample, Local, Model, Plan, PlanLimits,
+    Privacy, Recipe, Result, RunPlanner, Score, Secret, Settings, Steps, Training, Users,
 };
 
 const DIMENSION: usize = 70;
@@ -86,33 +86,39 @@ impl Users for Sample {
 const ROUNDS: usize = 12;
 const CLIENTS: usize = 5;
 
-fn recipe(mechanism: &str, local: Local) -> Recipe {
-    Recipe {
-        mechanism: mechanism.parse().unwrap(),
-        wish: None,
+fn settings(mechanism: &str, local: Local) -> Settings {
+    Settings {
+        recipe: Recipe {
+            mechanism: mechanism.parse().unwrap(),
+            clients: CLIENTS,
+            local,
+            dropout: 0.0,
+            arithmetic: Arithmetic::default(),
+            seed: 1,
+        },
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: ROUNDS,
-        clients: CLIENTS,
         clip: 0.5,
         optimizer: Optimizer { momentum: 0.5, ..Default::default() },
         schedule: Steps::Values((0..ROUNDS).map(|i| if i < 8 { 1.0 } else { 0.5 }).collect()),
         server_learning_rate: 0.2,
-        local,
         unit: dpmf::accounting::PrivacyUnit::User,
-        dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
-        arithmetic: Arithmetic::default(),
-        seed: 1,
+        limits: PlanLimits::new(100),
     }
 }
 
-fn plan(recipe: Recipe) -> Plan {
-    Plan::make(recipe, &mut quiet).unwrap()
+fn plan(settings: Settings) -> Plan {
+    RunPlanner::default().plan(&settings, &mut silent).unwrap()
+}
+
+fn secret() -> Secret {
+    Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) }
 }
 
 fn private() -> Plan {
-    plan(recipe("state-space", SGD))
+    plan(settings("state-space", SGD))
 }
 
 const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
@@ -123,7 +129,7 @@ fn run() -> PrivateRun {
 }
 
 fn start<'a>(data: &'a Sample, plan: &Plan, run: Option<PrivateRun>) -> Result<Training<'a, Points, Sample>> {
-    Training::new(&Points, data, plan, plan.cohorts(data.users(), None)?, run)
+    Training::new(&Points, data, plan, plan.cohorts(data.users(), &secret())?, run)
 }
 
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
@@ -177,9 +183,9 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn training_without_noise_is_clipped_sgd() {
     let data = Sample::new(100, 0.0);
-    let plan = plan(recipe("none", Local::Gradient));
+    let plan = plan(settings("none", Local::Gradient));
     let mut training = start(&data, &plan, None).unwrap();
-    let assignment = plan.cohorts(100, None).unwrap();
+    let assignment = plan.cohorts(100, &secret()).unwrap();
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
         let mut mean = vec![0.0_f64; DIMENSION];
@@ -214,7 +220,9 @@ fn the_denominator_stays_when_users_drop_out() {
     let data = Sample { points: vec![vec![vec![100.0; DIMENSION]]; 200] };
     let mut lengths = Vec::new();
     for seed in 0..40 {
-        let plan = plan(Recipe { dropout: 0.4, seed, ..recipe("none", Local::Gradient) });
+        let mut settings = settings("none", Local::Gradient);
+        (settings.recipe.dropout, settings.recipe.seed) = (0.4, seed);
+        let plan = plan(settings);
         let mut training = start(&data, &plan, None).unwrap();
         training.advance().unwrap();
         let moved =
@@ -326,20 +334,21 @@ fn only_the_newest_checkpoint_stays() {
 fn what_does_not_fit_together_is_refused() {
     let data = Sample::new(100, 0.0);
     let schedule = Steps::Values(vec![1.0; ROUNDS + 1]);
-    let longer = plan(Recipe { rounds: ROUNDS + 1, schedule, ..recipe("none", SGD) });
+    let longer = plan(Settings { rounds: ROUNDS + 1, schedule, ..settings("none", SGD) });
     let error = start(&data, &longer, Some(run())).err().unwrap();
     assert_eq!(error.kind(), "wrong-length");
-    let refused = |recipe: Recipe| start(&data, &plan(recipe), None).err().unwrap().kind();
-    let base = || recipe("none", SGD);
-    assert_eq!(refused(Recipe { clients: 10, ..base() }), "too-few-users");
-    assert_eq!(refused(Recipe { dropout: 1.0, ..base() }), "invalid-argument");
-    assert_eq!(refused(Recipe { clip: 0.0, ..base() }), "invalid-argument");
+    let refused = |settings: Settings| start(&data, &plan(settings), None).err().unwrap().kind();
+    let base = || settings("none", SGD);
+    let with = |recipe: Recipe| Settings { recipe, ..base() };
+    assert_eq!(refused(with(Recipe { clients: 10, ..base().recipe })), "too-few-users");
+    assert_eq!(refused(with(Recipe { dropout: 1.0, ..base().recipe })), "invalid-argument");
+    assert_eq!(refused(Settings { clip: 0.0, ..base() }), "invalid-argument");
     for local in [
         Local::Sgd { learning_rate: 0.0, passes: 1, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 0, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 1, batch: 0 },
     ] {
-        assert_eq!(refused(recipe("none", local)), "invalid-argument");
+        assert_eq!(refused(settings("none", local)), "invalid-argument");
     }
 }
 
@@ -349,10 +358,10 @@ fn a_sampled_sum_is_divided_by_the_expected_batch() {
     let data = Sample::new(100, 0.0);
     let sampling: Sampling = "balls-in-bins:3".parse().unwrap();
     let participation = sampling.participation(ROUNDS).unwrap().unwrap();
-    let plan = plan(Recipe { sampling, participation, ..recipe("blt:buffers=1", Local::Gradient) });
-    let secret = Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) };
+    let plan = plan(Settings { sampling, participation, ..settings("blt:buffers=1", Local::Gradient) });
+    let secret = secret();
     let run = || plan.private_run(&secret, DIMENSION).unwrap().unwrap();
-    let cohorts = || plan.cohorts(100, Some(&secret)).unwrap();
+    let cohorts = || plan.cohorts(100, &secret).unwrap();
     let mut training = Training::new(&Points, &data, &plan, cohorts(), Some(run())).unwrap();
     training.advance().unwrap();
 

@@ -26,9 +26,7 @@ impl Setting {
 
     /// What a round releases for a sum, from a stream of its own, as [`PrivateRun::release`] gives it.
     fn release(&self, round: usize, sum: &[f64]) -> Vec<f32> {
-        let id = SEED.run_id(&Binding::new(&self.plan, &digest(&self.data.train), &self.model)).unwrap();
-        let key = SEED.key(&Place::from(".")).unwrap();
-        let secret = Secret { key, run: id };
+        let secret = self.secret();
         let (mechanism, arithmetic) = (self.plan.mechanism().unwrap(), self.plan.recipe().arithmetic);
         let coordinates = 0..self.model.parameters() as u64;
         let stream = mechanism.stream(&secret.key, secret.run, coordinates, Output::Gradient, arithmetic);
@@ -38,12 +36,17 @@ impl Setting {
         noisy.iter().map(|x| *x as f32).collect()
     }
 
+    fn secret(&self) -> Secret {
+        SEED.secret(&Place::from("."), &self.plan, &digest(&self.data.train), &self.model).unwrap()
+    }
+
     /// The clipped sum of a round.
     fn sum(&self, server: &Server, round: usize) -> Vec<f64> {
         let recipe = self.plan.recipe();
-        let clip = Clip::new(recipe.clip, self.model.parameters() as u64).unwrap();
+        let clip = Clip::new(self.plan.clip(), self.model.parameters() as u64).unwrap();
         let clients = Clients::new(&self.model, &self.data.train, recipe.local, clip).unwrap();
-        let cohort = self.plan.cohorts(self.data.train.users(), None).unwrap().cohort(round).to_vec();
+        let cohort =
+            self.plan.cohorts(self.data.train.users(), &self.secret()).unwrap().cohort(round).to_vec();
         let sum = clients.sum(server.parameters(), &cohort);
         sum.iter().map(|whole| *whole as f64 * clip.unit()).collect()
     }
