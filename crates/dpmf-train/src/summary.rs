@@ -21,7 +21,8 @@ impl Ended {
     pub fn statement(&self) -> Option<PrivacyStatement> {
         let statement = self.plan.mechanism()?.privacy()?.clone();
         let arithmetic = self.plan.recipe().arithmetic;
-        Some(statement.with_key(self.outcome.key.unwrap_or_default()).with_arithmetic(arithmetic))
+        let key = self.outcome.key.unwrap_or_default();
+        Some(statement.with_key(key).with_arithmetic(arithmetic).of_training())
     }
 }
 
@@ -176,9 +177,10 @@ impl Summary {
         let alone = statement.calibration().epsilon();
         Some(match &self.together {
             Some(together) => format!(
-                "each model alone ε = {}; all {} together, which saw the same users, ε = {} (δ = {:e})",
+                "each model alone ε = {}; all {} together, which saw the same {}s, ε = {} (δ = {:e})",
                 shown(together.epsilon_alone),
                 together.models,
+                statement.unit().name(),
                 shown(together.epsilon),
                 together.delta
             ),

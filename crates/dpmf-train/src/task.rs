@@ -132,7 +132,10 @@ impl Task {
                 return Err(Error::argument(name, 0, "a width must be at least 1"));
             }
         }
-        let unfit = |rule| Err(Error::argument("model", format!("{kind:?}").to_lowercase(), rule));
+        let unfit = |rule| {
+            let named = kind.map_or_else(String::new, |kind| format!("{kind:?}").to_lowercase());
+            Err(Error::argument("model", named, rule))
+        };
         Ok(match (data::open(source, options)?, kind) {
             (Dataset::Text(data), None | Some(ModelKind::Lstm)) => {
                 let vocabulary = data.vocabulary.len();
@@ -352,8 +355,9 @@ impl Task {
             }
             _ => String::new(),
         };
+        let unit = self.unit().name();
         format!(
-            "{name}: {train} users to train on, {validation} to validate, {test} to test{predicts}; {parameters} parameters"
+            "{name}: {train} {unit}s to train on, {validation} to validate, {test} to test{predicts}; {parameters} parameters"
         )
     }
 }

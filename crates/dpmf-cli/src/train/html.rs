@@ -56,9 +56,9 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
         ),
         None => format!("{}: training without privacy", task.name()),
     };
-    let (train, validation, test) = task.users();
+    let ((train, validation, test), unit) = (task.users(), plan.unit().name());
     let lead = format!(
-        "{} rounds of {} users; {train} users to train on, {validation} for validation, {test} for the test; {} parameters.",
+        "{} rounds of {} {unit}s; {train} {unit}s to train on, {validation} for validation, {test} for the test; {} parameters.",
         plan.rounds(),
         plan.recipe().clients,
         task.parameters(),
@@ -86,13 +86,13 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
     let head: Vec<(&str, &str)> = head(summary).into_iter().zip(units).collect();
     page.table(&head, &cells(summary));
     page.note(
-        "The test users were used once, for this table. Error/bound is the root of the total squared error that the \
+        "The test data was used once, for this table; ε does not cover its scores. Error/bound is the root of the total squared error that the \
          mechanism's noise does to the iterates, over the certified least of all mechanisms. All rows share one learning \
          rate; a sweep gives each its own, smaller where there is more noise.",
     );
 
     page.heading("Learning curves");
-    let words = "On validation users, who never train. Not covered by ε.";
+    let words = "On validation data, which never trains. Not covered by ε.";
     let curves: Vec<_> = curves(ended, scores(task)).into_iter().map(|panel| (panel, words)).collect();
     page.figures(&curves);
     let first = first_of_each(ended);
