@@ -130,7 +130,7 @@ fn models_of_the_same_users_are_stated_together() {
 #[test]
 fn whose_words_are_public_is_said_beside_the_statement() {
     let folder = Folder::new();
-    let arguments = folder.train("words", &["--tokens", "words"]);
+    let arguments = folder.train("words", &["--tokens", "words", "--public-share", "0.1"]);
     let output = Command::new(assert_cmd::cargo::cargo_bin!("dpmf")).args(&arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("who are taken for public") && text.contains("ε does not cover them"), "{text}");
