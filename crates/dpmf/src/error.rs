@@ -262,7 +262,9 @@ pub enum Refusal {
         run: String,
     },
     /// No batch was handed out for the coming step, or the last one has had its step.
-    #[error("step {step} has no batch of its own, and that of the step before would take part twice")]
+    #[error(
+        "step {step} has no batch of its own: none was handed out for it, and any other would take part twice"
+    )]
     NoBatch {
         /// The coming step, zero-based.
         step: usize,
