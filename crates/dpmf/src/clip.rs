@@ -18,8 +18,8 @@
 //! may move an integer by one. One that has no double precision (JAX) keeps the guarantee with another `ζ'`. All of them run the
 //! vectors of `golden/clip.json`.
 
+use crate::engine::Value;
 use crate::error::{Error, Result};
-use crate::noise::Value;
 use rayon::prelude::*;
 
 /// Contributions whose sum a double holds without error: 2²⁰ of at most 2³³ units each.
