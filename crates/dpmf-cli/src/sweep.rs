@@ -381,7 +381,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let digest = with_task!(&task, |_model, split| digest(&split.train));
     // All that decides a run beside its settings.
-    let data = digest.mark(&NoiseKey::from_seed(args.seed), "sweep");
+    let data = digest.mark(&marking_key(&args.out)?, "sweep");
     let name = format!("{} {data} seed {}", serde_json::to_string(&args.task)?, args.seed);
     let sweep = Sweep::open(args, &task, digest)?;
 
@@ -413,6 +413,15 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     write_page(args, &sweep, &rows, tuning)?;
     done?;
     report(args, &sweep, &rows, tuning)
+}
+
+/// The key under which the names of runs hide what data they are of: made once, for the owner of the directory alone.
+fn marking_key(folder: &Path) -> anyhow::Result<NoiseKey> {
+    let place = Place::from(folder.join(KEY));
+    if !place.exists()? {
+        NoiseKey::generate()?.create_file(&place)?;
+    }
+    Ok(NoiseKey::read_file(place)?)
 }
 
 /// The rows of the result, with what there is of them so far.
@@ -523,6 +532,7 @@ struct Sweep<'a> {
 const MOST_JOBS: usize = 256;
 
 const RUNS: &str = "runs.jsonl";
+const KEY: &str = "key";
 const SUMMARY: &str = "summary.csv";
 const RESULTS: &str = "results.json";
 const REPORT: &str = "report.html";
@@ -551,7 +561,12 @@ impl<'a> Sweep<'a> {
             }
         }
         let writable = || format!("cannot write {}", path.display());
-        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(writable)?;
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        // Scores of held-out users in full: nobody but the owner needs them.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(&path).with_context(writable)?;
         file.set_len(whole).with_context(writable)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = args.jobs.unwrap_or(cores).clamp(1, MOST_JOBS);

@@ -94,30 +94,29 @@ impl RunPlanner {
         let Settings { rounds, optimizer, schedule, server_learning_rate, privacy, .. } = settings;
         let name =
             name(&(rounds, optimizer, schedule, server_learning_rate, privacy, participation, sampling))?;
-        if self.problem.as_ref().is_none_or(|(known, _)| *known != name) {
-            let workload = settings.workload()?;
-            let problem = match (sampling, *privacy) {
-                (Sampling::None, _) => Problem::new(workload, participation)?,
-                // Columns of one user do not meet, so that each counts for itself.
-                (Sampling::CyclicPoisson { .. }, _) => Problem::new(workload, Participation::Single)?,
-                (sampling, Privacy::Epsilon { epsilon, delta }) => {
-                    Problem::sampled(workload, Goal { sampling, epsilon, delta })?
-                }
-                (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
-                    return Err(dpmf::Error::Unsupported {
-                        what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
-                        hint: "for bins a mechanism is fitted to ε: give ε instead",
+        let made = match self.problem.take().filter(|(known, _)| *known == name) {
+            Some(known) => known,
+            None => {
+                let workload = settings.workload()?;
+                let problem = match (sampling, *privacy) {
+                    (Sampling::None, _) => Problem::new(workload, participation)?,
+                    // Columns of one user do not meet, so that each counts for itself.
+                    (Sampling::CyclicPoisson { .. }, _) => Problem::new(workload, Participation::Single)?,
+                    (sampling, Privacy::Epsilon { epsilon, delta }) => {
+                        Problem::sampled(workload, Goal { sampling, epsilon, delta })?
                     }
-                    .into());
-                }
-            };
-            self.problem = None;
-            return Ok(&self.problem.insert((name, problem)).1);
-        }
-        match &self.problem {
-            Some((_, problem)) => Ok(problem),
-            None => unreachable!("it was made, or is known"),
-        }
+                    (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
+                        return Err(dpmf::Error::Unsupported {
+                            what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
+                            hint: "for bins a mechanism is fitted to ε: give ε instead",
+                        }
+                        .into());
+                    }
+                };
+                (name, problem)
+            }
+        };
+        Ok(&self.problem.insert(made).1)
     }
 
     fn planned(&mut self, settings: &Settings, listen: Listener<'_>) -> Result<Mechanism> {
