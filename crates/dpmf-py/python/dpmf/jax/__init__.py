@@ -8,53 +8,47 @@
     @jax.jit
     def step(parameters, state, batch):
         examples = inputs[batch.indices], labels[batch.indices]
-        total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, mask=batch.mask)
-        updates, state = optimizer.update(total, state, parameters, step=batch.step)
+        total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, batch=batch)
+        updates, state = optimizer.update(total, state, parameters)
         return optax.apply_updates(parameters, updates), state
 
     for batch in batches:
         parameters, state = step(parameters, state, batch)
 
 What is released is made on the host, in a callback. The optimizer's state carries the step, and the new step comes out of the
-callback, so steps run in order, and a state that is used twice is refused.
+callback, so steps run in order, and a state that is used twice is refused. The sum carries the number of its contributions and the
+step of their batch, which are compared there with those of the run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ._requires import require
+from .._requires import require
 
 require("dpmf.jax", "jax", "optax")
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.experimental import multihost_utils
 
-from ._checks import check_experiment, statement_of
-from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, Sampler, new_run
-from ._disk import write_durably
-from ._errors import BindingError, FormatError, MismatchError, StepReusedError, UnsupportedError
-from ._jax_data import Batch, Batches, CorrelatedNoiseState, step_of
-from ._jax_layout import MARKS, Layout, Uploads
-from ._jax_sums import Seen, accumulate, clipped_sum
+from .._core import Mechanism, NoiseKey, Sampler
+from .._errors import MismatchError, UnsupportedError
+from ._data import Batch, Batches, CorrelatedNoiseState, step_of
+from ._host import Host
+from ._sums import Seen, Sum, accumulate, clipped_sum
 
 __all__ = [
     "Batch",
     "Batches",
     "CorrelatedNoiseState",
     "Seen",
+    "Sum",
     "accumulate",
     "adam",
     "adam_steps",
@@ -81,15 +75,16 @@ def add_correlated_noise(
 ) -> optax.GradientTransformation:
     """Adds the next row of correlated noise to a sum of clipped gradients, and divides by a fixed denominator.
 
-    The rest of the chain must be the optimizer that the mechanism was planned for; sgd() and adam() make it. The gradients are
-    float32; their leaves, flattened in the order of jax.tree.leaves, are the coordinates of the noise. They come from
-    accumulate or clipped_sum, which is for the caller to see to; gradients that are not finite are refused.
+    The rest of the chain must be the optimizer that the mechanism was planned for; sgd() and adam() make it. update takes the Sum
+    that accumulate or clipped_sum made. Its gradients are float32; their leaves, flattened in the order of jax.tree.leaves, are the
+    coordinates of the noise. Gradients that are not finite are refused, and so are copies of a sum that differ between devices.
 
-    batches, a Batches of the same mechanism, says who takes part in which step. Every update then says which batch its sum is of,
-    update(total, state, parameters, step=batch.step), and one of another step is refused. A mean divides by
-    batches.expected_batch, unless denominator, the planned size of a cohort, is given. Without batches, that the data takes part
+    batches, a Batches of the same mechanism, says who takes part in which step. Every sum is then taken of one of them,
+    accumulate(…, batch=batch). One of another step, of other batches, or with more contributions than the batch has examples is
+    refused: when it is traced, if it is of no batch at all, and otherwise when it is run, before anything is released. A mean divides
+    by batches.expected_batch, unless denominator, the planned size of a cohort, is given. Without batches, that the data takes part
     as the mechanism covers is for the caller to see to. A mechanism that counts on sampling needs batches, or at least sampler,
-    plan.sampler(key), whose members(i) update number i is given the sum of.
+    plan.sampler(key), whose members(i) update number i is given the sum of; it may not have more contributions than these.
 
     Every state is good for one update: an update from an old state fails and releases nothing. A failure inside jit
     surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. It works in jax.lax.scan and jax.lax.cond. What
@@ -125,11 +120,6 @@ def add_correlated_noise(
     if sampler is not None:
         mechanism.check_sampling(sampler.sampling)
         mechanism.check_steps(sampler.steps)
-    elif batches is None and mechanism.sampling != "none":
-        raise MismatchError(
-            f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, and nothing here shows that the examples "
-            'are drawn so: give batches=dpmf.jax.Batches(plan, key) and train on them, or plan with sampling="none"'
-        )
     if denominator is None:
         drawn = batches if batches is not None else sampler
         denominator = 1.0 if drawn is None else drawn.expected_batch
@@ -140,39 +130,71 @@ def add_correlated_noise(
     if arithmetic not in ("exact", "float"):
         raise ValueError(f"arithmetic is {arithmetic!r}, but it must be exact or float")
     directory = None if journal is None else Path(journal)
-    host = _Host(mechanism, key, experiment, directory, lost_input == "burn", arithmetic, batches)
+    host = Host(
+        mechanism,
+        key,
+        denominator=denominator,
+        batches=batches,
+        sampler=sampler,
+        experiment=experiment,
+        journal=directory,
+        burn=lost_input == "burn",
+        arithmetic=arithmetic,
+    )
 
     def init(params: optax.Params) -> CorrelatedNoiseState:
         _check_surroundings(params)
         host.lay_out(params, shardings)
-        return CorrelatedNoiseState(jnp.zeros((), jnp.int32), jnp.asarray(host.run_words))
+        return CorrelatedNoiseState(jnp.zeros((), jnp.int32), jnp.asarray(host.name_words))
 
     def update(
         updates: optax.Updates,
         state: CorrelatedNoiseState,
         params: optax.Params | None = None,
-        *,
-        step: Any = None,
         **others: Any,
     ) -> tuple[optax.Updates, CorrelatedNoiseState]:
         del params, others
         _check_surroundings(updates)
-        if step is None and batches is not None:
-            raise MismatchError(
-                "nothing says which batch this sum is of, and the guarantee is for every batch in its own step: "
-                "optimizer.update(total, state, parameters, step=batch.step)"
-            )
-        layout = host.lay_out(updates, shardings)
-        leaves, tree = jax.tree.flatten(updates)
-        marked, exact = host.journal is not None, host.arithmetic == "exact"
-        meant = jnp.asarray(-1 if step is None else step, jnp.int32)
+        total = _check_sum(updates, batches)
+        layout = host.lay_out(total.gradients, shardings)
+        leaves, tree = jax.tree.flatten(total.gradients)
+        stamp = jnp.zeros(2, jnp.uint32) if total.stamp is None else total.stamp
         following, *noisy = layout.call(
-            host.release, host.uploads, state.step, meant, state.run, leaves, marked=marked, exact=exact
+            host.release,
+            host.uploads,
+            host.salt,
+            (state.step, state.run, total.contributions, stamp),
+            leaves,
+            marked=host.journal is not None,
+            exact=host.arithmetic == "exact",
         )
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(following, state.run)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_sum(total: Any, batches: Batches | None) -> Sum:
+    """Refuses what does not say how many contributions it has and, where there are batches, of which."""
+    if not isinstance(total, Sum):
+        raise MismatchError(
+            "update takes the sum that accumulate or clipped_sum made, which knows how many contributions it has; this is a "
+            f"{type(total).__name__}. If you clipped and summed by other means: dpmf.jax.Sum.of(gradients, contributions, batch=batch)"
+        )
+    if total.stamp is None and batches is not None:
+        raise MismatchError(
+            "nothing says which batch this sum is of, and the guarantee is for every batch in its own step: "
+            "accumulate(…, batch=batch), which leaves out the padding too"
+        )
+    counts = [(total.contributions, (), jnp.int32), (total.stamp, (2,), jnp.uint32)]
+    for value, shape, dtype in counts:
+        if value is not None and (jnp.shape(value) != shape or jnp.result_type(value) != dtype):
+            raise MismatchError(
+                f"the number of contributions to this sum, or their stamp, is {jnp.result_type(value)}{list(jnp.shape(value))}, so "
+                "something scaled or cut it after it was taken: give update what accumulate returned, and put every other "
+                "transformation behind the noise"
+            )
+    return total
 
 
 def _check_surroundings(tree: Any) -> None:
@@ -310,7 +332,7 @@ def adam(
 
 
 class MultiStepsState(NamedTuple):
-    """What multi_steps keeps: the number of parts that were added up, their sum, and the optimizer's state."""
+    """What multi_steps keeps: the number of parts that were added up, their Sum, and the optimizer's state."""
 
     part: jax.Array
     total: Any
@@ -321,7 +343,7 @@ def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.Gr
     """An optimizer that takes so many sums for one step, in place of optax.MultiSteps.
 
     Its updates are zero but for every parts-th, which is that of the sum of all parts. Take each part with
-    accumulate(…, parts=parts), which leaves room for rounding. To differentiate a batch piece by piece,
+    accumulate(…, batch=part, parts=parts), part one of batch.split(parts), which leaves room for rounding. To differentiate a batch piece by piece,
     accumulate(…, micro_batch=…) is simpler and needs no such room.
     """
     if parts < 1:
@@ -329,330 +351,25 @@ def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.Gr
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> MultiStepsState:
-        return MultiStepsState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), inner.init(params))
+        nothing = Sum(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))
+        return MultiStepsState(jnp.zeros((), jnp.int32), nothing, inner.init(params))
 
     def update(
         updates: optax.Updates, state: MultiStepsState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, MultiStepsState]:
-        total = jax.tree.map(jnp.add, state.total, updates)
+        part = _check_sum(updates, None)
+        stamped = part if part.stamp is not None else Sum(part.gradients, part.contributions, jnp.zeros(2, jnp.uint32))
+        total = state.total + stamped
 
-        def last(total: Any, inner_state: Any) -> Any:
-            made, inner_state = inner.update(total, inner_state, params, **extra)
+        def last(total: Sum, inner_state: Any) -> Any:
+            whole = total if part.stamp is not None else Sum(total.gradients, total.contributions)
+            made, inner_state = inner.update(whole, inner_state, params, **extra)
             return made, inner_state, jax.tree.map(jnp.zeros_like, total)
 
-        def earlier(total: Any, inner_state: Any) -> Any:
-            return jax.tree.map(jnp.zeros_like, updates), inner_state, total
+        def earlier(total: Sum, inner_state: Any) -> Any:
+            return jax.tree.map(jnp.zeros_like, total.gradients), inner_state, total
 
         made, inner_state, total = jax.lax.cond(state.part == parts - 1, last, earlier, total, state.inner)
         return made, MultiStepsState((state.part + 1) % parts, total, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-@dataclass
-class _Shared:
-    """What is made once a step for all devices that ask, each of which asks once."""
-
-    askers: int
-    made: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def at(self, step: int, make: Callable[[int], Any]) -> Any:
-        with self.lock:
-            # Devices need not be at the same step.
-            value, left = self.made.pop(step, (None, 0))
-            if left == 0:
-                value, left = make(step), self.askers
-            if left > 1:
-                self.made[step] = value, left - 1
-            return value
-
-
-class _Host:
-    """Everything that lives outside of jit."""
-
-    def __init__(
-        self,
-        mechanism: Mechanism,
-        key: NoiseKey,
-        experiment: str | None,
-        journal: Path | None,
-        burn: bool,
-        arithmetic: Literal["exact", "float"],
-        batches: Batches | None = None,
-    ) -> None:
-        statement_of(mechanism)
-        check_experiment(key, experiment)
-        self.mechanism, self.key, self.journal, self.burn = mechanism, key, journal, burn
-        self.arithmetic: Literal["exact", "float"] = arithmetic
-        self.draws = None if batches is None else batches.draws
-        self.layout: Layout | None = None
-        self.uploads = Uploads()
-        self.segments: dict[tuple[int, int], tuple[NoiseStream, _Shared]] = {}
-        self.next_step: dict[int, int] = {}
-        self.stream: DurableStream | None = None
-        self.decisions = _Shared(1)
-        self.lock = threading.Lock()
-        begun = self._read_journal()
-        # Words become the name of a run as everywhere in dpmf; the digits then stand for them.
-        named = experiment and self._stream(range(1), experiment).run
-        self.run: str = named or (begun["run"] if begun else new_run())
-        if jax.process_count() > 1:
-            self.run = self._agree(self.run, begun is not None)
-        if begun is not None and begun["run"] != self.run:
-            raise BindingError(
-                f"the journal at {journal} is of run {begun['run']}, not of {self.run}: leave out experiment"
-            )
-
-    def _agree(self, run: str, begun: bool) -> str:
-        """One run for all processes, that of the first, and an error unless they have one key and mechanism."""
-        same = (
-            ("key", self.key.fingerprint),
-            ("mechanism", self.mechanism.identity),
-            ("arithmetic", self.arithmetic),
-            ("batches", "none" if self.draws is None else str(self.draws["run"])),
-            ("journal", f"begun: {begun}"),
-        )
-        for what, value in same:
-            digits = np.frombuffer(value.encode().ljust(64), np.uint8).astype(np.int32)
-            multihost_utils.assert_equal(digits, f"the processes differ in their {what}: give all of them the same")
-        first = multihost_utils.broadcast_one_to_all(np.frombuffer(bytes.fromhex(run), np.uint8).astype(np.int32))
-        return np.asarray(first).astype(np.uint8).tobytes().hex()
-
-    def _stream(self, coordinates: range, run: str) -> NoiseStream:
-        return NoiseStream(self.mechanism, self.key, run=run, coordinates=coordinates, arithmetic=self.arithmetic)
-
-    @property
-    def run_words(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(bytes.fromhex(self.run), np.uint32)
-
-    def lay_out(self, tree: Any, shardings: Any) -> Layout:
-        if self.layout is None:
-            layout = Layout.of(tree, shardings)
-            layout.check_processes()
-            self.layout = layout
-            self.decisions = _Shared(len(self.layout.local))
-            self._begin_journal(self.layout)
-            return self.layout
-        made = Layout.of(tree, None)
-        if (made.structure, made.shapes) != (self.layout.structure, self.layout.shapes):
-            raise ValueError(
-                "the tree differs from that of the first call, but one transformation serves one model: its leaves "
-                f"have shapes {list(made.shapes)}, and had {list(self.layout.shapes)}"
-            )
-        return self.layout
-
-    def release(
-        self, device: Any, step: Any, meant: Any, run: Any, not_finite: Any, mark: Any, ticket: Any, *rest: Any
-    ) -> tuple[Any, ...]:
-        """The next step, whether the gradient is kept, and what is released of the sums of a device, which came under a
-        ticket but for the rest of each leaf; in float arithmetic its noise alone. The callback."""
-        assert self.layout is not None
-        shapes = self.layout.local_shapes
-        size = sum(map(prod, shapes))
-        # Before anything can be refused, so that nothing stays behind.
-        flat = self.uploads.take(ticket, rest) if rest else np.zeros(size, np.float32)
-        assert flat.shape == (size,)
-        device, step = int(device), int(step)
-        named = np.asarray(run).tobytes().hex()
-        if named != self.run:
-            raise BindingError(
-                "the optimizer's state is of another run: initialise it with this transformation, or make the "
-                f"transformation with run={named!r} and the journal of that run"
-            )
-        if step >= self.mechanism.steps:
-            self.mechanism.check_steps(step + 1)
-        if meant >= 0 and meant != step:
-            raise MismatchError(
-                f"the batch was drawn for step {int(meant)}, but the optimizer's state is at step {step}, and the guarantee is for "
-                "every batch in its own: take one update for each batch, as it comes; to go on elsewhere, take batches.after(state)"
-            )
-        if not_finite:
-            raise ValueError(
-                f"{int(not_finite)} numbers of the gradient are not finite, and what is not finite shows through any "
-                "noise: clip every example before, as clipped_sum does"
-            )
-        self._take(device, step)
-        try:
-            kept = self._decide(step, np.array(mark, np.float32))
-        except BaseException:
-            # Nothing left: the step may be asked for again, with what it was journalled with.
-            with self.lock:
-                self.next_step[device] = step
-            raise
-        if kept:
-            for begin, start, stop in self.layout.devices[device]:
-                part = slice(begin, begin + stop - start)
-                flat[part] = self._released((start, stop), step, flat[part])
-        pieces = np.split(flat, np.cumsum([prod(shape) for shape in shapes])[:-1]) if shapes else []
-        return (np.int32(step + 1), np.bool_(kept), *(piece.reshape(shape) for piece, shape in zip(pieces, shapes)))
-
-    def _take(self, device: int, step: int) -> None:
-        """Takes a step for a device, once and in order."""
-        with self.lock:
-            expected = self.next_step.get(device, 0 if self.journal is None else step)
-            if step < expected:
-                raise StepReusedError(
-                    f"the optimizer's state is at step {step}, but the noise of that step was released already: a "
-                    "state is good for one update, and each update must take the state of the one before it"
-                )
-            if step > expected:
-                raise MismatchError(
-                    f"the optimizer's state is at step {step}, but this stream is at step {expected}. To go on after a "
-                    "restart, train with add_correlated_noise(…, journal=directory)"
-                )
-            self.next_step[device] = step + 1
-
-    def _decide(self, step: int, mark: np.ndarray[Any, Any]) -> bool:
-        """Whether a step is released, after it is in the journal; False if it was burned."""
-        if self.journal is None:
-            return True
-        with self.lock:
-            if self.stream is None:
-                self.stream = self._open_journal(step)
-            stream = self.stream
-        return bool(self.decisions.at(step, lambda step: self._record(stream, step, mark)))
-
-    def _record(self, journal: DurableStream, step: int, mark: np.ndarray[Any, Any]) -> bool:
-        if journal.next_step > step:
-            # It was burned before a restart.
-            return False
-        if journal.next_step < step:
-            raise MismatchError(
-                f"the optimizer's state is at step {step}, but its journal at step {journal.next_step}: they are not of "
-                "one run"
-            )
-        try:
-            journal.release(mark)
-        except StepReusedError as reused:
-            if not self.burn:
-                raise StepReusedError(
-                    f"step {step} was released before a restart, with other gradients: feed the same batches in the "
-                    'same order, or give up such steps with lost_input="burn"'
-                ) from reused
-            journal.burn()
-            return False
-        return True
-
-    def _released(self, run: tuple[int, int], step: int, sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Sums with a row of noise: those of the first device that asks, for all that hold the run."""
-        with self.lock:
-            if run not in self.segments:
-                assert self.layout is not None
-                holders = [device for device in self.layout.local if run in self.layout.ranges(device)]
-                self.segments[run] = self._stream(range(*run), self.run), _Shared(len(holders))
-            stream, rows = self.segments[run]
-
-        def draw(step: int) -> np.ndarray[Any, Any]:
-            stream.skip_to(step)
-            noisy: np.ndarray[Any, Any] = sums.copy()
-            stream.add_to(noisy)
-            return noisy
-
-        row: np.ndarray[Any, Any] = rows.at(step, draw)
-        return row
-
-    @property
-    def _paths(self) -> tuple[Path, Path]:
-        """The description of the run, and the journal, of this process."""
-        assert self.journal is not None
-        index = jax.process_index()
-        return self.journal / ("run.json" if index == 0 else f"run-{index}.json"), self.journal / f"process-{index}.journal"
-
-    def _coordinates(self, layout: Layout) -> range:
-        """Those of the journal: beyond the coordinates of the model, over the marks of what was released."""
-        begin = sum(map(prod, layout.shapes)) + MARKS * jax.process_index()
-        return range(begin, begin + MARKS)
-
-    def _open_journal(self, step: int) -> DurableStream:
-        """The journal of this process at a step. What is synced there is the step and a keyed digest of the mark."""
-        assert self.layout is not None
-        coordinates = self._coordinates(self.layout)
-        ahead = self._stream(coordinates, self.run)
-        ahead.skip_to(step)
-        return DurableStream.open(
-            self.mechanism,
-            self.key,
-            self._paths[1],
-            checkpoint=ahead.checkpoint_bytes(),
-            coordinates=coordinates,
-            arithmetic=self.arithmetic,
-        )
-
-    def _read_journal(self) -> dict[str, Any] | None:
-        """The description of a run that was begun; None if there is none, or if it ended before it could release."""
-        if self.journal is None:
-            return None
-        path, journal = self._paths
-        if not path.exists():
-            if journal.exists():
-                raise FormatError(
-                    f"{path} is missing beside {journal.name}, which belongs to a run: restore it, or begin a new run "
-                    "in another directory"
-                )
-            return None
-        try:
-            begun: dict[str, Any] = json.loads(path.read_text())
-            run, mechanism, ready = begun["run"], begun["mechanism"], begun["ready"]
-        except (ValueError, KeyError, TypeError) as damage:
-            raise FormatError(f"{path} is not the description of a run: {damage!r}") from damage
-        if mechanism != self.mechanism.identity:
-            raise BindingError(f"the journal at {self.journal} was begun with another mechanism ({mechanism[:16]}…)")
-        if not ready:
-            return None
-        if not journal.exists():
-            raise FormatError(
-                f"{journal} is missing, and without it a noise row could be released twice: restore it, or begin a new "
-                "run in another directory"
-            )
-        assert isinstance(run, str)
-        return begun
-
-    def _begin_journal(self, layout: Layout) -> None:
-        if self.journal is None:
-            return
-        if self.burn and jax.process_count() > 1:
-            raise UnsupportedError('lost_input="burn" needs one decision, and there are several processes: "refuse" it')
-        described = dict(
-            run=self.run,
-            mechanism=self.mechanism.identity,
-            arithmetic=self.arithmetic,
-            shapes=[list(shape) for shape in layout.shapes],
-            shards=[str(sharding.spec) for sharding in layout.shardings or ()],
-            devices=len(layout.devices),
-            draws=self.draws,
-        )
-        begun = self._read_journal()
-        if begun is None:
-            self._create_journal(layout, described)
-            return
-        # The journals of other shards do not say what these released.
-        for name, value in described.items():
-            if name == "draws" and begun.get(name) != value:
-                raise BindingError(
-                    f"the journal at {self.journal} was begun with batches of {begun.get(name)}, and now they are of {value}: "
-                    "examples that took part before would come again. Go on with dpmf.jax.Batches(…, journal=that directory)"
-                )
-            if begun.get(name) != value:
-                raise BindingError(
-                    f"the journal at {self.journal} was begun with the {name} {begun.get(name)}, and now they are "
-                    f"{value}: resume with the same model, the same sharding and the same arithmetic"
-                )
-
-    def _create_journal(self, layout: Layout, described: dict[str, Any]) -> None:
-        """Nothing is released before the description says that the journal is there, so it is missed when it is lost."""
-        assert self.journal is not None
-        self.journal.mkdir(parents=True, exist_ok=True)
-        path, journal = self._paths
-        write_durably(path, json.dumps({**described, "ready": False}).encode())
-        journal.unlink(missing_ok=True)  # left by a start that ended here
-        coordinates = self._coordinates(layout)
-        self.stream = DurableStream.create(
-            self.mechanism,
-            self.key,
-            journal,
-            run=self.run,
-            coordinates=coordinates,
-            arithmetic=self.arithmetic,
-        )
-        write_durably(path, json.dumps({**described, "ready": True}).encode())
