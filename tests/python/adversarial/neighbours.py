@@ -1,65 +1,94 @@
-"""How far one record, or one user, moves what goes to the noise: the same script on neighbours, in clips."""
+"""User scripts on neighbouring data: by how much does one record move what is released?
 
+Every script is run on two sets of data that differ in one record, with the same noise. A record's gradient is the record itself,
+ten times longer than the clip, and zero where the record is absent, so a release moves by what the record counts.
+"""
+
+import dataclasses
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import pytest
 
-#: What a move may be beyond the clip.
-TOLERANCE = 1e-9
-
-
-@dataclass
-class Outcome:
-    """What a script gave to the noise, as real numbers: (step, place) and a vector; and why it was refused, if it was."""
-
-    given: list = field(default_factory=list)
-    refusal: str | None = None
+#: A script keeps its promise if one record moves no release by more than this, in clips; single precision needs the rest.
+ONE = 1 + 1e-5
 
 
-@dataclass
+@dataclasses.dataclass(frozen=True)
 class Script:
-    """A script that users write, or what a client does."""
+    """A small program that somebody might write."""
 
-    run: object
-    refusal: str | None
-    """What it is told, a regular expression; None for one that is right."""
-    exposed: bool
-    """Whether it exceeds the clip where nothing is checked."""
+    run: Callable[..., Any]
+    refusal: str | None = None
+    """What it is refused with; None for scripts that are right."""
+    times: int = 1
+    """Steps in which a record may take part."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the training that it is run with."""
+    name: str = ""
 
-    @property
-    def name(self):
-        return self.run.__name__
-
-
-def collection():
-    """A list of scripts, and the decorator that adds to it."""
-    scripts = []
-
-    def script(refusal=None, *, exposed=False):
-        def add(run):
-            scripts.append(Script(run, refusal, exposed))
-            return run
-
-        return add
-
-    return scripts, script
+    def __str__(self):
+        return (self.name or self.run.__name__).replace("_", " ")
 
 
-def clips_moved(one, other, clip, may):
-    """By how many clips the worst step of two outcomes moves, beyond what the unit may there: 1 is the most that is right.
+@dataclasses.dataclass
+class Moved:
+    """What one record moved: the largest release in clips, and how many of them."""
 
-    may(step) says whether the unit takes part in a step; where it does not, nothing may move. A row of noise that is used with two
-    inputs, or in one of the outcomes only, is infinitely many.
+    most: float
+    steps: int
+
+
+def moved(released, absent, clip):
+    """Compares the releases of two runs, one row a step; what is kept besides (buffers) must be the same."""
+    (rows, kept), (others, kept_then) = released, absent
+    if any(not np.array_equal(a, b) for a, b in zip(kept, kept_then, strict=True)):
+        return Moved(math.inf, 0)
+    rows, others = np.asarray(rows, float), np.asarray(others, float)
+    assert rows.shape == others.shape, "neighbours take the same number of steps"
+    moves = np.linalg.norm(rows - others, axis=1) / clip
+    return Moved(float(moves.max(initial=0)), int((moves > 1e-6).sum()))
+
+
+def moved_exactly(given, absent, clip, turns):
+    """Compares what went to the noise in two runs, as real numbers: vectors by (step, place).
+
+    turns(step) says whether the record takes part in a step; the steps that count are those that it moved all the same. A row of
+    noise in one of the runs only moved infinitely far.
     """
-    vectors, others = dict(one.given), dict(other.given)
-    if vectors.keys() != others.keys() or any(len(set(dict(o.given))) != len(o.given) for o in (one, other)):
-        return math.inf
+    if given.keys() != absent.keys():
+        return Moved(math.inf, 0)
     squares = {}
-    for place, vector in vectors.items():
-        a, b = np.asarray(vector, np.float64).tolist(), np.asarray(others[place], np.float64).tolist()
-        moved = sum((Fraction(x) - Fraction(y)) ** 2 for x, y in zip(a, b, strict=True))
-        squares[place[0]] = squares.get(place[0], 0) + moved
-    over = [math.sqrt(moved) / clip + (0 if may(step) else moved > 0) for step, moved in squares.items()]
-    return max(over, default=0.0)
+    for (step, place), vector in given.items():
+        pairs = zip(np.asarray(vector, float).tolist(), np.asarray(absent[step, place], float).tolist(), strict=True)
+        squares[step] = squares.get(step, 0) + sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs)
+    most = max((math.sqrt(square) / clip for square in squares.values()), default=0.0)
+    return Moved(most, sum(square > 0 and not turns(step) for step, square in squares.items()))
+
+
+def judge(script, measure, accepted):
+    """Runs a script with all checks: a record counts once, or the script is refused with its sentence."""
+    if script.refusal is None:
+        found = measure(script)
+        # Less than that would be a test of nothing.
+        assert 0.9 < found.most <= ONE and found.steps <= script.times, found
+    else:
+        with pytest.raises(accepted, match=script.refusal):
+            found = measure(script)
+            pytest.fail(f"it was not refused, and a record moved {found}")
+
+
+def exceeding(scripts, measure):
+    """The scripts in which a record moves a release by more than the clip, or moves too many of them, when nothing is checked."""
+    names = []
+    for script in scripts:
+        try:
+            found = measure(script)
+        except Exception:  # it cannot even run
+            continue
+        if found.most > ONE or found.steps > script.times:
+            names.append(str(script))
+    return names

@@ -14,8 +14,9 @@ def remedies(words: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except MismatchError as refused:
-        if refused.fault not in words:
+        fault = refused.fault
+        if fault is None or fault not in words:
             raise
-        told = MismatchError(f"{refused}: {words[refused.fault]}")
-        told.fault = refused.fault
+        told = MismatchError(f"{refused}: {words[fault]}")
+        told.fault = fault
         raise told from refused

@@ -10,7 +10,9 @@ mod newton;
 mod phased;
 mod point;
 mod primal;
+mod state_space;
 
+pub use crate::linalg::DENSE_LIMIT;
 pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
 pub use dual::{
@@ -18,19 +20,17 @@ pub use dual::{
 };
 pub use linear::Linear as LinearOracle;
 pub use point::Dual;
+pub use state_space::Order;
 
-use crate::error::{Error, Result};
-use crate::form::state_space::Order;
+use crate::error::{DualPoint, Error, Result};
 use crate::form::{self, Representation};
+use crate::linalg::within_dense_limit;
 use crate::participation::Participation;
 use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-
-/// Largest number of steps for which n × n matrices are formed.
-pub const DENSE_LIMIT: usize = 16_384;
 
 /// Steps up to which the loss of the linear solver may be measured anew by a decomposition, which takes milliseconds.
 const REMEASURED: usize = 256;
@@ -228,7 +228,7 @@ fn prove(
             target: options.gap,
             iterations: found.iterations,
             reason: reason.unwrap_or("the rest is within the rounding of 64-bit arithmetic"),
-            dual: Box::new(found.dual.clone()),
+            dual: Box::new(DualPoint::from(&found.dual)),
         }),
     }
 }
@@ -275,16 +275,6 @@ fn descend(
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     within_dense_limit(workload.steps())?;
     Ok(workload.to_dense())
-}
-
-pub(crate) fn within_dense_limit(n: usize) -> Result<()> {
-    if n > DENSE_LIMIT {
-        return Err(Error::Unsupported {
-            what: format!("a dense matrix of {n} × {n} entries"),
-            hint: "matrices are formed for at most 16384 steps; use the linear solver and a streaming factorization",
-        });
-    }
-    Ok(())
 }
 
 /// How small a streaming factorization should be.

@@ -1,6 +1,7 @@
 //! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
 
 pub mod banded;
+mod dense;
 pub(crate) mod double;
 pub(crate) mod front;
 pub(crate) mod gramian;
@@ -11,8 +12,10 @@ pub(crate) mod phases;
 pub(crate) mod product;
 pub mod rational;
 pub(crate) mod small;
-pub(crate) mod spectrum;
 pub mod udu;
+
+pub use dense::DENSE_LIMIT;
+pub(crate) use dense::within_dense_limit;
 
 /// Widest band for which the array algorithms are compiled; momentum with averaged iterates needs 3.
 pub const MAX_BANDWIDTH: usize = 4;
