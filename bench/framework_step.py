@@ -133,8 +133,9 @@ def with_jax():
     update = jax.jit(noise.update)
     expected = Expected(mechanism, key, "bench")
     nothing = np.zeros(dimension, np.float32)
-    for step in range(mechanism.steps):
-        seconds, (noisy, state) = timed(lambda: jax.block_until_ready(update(gradient, state, step=step)))
+    for batch in batches:
+        total = dpmf.jax.Sum.of(gradient, batch=batch)
+        seconds, (noisy, state) = timed(lambda: jax.block_until_ready(update(total, state)))
         expected.check(nothing, np.asarray(noisy), COHORT)
         yield seconds
 
@@ -183,26 +184,26 @@ def with_flower():
         size = dict(clients=4000) if mechanism.sampling != "none" else dict(cohort=COHORT)
         strategy = dpmf.flower.PrivateFedAvg(mechanism, pathlib.Path(folder) / "run", arithmetic=arithmetic, **size)
         start = ArrayRecord({"weight": Array(np.zeros(dimension, np.float32))})
-        run = dpmf.flower._Run(mechanism, strategy.directory, start, strategy.arithmetic, strategy.clients())
+        run = dpmf.flower.Run(mechanism, strategy.directory, start, strategy.arithmetic, strategy.clients())
         run.clients.begin({f"{unit:04}" for unit in range(4000)}, run.key)
+        run.follow()
         strategy._run = run
-        expected = Expected(mechanism, run.key, run.stream.run)
-        release = run.stream.release
-        released = []
+        expected = Expected(mechanism, run.key, run.private.run)
+        private, released = run.private, []
 
-        class Stream:
-            """The stream, of which what it released is kept."""
+        class Timed:
+            """The run, of which what it released is kept."""
 
             def __getattr__(self, name):
-                return getattr(stream, name)
+                return getattr(private, name)
 
-            def release(self, values):
-                seconds, step = timed(lambda: release(values))
-                released[:] = [seconds, values.copy()]
+            def release(self, total, noisy):
+                seconds, step = timed(lambda: private.release(total, noisy))
+                released[:] = [seconds, noisy.copy()]
                 return step
 
-        stream, run.stream = run.stream, Stream()
-        nothing = np.zeros(dimension)
+        run.private = Timed()
+        nothing = np.zeros(dimension, np.float32)
         while True:
             strategy.aggregate_train(1, [])
             expected.check(nothing, released[1], 1)

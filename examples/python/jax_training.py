@@ -42,8 +42,8 @@ inputs, labels = draw(EXAMPLES)
 def step(parameters, state, batch):
     examples = inputs[batch.indices], labels[batch.indices]
     # 3. Clip every example. What was seen on the way is not covered by the guarantee.
-    total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, mask=batch.mask, micro_batch=64)
-    updates, state = optimizer.update(total, state, parameters, step=batch.step)
+    total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, batch=batch, micro_batch=64)
+    updates, state = optimizer.update(total, state, parameters)
     return optax.apply_updates(parameters, updates), state, seen
 
 

@@ -129,6 +129,14 @@ def close(values, expected, mechanism=MECHANISM):
     return np.sort(off)[-2] <= 1e-5 * np.abs(expected).max() and off.max() <= 10 * stream.grid / COHORT
 
 
+def clipped_sum(updates, clip, dimension):
+    """The sum that the server takes, as real numbers."""
+    bound, total = dpmf._core._Clip(clip, dimension), np.zeros(dimension, np.int64)
+    for update in updates:
+        bound.add_rows([update[None, :]], [total])
+    return total * bound.unit
+
+
 START = np.linspace(-1, 1, DIMENSION).astype(np.float32)
 
 WORKLOADS = {
@@ -171,9 +179,10 @@ def test_clipping_holds_after_rounding(scale):
     random = np.random.default_rng(0)
     for clip in (1e-3, 0.3, 1.0, 7.0):
         update = random.standard_normal(10_000) * scale
-        norm = np.linalg.norm(dpmf.flower._clip(update, clip).astype(np.float64))
+        norm = np.linalg.norm(dpmf.flower._client.clipped(update, clip).astype(np.float64))
         assert norm <= clip
-        assert norm >= (1 - 1e-6) * min(clip, np.linalg.norm(update))
+        # But for half a unit of the server's grid in every coordinate.
+        assert norm >= (1 - 1e-6) * min(clip, np.linalg.norm(update)) - 2**-33 * np.sqrt(10_000) * clip
 
 
 @pytest.mark.parametrize("count", [2, 9, 5000])
@@ -181,24 +190,24 @@ def test_clipping_holds_after_rounding(scale):
 def test_one_client_moves_the_sum_by_at_most_the_clip(count, clip):
     """Clients that all pull the same way: float32 would round the sum further than one of them moves it."""
     updates = list(1 + np.random.default_rng(1).random((count, 5)))
-    whole = dpmf.flower._clipped_sum(updates, clip, 5)
+    whole = clipped_sum(updates, clip, 5)
     assert whole.dtype == np.float64
     for index in range(0, count, max(count // 16, 1)):
         without = [update for number, update in enumerate(updates) if number != index]
-        rest = dpmf.flower._clipped_sum(without, clip, 5)
+        rest = clipped_sum(without, clip, 5)
         # As real numbers, and nothing but the grid keeps it from the whole clip.
         moved = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(whole.tolist(), rest.tolist()))
         assert Fraction(clip * (1 - 1e-8)) ** 2 < moved <= Fraction(clip) ** 2
-        assert dpmf.flower._clipped_sum(without[::-1], clip, 5).tobytes() == rest.tobytes()
+        assert clipped_sum(without[::-1], clip, 5).tobytes() == rest.tobytes()
 
 
 @pytest.mark.parametrize("options", [dict(), dict(arithmetic="float")], ids=str)
 def test_the_exact_sum_goes_to_the_noise(tmp_path, monkeypatch, options):
-    """One round: the model is that of the sum in float64, released by the stream of the run."""
+    """One round: the model is that of the sum in whole numbers, released by the run."""
     rounds = []
 
     class Stream:
-        """A stream that keeps what it was given, and what came of it."""
+        """A run that keeps what it was given, and what came of it."""
 
         def __init__(self, stream):
             self.stream = stream
@@ -206,22 +215,27 @@ def test_the_exact_sum_goes_to_the_noise(tmp_path, monkeypatch, options):
         def __getattr__(self, name):
             return getattr(self.stream, name)
 
-        def release(self, values):
-            given = values.copy()
-            step = self.stream.release(values)
-            rounds.append((given, values.copy(), self.stream.grid))
+        def __setattr__(self, name, value):
+            if name == "stream":
+                super().__setattr__(name, value)
+            else:
+                setattr(self.stream, name, value)
+
+        def release(self, total, released):
+            given = total.copy()
+            step = self.stream.release(total, released)
+            rounds.append((given, released.astype(np.float64)))
             return step
 
-    opened = dpmf.flower._Run._open_stream
-    monkeypatch.setattr(dpmf.flower._Run, "_open_stream", lambda *arguments: Stream(opened(*arguments)))
+    opened = dpmf.flower.Run._open
+    monkeypatch.setattr(dpmf.flower.Run, "_open", lambda *arguments: Stream(opened(*arguments)))
     mechanism = plan()
     # All are clipped, by the server, so that float32 does not hold their sum.
     app = client(lambda partition: np.random.default_rng(partition).standard_normal(DIMENSION), mods=[])
     result = strategy(tmp_path, mechanism=mechanism, **options).start(Nodes(app), arrays(START), num_rounds=1)
-    given, noisy, grid = rounds[0]
-    assert given.dtype == np.float64
-    units = given / dpmf._sums.spacing(CLIP)
-    assert np.array_equal(units, np.round(units)) and not np.array_equal(given, given.astype(np.float32))
+    given, noisy = rounds[0]
+    assert given.dtype == np.int64 and not np.array_equal(given, given.astype(np.float32))
+    grid = dpmf.NoiseStream(mechanism, dpmf.NoiseKey.generate(), dimension=1, **options).grid
     assert (grid is None) == bool(options)
     if grid is not None:
         assert np.array_equal(noisy / grid, np.round(noisy / grid))
@@ -286,7 +300,7 @@ class Crashing:
 
     def __init__(self, monkeypatch, at):
         self.left, self.released = at, []
-        write, crash = dpmf.flower.write_durably, self
+        write, crash = dpmf.flower._run.write_durably, self
 
         def crashing_write(path, data):
             crash.tick()
@@ -300,21 +314,27 @@ class Crashing:
             def __getattr__(self, name):
                 return getattr(self.stream, name)
 
-            def release(self, values):
+            def __setattr__(self, name, value):
+                if name == "stream":
+                    super().__setattr__(name, value)
+                else:
+                    setattr(self.stream, name, value)
+
+            def release(self, total, released):
                 crash.tick()
-                given = values.tobytes()
-                step = self.stream.release(values)
-                crash.released.append((step, given, values.tobytes()))
+                given = total.tobytes()
+                step = self.stream.release(total, released)
+                crash.released.append((step, given, released.tobytes()))
                 crash.tick()
 
             def burn(self):
                 self.stream.burn()
                 crash.tick()
 
-        opened = dpmf.flower._Run._open_stream
-        monkeypatch.setattr(dpmf.flower, "write_durably", crashing_write)
-        monkeypatch.setattr(dpmf._flower_clients, "write_durably", crashing_write)
-        monkeypatch.setattr(dpmf.flower._Run, "_open_stream", lambda run, saved: Stream(opened(run, saved)))
+        opened = dpmf.flower.Run._open
+        monkeypatch.setattr(dpmf.flower._run, "write_durably", crashing_write)
+        monkeypatch.setattr(dpmf.flower._clients, "write_durably", crashing_write)
+        monkeypatch.setattr(dpmf.flower.Run, "_open", lambda run, saved: Stream(opened(run, saved)))
 
     def tick(self):
         self.left -= 1
@@ -407,7 +427,7 @@ def test_whatever_stops_a_run_no_noise_is_used_twice(tmp_path, monkeypatch, repe
 def test_a_run_that_is_interrupted_ends_with_the_same_bits(tmp_path, monkeypatch, way):
     options = way()
     # Whom a ledger chooses is decided anew at every round; here in the same way for both.
-    monkeypatch.setattr(dpmf._flower_clients.random, "SystemRandom", lambda: random.Random(5))
+    monkeypatch.setattr(dpmf.flower._clients.random, "SystemRandom", lambda: random.Random(5))
     strategy(tmp_path / "whole", **options).start(Nodes(client()), arrays(START), num_rounds=0)
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     whole = strategy(tmp_path / "whole", **options).start(Nodes(client()), arrays(START))
@@ -982,8 +1002,8 @@ def test_a_malformed_reply_counts_for_nothing_and_stops_nobody(tmp_path, fault, 
 
     nodes = Nodes(replies_of(content))
     result = strategy(tmp_path).start(nodes, arrays(START), num_rounds=1)
-    total = dpmf.flower._clipped_sum(
-        [dpmf.flower._rounded(START) - (START - gradient(partition)).astype(np.float32) for _, partition in nodes.trained
+    total = clipped_sum(
+        [dpmf.flower._vectors.rounded(START) - (START - gradient(partition)).astype(np.float32) for _, partition in nodes.trained
          if partition % 2 == 0], CLIP, DIMENSION)
     row = noisy_sums(tmp_path, [total])[0]
     expected = START - MECHANISM.workload.learning_rates[0] * row / COHORT
@@ -991,8 +1011,8 @@ def test_a_malformed_reply_counts_for_nothing_and_stops_nobody(tmp_path, fault, 
 
 
 def test_an_update_of_another_length_is_no_summand():
-    with pytest.raises(ValueError, match=r"shape \(1,\), but it must have 5 numbers"):
-        dpmf.flower._clipped_sum([np.ones(1)], 1.0, 5)
+    with pytest.raises(ValueError, match="5"):
+        clipped_sum([np.ones(1)], 1.0, 5)
 
 
 def test_a_node_that_does_not_say_who_it_is_is_not_asked(tmp_path, caplog):
@@ -1069,3 +1089,38 @@ def test_the_mod_sends_nothing_without_terms():
     bare = Message(RecordDict({"arrays": arrays(START), "config": ConfigRecord({})}), dst_node_id=1, message_type="train")
     reply = client()(bare, context)
     assert reply.has_error() and "no terms" in reply.error.reason
+
+
+def test_a_run_of_0_2_goes_on(tmp_path):
+    """Its journal is a stream over sums in float64, and its model and cohorts are kept as now."""
+    whole, _ = tmp_path / "whole", strategy(tmp_path / "whole").start(Nodes(client()), arrays(START), num_rounds=0)
+    directory = tmp_path / "before"
+    shutil.copytree(whole, directory)
+    key = dpmf.NoiseKey.read(directory / "noise.key")
+    total = np.zeros(DIMENSION)
+    with np.load(directory / "state.npz") as state:
+        kept = dict(state)
+    with dpmf.DurableStream.open(MECHANISM, key, directory / "journal", dimension=DIMENSION) as stream:
+        stream.release(total)
+        kept.update(step=np.int64(1), stream=np.frombuffer(stream.checkpoint_bytes(), np.uint8))
+    np.savez(directory / "state.npz", **kept)
+    nodes = Nodes(client())
+    result = strategy(directory).start(nodes, arrays(START))
+    assert sorted({step for step, _ in nodes.trained}) == [1, 2, 3]
+    assert result.train_metrics_clientapp[4]["given-up"] == 0
+
+
+def test_a_round_is_aggregated_once(tmp_path):
+    """By a script that calls what start() calls."""
+    trained = strategy(tmp_path)
+    nodes = Nodes(client())
+    aggregate = trained.aggregate_train
+
+    def twice(number, replies):
+        replies = list(replies)
+        aggregate(number, replies)
+        return aggregate(number, replies)
+
+    trained.aggregate_train = twice
+    with pytest.raises(dpmf.MismatchError, match="call neither configure_train nor aggregate_train yourself"):
+        trained.start(nodes, arrays(START))

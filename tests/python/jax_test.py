@@ -35,7 +35,13 @@ def tree(step):
     return {name: jnp.asarray(random.standard_normal(shape), jnp.float32) for name, shape in SHAPES.items()}
 
 
+def summed(gradients, batch=None):
+    """A sum as if of one example."""
+    return dpmf.jax.Sum.of(gradients, 1, batch=batch)
+
+
 def flat(values):
+    values = values.gradients if isinstance(values, dpmf.jax.Sum) else values
     return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(values)])
 
 
@@ -54,7 +60,7 @@ def expected_rows(steps=STEPS, **options):
 def host_of(noise):
     """What lives outside of jit."""
     cells = [cell.cell_contents for cell in noise.update.__closure__]
-    (host,) = [cell for cell in cells if isinstance(cell, dpmf.jax._Host)]
+    (host,) = [cell for cell in cells if isinstance(cell, dpmf.jax.Host)]
     return host
 
 
@@ -71,7 +77,7 @@ def test_noisy_gradients_are_those_of_the_stream(compile, options):
     update = compile(noise.update)
     state = noise.init(tree(0))
     for step, row in enumerate(expected_rows(**options)):
-        noisy, state = update(tree(step), state)
+        noisy, state = update(summed(tree(step)), state)
         assert flat(noisy).tobytes() == row.tobytes()
         units = flat(noisy).astype(np.float64) / dpmf.NoiseStream(MECHANISM, KEY, dimension=1).grid
         assert np.array_equal(units, np.round(units)) == (options.get("arithmetic", "exact") == "exact")
@@ -85,7 +91,7 @@ def test_a_scan_draws_the_same_rows():
     @jax.jit
     def run(state):
         def body(state, gradient):
-            noisy, state = noise.update(gradient, state)
+            noisy, state = noise.update(summed(gradient), state)
             return state, noisy
 
         return jax.lax.scan(body, state, gradients)
@@ -99,11 +105,11 @@ def test_an_old_state_is_refused_and_the_run_goes_on():
     noise = transformation()
     update = jax.jit(noise.update)
     first = noise.init(tree(0))
-    _, second = update(tree(0), first)
-    assert "good for one update" in failure(lambda: update(tree(1), first))
+    _, second = update(summed(tree(0)), first)
+    assert "good for one update" in failure(lambda: update(summed(tree(1)), first))
     # A new trace of the same function changes nothing.
-    assert "good for one update" in failure(lambda: jax.jit(lambda g, s: noise.update(g, s))(tree(1), first))
-    noisy, _ = update(tree(1), second)
+    assert "good for one update" in failure(lambda: jax.jit(lambda g, s: noise.update(summed(g), s))(tree(1), first))
+    noisy, _ = update(summed(tree(1)), second)
     assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
 
 
@@ -113,12 +119,12 @@ def test_lanes_of_a_vmap_do_not_share_a_row():
     # One leaf with lanes is enough.
     lanes = {**tree(0), "stack": jnp.zeros((2, *SHAPES["stack"]))}
     axes = {"bias": None, "kernel": None, "stack": 0}
-    assert "good for one update" in failure(lambda: jax.vmap(noise.update, in_axes=(axes, None))(lanes, state))
+    assert "good for one update" in failure(lambda: jax.vmap(lambda g, s: noise.update(summed(g), s), in_axes=(axes, None))(lanes, state))
 
 
 def test_lanes_with_large_leaves_keep_apart():
     """Their pieces come to the host in turns."""
-    size = 3 * dpmf._jax_layout.PIECE + 5
+    size = 3 * dpmf.jax._layout.PIECE + 5
     noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="lanes")
     state = noise.init(jnp.zeros(size))
     host = host_of(noise)
@@ -126,7 +132,7 @@ def test_lanes_with_large_leaves_keep_apart():
     take = host.uploads.take
     host.uploads.take = lambda *arguments: taken.append(take(*arguments)) or taken[-1].copy()
     lanes = jnp.asarray(np.random.default_rng(0).standard_normal((2, size)), jnp.float32)
-    assert "good for one update" in failure(lambda: jax.vmap(noise.update, in_axes=(0, None))(lanes, state))
+    assert "good for one update" in failure(lambda: jax.vmap(lambda g, s: noise.update(summed(g), s), in_axes=(0, None))(lanes, state))
     assert [sums.tobytes() for sums in taken] == [np.asarray(lane).tobytes() for lane in lanes]
     assert not host.uploads.held
 
@@ -135,15 +141,15 @@ def test_one_step_too_many_says_so():
     noise = transformation()
     state = noise.init(tree(0))
     for step in range(STEPS):
-        _, state = noise.update(tree(step), state)
-    assert f"plan with steps={STEPS + 1}" in failure(lambda: noise.update(tree(0), state))
+        _, state = noise.update(summed(tree(step)), state)
+    assert f"plan with steps={STEPS + 1}" in failure(lambda: noise.update(summed(tree(0)), state))
 
 
 def test_a_state_of_another_run_or_a_later_step_is_refused():
     noise, other = transformation(), transformation(experiment="other")
-    assert "another run" in failure(lambda: noise.update(tree(0), other.init(tree(0))))
+    assert "another run" in failure(lambda: noise.update(summed(tree(0)), other.init(tree(0))))
     later = noise.init(tree(0))._replace(step=jnp.int32(3))
-    assert "journal=directory" in failure(lambda: noise.update(tree(0), later))
+    assert "journal=directory" in failure(lambda: noise.update(summed(tree(0)), later))
 
 
 def test_mistakes_are_answered_before_anything_runs():
@@ -187,7 +193,7 @@ def test_shards_draw_the_bits_of_an_unsharded_run(specs, journalled, arithmetic,
     state = noise.init(sharded(tree(0), specs))
     for step, row in enumerate(expected_rows(arithmetic=arithmetic)):
         gradient = sharded(tree(step), specs)
-        noisy, state = update(gradient, state)
+        noisy, state = update(summed(gradient), state)
         assert flat(noisy).tobytes() == row.tobytes()
         assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim),
                                                 noisy, gradient)))
@@ -197,17 +203,17 @@ def test_shards_draw_the_bits_of_an_unsharded_run(specs, journalled, arithmetic,
             for shard in leaf.addressable_shards:
                 parts.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
             assert all(len(bits) == 1 for bits in parts.values())
-    assert "good for one update" in failure(lambda: update(gradient, state._replace(step=state.step - 1)))
+    assert "good for one update" in failure(lambda: update(summed(gradient), state._replace(step=state.step - 1)))
 
 
 def test_a_device_keeps_the_streams_of_its_own_shard_only():
     mesh = Mesh(np.array(jax.devices()), ("x",))
     shape = (10, 4)
-    layout = dpmf.jax.Layout.of(
+    layout = dpmf.jax._layout.Layout.of(
         jnp.zeros(shape), NamedSharding(mesh, PartitionSpec("x"))
     )
     assert layout.devices == (((0, 0, 20),), ((0, 20, 40),))
-    layout = dpmf.jax.Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
+    layout = dpmf.jax._layout.Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
     assert layout.devices[1] == tuple((2 * row, 4 * row + 2, 4 * row + 4) for row in range(10))
 
 
@@ -223,7 +229,7 @@ def test_a_large_model_passes_through_two_devices():
     state = noise.init(gradient)
     stream = dpmf.NoiseStream(mechanism, KEY, run="large", dimension=size)
     for _ in range(4):
-        noisy, state = update(gradient, state)
+        noisy, state = update(summed(gradient), state)
         expected = values.copy()
         stream.add_to(expected)
         assert np.asarray(noisy).tobytes() == expected.tobytes()
@@ -231,13 +237,13 @@ def test_a_large_model_passes_through_two_devices():
 
 def test_the_whole_of_a_sum_is_handed_over():
     """Leaves that end within, at and beyond a piece; the last numbers of each count as the first do."""
-    piece = dpmf._jax_layout.PIECE
+    piece = dpmf.jax._layout.PIECE
     assert 4 * piece <= 100 * 1024
     shapes = [(), (3,), (piece,), (2, piece // 2 + 1), (0, 4), (piece + 1,)]
     random = np.random.default_rng(1)
     leaves = [jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes]
     noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="pieces")
-    noisy, _ = jax.jit(noise.update)(leaves, noise.init(leaves))
+    noisy, _ = jax.jit(noise.update)(summed(leaves), noise.init(leaves))
     expected = flat(leaves)
     dpmf.NoiseStream(MECHANISM, KEY, run="pieces", dimension=expected.size).add_to(expected)
     assert flat(noisy).tobytes() == expected.tobytes()
@@ -250,56 +256,56 @@ def test_a_journal_lets_a_restart_repeat_and_go_on(tmp_path):
     for step in range(4):
         if step == 2:
             saved = state
-        _, state = before.update(tree(step), state)
+        _, state = before.update(summed(tree(step)), state)
     close(before)
     # The process died after step 3; the last saved state is that before step 2.
     after = transformation(journal=tmp_path / "journal", experiment=None)
     after.init(tree(0))
     state = saved
     for step in range(2, STEPS):
-        noisy, state = jax.jit(after.update)(tree(step), state)
+        noisy, state = jax.jit(after.update)(summed(tree(step)), state)
         assert flat(noisy).tobytes() == rows[step].tobytes()
 
 
 def close(noise):
     """Lets go of the journal locks, as the end of a process does."""
-    host_of(noise).stream.close()
+    host_of(noise).run.close()
 
 
 def test_a_journal_refuses_other_data_or_burns(tmp_path):
     journal = tmp_path / "journal"
     before = transformation(journal=journal)
     start = before.init(tree(0))
-    _, second = before.update(tree(0), start)
-    before.update(tree(1), second)
+    _, second = before.update(summed(tree(0)), start)
+    before.update(summed(tree(1)), second)
     close(before)
 
     refusing = transformation(journal=journal)
     refusing.init(tree(0))
-    assert 'lost_input="burn"' in failure(lambda: refusing.update(tree(40), second))
-    noisy, _ = refusing.update(tree(1), second)
+    assert 'lost_input="burn"' in failure(lambda: refusing.update(summed(tree(40)), second))
+    noisy, _ = refusing.update(summed(tree(1)), second)
     assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
     close(refusing)
 
     burning = transformation(journal=journal, lost_input="burn")
     burning.init(tree(0))
-    nothing, third = burning.update(tree(40), second)
+    nothing, third = burning.update(summed(tree(40)), second)
     assert not flat(nothing).any()
     close(burning)
 
     # Another crash: the burned step stays burned, also for the input it first had.
     again = transformation(journal=journal)
     again.init(tree(0))
-    nothing, third = again.update(tree(1), second)
+    nothing, third = again.update(summed(tree(1)), second)
     assert not flat(nothing).any()
-    noisy, _ = again.update(tree(2), third)
+    noisy, _ = again.update(summed(tree(2)), third)
     assert flat(noisy).tobytes() == expected_rows()[2].tobytes()
     close(again)
 
 
 def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     noise = transformation(journal=tmp_path)
-    noise.update(tree(0), noise.init(tree(0)))
+    noise.update(summed(tree(0)), noise.init(tree(0)))
     close(noise)
     with pytest.raises(dpmf.BindingError, match="another mechanism"):
         dpmf.jax.add_correlated_noise(MECHANISM.calibrate(1, 1e-6), KEY, journal=tmp_path)
@@ -318,7 +324,7 @@ def begin(directory, steps=2):
     noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=directory)
     state = noise.init(tree(0))
     for step in range(steps):
-        noisy, state = noise.update(tree(step), state)
+        noisy, state = noise.update(summed(tree(step)), state)
     close(noise)
     return state
 
@@ -353,7 +359,7 @@ def test_a_start_that_was_interrupted_is_made_again(tmp_path, monkeypatch, at):
                 raise KeyboardInterrupt
             path.write_bytes(data)
 
-        patch.setattr(dpmf.jax, "write_durably", write)
+        patch.setattr(dpmf.jax._host, "write_durably", write)
         noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
         with pytest.raises(KeyboardInterrupt):
             noise.init(tree(0))
@@ -365,13 +371,13 @@ def test_a_start_that_was_interrupted_is_made_again(tmp_path, monkeypatch, at):
 def test_a_state_ahead_of_its_journal_is_refused(tmp_path):
     noise = transformation(journal=tmp_path)
     later = noise.init(tree(0))._replace(step=jnp.int32(3))
-    assert "its journal at step 0" in failure(lambda: noise.update(tree(0), later))
+    assert "the run is at step 0" in failure(lambda: noise.update(summed(tree(0)), later))
 
 
 def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path):
     def first(key, **options):
         noise = dpmf.jax.add_correlated_noise(MECHANISM, key, **options)
-        return flat(noise.update(tree(0), noise.init(tree(0)))[0]).tobytes()
+        return flat(noise.update(summed(tree(0)), noise.init(tree(0)))[0]).tobytes()
 
     key = dpmf.NoiseKey.generate()
     assert first(key) != first(key)
@@ -392,9 +398,9 @@ def test_what_is_not_finite_is_refused_before_it_is_released(value, compile, pla
     state = noise.init(place(tree(0)))
     bad = tree(0)
     bad["kernel"] = bad["kernel"].at[5, 2].set(value)
-    assert "1 numbers of the gradient are not finite" in failure(lambda: update(place(bad), state))
+    assert "1 numbers of the gradient are not finite" in failure(lambda: update(summed(place(bad)), state))
     # The step is still there, for a gradient that is.
-    noisy, _ = update(place(tree(0)), state)
+    noisy, _ = update(summed(place(tree(0))), state)
     assert flat(noisy).tobytes() == expected_rows()[0].tobytes()
 
 
@@ -413,7 +419,7 @@ def test_parts_of_a_step_are_added_up(compile):
     stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION)
     for step in range(STEPS):
         for part in range(3):
-            updates, state = update(tree(3 * step + part), state)
+            updates, state = update(summed(tree(3 * step + part)), state)
             assert flat(updates).any() == (part == 2)
         expected = flat(tree(3 * step)) + flat(tree(3 * step + 1)) + flat(tree(3 * step + 2))
         stream.add_to(expected)
@@ -444,7 +450,7 @@ def test_parameters_are_frozen_behind_the_noise_and_thawed_later():
     for optimizer, sign in ((frozen, 1), (labelled, -1)):
         state = optimizer.init(tree(0))
         for step, row in enumerate(rows):
-            updates, state = jax.jit(optimizer.update)(tree(step), state, tree(0))
+            updates, state = jax.jit(optimizer.update)(summed(tree(step)), state, tree(0))
             assert not updates["kernel"].any()
             assert flat(updates["bias"]).tobytes() == (sign * row[:4]).tobytes()
     # Thawed after three steps: from then on the row of the stream, as if it had never been frozen.
@@ -454,11 +460,11 @@ def test_parameters_are_frozen_behind_the_noise_and_thawed_later():
     @jax.jit
     def update(gradient, state):
         cold = state.step < 3
-        updates, state = noise.update(gradient, state)
+        updates, state = noise.update(summed(gradient), state)
         return {**updates, "kernel": jnp.where(cold, 0.0, updates["kernel"])}, state
 
     for step, row in enumerate(rows):
-        updates, state = update(tree(step), state)
+        updates, state = update(summed(tree(step)), state)
         assert flat(updates["kernel"]).tobytes() == (row[4:52] if step >= 3 else np.zeros(48, np.float32)).tobytes()
 
 
@@ -466,14 +472,14 @@ def test_pmap_and_shard_map_around_it_are_refused():
     noise = transformation()
     state = noise.init(jnp.zeros(4))
     with pytest.raises(dpmf.UnsupportedError, match="on each of several devices.*call update outside"):
-        jax.pmap(lambda gradient: noise.update(gradient, state))(jnp.zeros((2, 4)))
+        jax.pmap(lambda gradient: noise.update(summed(gradient), state))(jnp.zeros((2, 4)))
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    spread = jax.shard_map(lambda gradient: noise.update(gradient, state)[0], mesh=mesh, in_specs=PartitionSpec("data"),
+    spread = jax.shard_map(lambda gradient: noise.update(summed(gradient), state)[0], mesh=mesh, in_specs=PartitionSpec("data"),
                            out_specs=PartitionSpec("data"))
     with pytest.raises(dpmf.UnsupportedError, match="on each of several devices \\(data\\)"):
         jax.jit(spread)(jnp.zeros(8))
     # Nothing was released.
-    noisy, _ = noise.update(jnp.zeros(4), state)
+    noisy, _ = noise.update(summed(jnp.zeros(4)), state)
     row = np.zeros(4, np.float32)
     dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=4).add_to(row)
     assert np.asarray(noisy).tobytes() == row.tobytes()
@@ -498,7 +504,7 @@ def test_sgd_computes_the_planned_workload(options):
     noisy, iterates = [], []
     for step in range(STEPS):
         gradient = flat(tree(step))
-        updates, state = jax.jit(optimizer.update)(jnp.asarray(gradient), state, parameters)
+        updates, state = jax.jit(optimizer.update)(summed(jnp.asarray(gradient)), state, parameters)
         parameters = optax.apply_updates(parameters, updates)
         stream.add_to(gradient)
         noisy.append(gradient / 4.0)
@@ -542,11 +548,12 @@ def test_one_example_moves_the_sum_by_at_most_the_clip(dtype, count, parts):
     clipped = jax.jit(lambda values: dpmf.jax.clipped_sum(values, 1.0, parts=parts))
 
     def total(values):
-        summed = clipped(values)
-        assert summed.dtype == jnp.float32
+        added = clipped(values)
+        assert added.gradients.dtype == jnp.float32
         for other in others:
-            summed = summed + clipped(other)
-        return np.asarray(summed, np.float64)
+            added = added + clipped(other)
+        assert int(added.contributions) == count * parts
+        return np.asarray(added.gradients, np.float64)
 
     def moved(index):
         """Squared, as real numbers: what exact arithmetic takes the sums for."""
@@ -563,7 +570,7 @@ def test_sums_are_exact(count):
     """The same bits in any order, and close to the sum in float64."""
     random = np.random.default_rng(2)
     gradients = ((0.5 + random.random((count, 7))) * 10.0 ** random.integers(-4, 4, (count, 1))).astype(np.float32)
-    sums = [np.asarray(dpmf.jax.clipped_sum(gradients[order], 1.0)) for order in (slice(None), slice(None, None, -1))]
+    sums = [flat(dpmf.jax.clipped_sum(gradients[order], 1.0)) for order in (slice(None), slice(None, None, -1))]
     assert sums[0].tobytes() == sums[1].tobytes()
     norms = np.linalg.norm(gradients.astype(np.float64), axis=1, keepdims=True)
     room = 1 - 2**-13 - count * 2**-22
@@ -582,8 +589,26 @@ def test_too_many_to_add_in_float32():
 
 def test_contributions_that_are_not_finite_count_as_zero():
     gradients = jnp.asarray([[3.0, 4.0], [np.nan, 1.0], [np.inf, 1.0], [0.0, 0.0], [0.0, 0.5]])
-    total = np.asarray(dpmf.jax.clipped_sum(gradients, 1.0))
+    total = flat(dpmf.jax.clipped_sum(gradients, 1.0))
     assert np.allclose(total, [0.6, 0.8 + 0.5], rtol=2e-4)
+
+
+VECTORS = json.loads((pathlib.Path(__file__).parents[2] / "golden" / "clip.json").read_text())
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["about"])
+def test_clipping_is_that_of_the_core(vector):
+    """But for single precision: what is clipped is clipped lower, by a share of 2⁻¹³ and of 2⁻²² for every example, what is not is put
+    on a grid of 2⁻³⁰ to 2⁻²⁹ of the clip, and the sum is rounded to float32."""
+    contributions = np.array(vector["contributions"], np.uint32).view(np.float32)
+    clip, count = vector["clip"], len(contributions)
+    total, seen = dpmf.jax.accumulate(lambda p, x: p @ x, jnp.zeros(contributions.shape[1]), contributions, clip=clip)
+    expected = np.array(vector["sum"]) * vector["unit"]
+    longer = sum(vector["clipped"])
+    room = clip * (1.01 * longer * (2**-13 + 2**-22 * count) + 2**-29 * count) + 2**-23 * np.abs(expected)
+    assert (np.abs(flat(total) - expected) <= room).all()
+    assert float(seen.unprotected_clipped) == pytest.approx(longer / count)
+    assert int(total.contributions) == count
 
 
 def test_the_example_runs():
@@ -623,7 +648,7 @@ noise = dpmf.jax.add_correlated_noise(mechanism, key, batches=batches, denominat
 state = noise.init(placed)
 update = jax.jit(noise.update)
 for batch in batches:
-    noisy, state = update(placed, state, step=batch.step)
+    noisy, state = update(dpmf.jax.Sum.of(placed, batch=batch), state)
 np.save(f"{directory}/{rank}.npy", np.asarray(noisy.addressable_shards[0].data))
 print("run", np.asarray(state.run.addressable_shards[0].data).tobytes().hex())
 """
@@ -672,7 +697,7 @@ def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     # Means are over the expected batch, of a sum of nobody too.
     noisy = dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(), experiment="test")
     nobody = {"w": jnp.zeros(4, jnp.float32)}
-    updates, _ = noisy.update(nobody, noisy.init(nobody))
+    updates, _ = noisy.update(dpmf.jax.Sum.of(nobody, 0), noisy.init(nobody))
     row = np.zeros(4, np.float32)
     dpmf.NoiseStream(mechanism, KEY, run="test", dimension=4).add_to(row)
     np.testing.assert_allclose(updates["w"], row / sampler().expected_batch, rtol=1e-6)
@@ -763,7 +788,7 @@ def test_the_size_of_batches_is_seldom_exceeded_and_does_not_depend_on_the_draws
     from scipy.stats import binom
 
     for units, rate in ((60_000, 0.01), (1000, 0.3), (50, 0.02), (10, 1.0), (200, 0.9)):
-        size = dpmf._jax_data._seldom_longer(units, rate, 1e12)
+        size = dpmf.jax._data._seldom_longer(units, rate, 1e12)
         assert binom.sf(size, units, rate) <= 1e-12
         # And not much longer than it has to be.
         assert size == units or binom.sf(0.9 * size - 3, units, rate) > 1e-12
@@ -797,12 +822,14 @@ def test_mistakes_with_batches_are_answered():
         batches.at(plan.steps)
     noise = dpmf.jax.add_correlated_noise(plan.mechanism, KEY, batches=batches)
     state = noise.init(tree(0))
-    with pytest.raises(dpmf.MismatchError, match="step=batch.step"):
+    with pytest.raises(dpmf.MismatchError, match="which batch this sum is of.*batch=batch"):
+        noise.update(summed(tree(0)), state)
+    with pytest.raises(dpmf.MismatchError, match=r"this is a dict.*Sum.of\(gradients"):
         noise.update(tree(0), state)
-    assert "drawn for step 1, but the optimizer's state is at step 0" in failure(
-        lambda: jax.jit(noise.update)(tree(0), state, step=batches.at(1).step))
+    assert "drawn for step 1, but this is step 0" in failure(
+        lambda: jax.jit(noise.update)(summed(tree(0), batches.at(1)), state))
     # It was refused before the noise was used.
-    _, state = noise.update(tree(0), state, step=batches.at(0).step)
+    _, state = noise.update(summed(tree(0), batches.at(0)), state)
     assert dpmf.jax.step_of(state) == 1
     with pytest.raises(ValueError, match="holds 0 of add_correlated_noise"):
         dpmf.jax.step_of(optax.sgd(0.1).init(tree(0)))
@@ -817,8 +844,8 @@ def trainer(mechanism, journal=None, *, batches=None, **options):
 
     @jax.jit
     def step(parameters, state, batch):
-        total, seen = dpmf.jax.accumulate(loss, parameters, jnp.asarray(DATA)[batch.indices], clip=1.0, mask=batch.mask, **options)
-        updates, state = optimizer.update(total, state, parameters, step=batch.step)
+        total, seen = dpmf.jax.accumulate(loss, parameters, jnp.asarray(DATA)[batch.indices], clip=1.0, batch=batch, **options)
+        updates, state = optimizer.update(total, state, parameters)
         return optax.apply_updates(parameters, updates), state, seen
 
     return optimizer, step, batches
@@ -884,9 +911,9 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(make, tmp_path):
     runs = json.loads((tmp_path / "journal" / "run.json").read_text())
     stream = dpmf.NoiseStream(mechanism, KEY, run=runs["run"], dimension=6)
     parameters, velocity = START, np.zeros(6, np.float32)
-    summed = jax.jit(lambda p, b: dpmf.jax.accumulate(loss, p, jnp.asarray(DATA)[b.indices], clip=1.0, mask=b.mask))
+    sums = jax.jit(lambda p, b: dpmf.jax.accumulate(loss, p, jnp.asarray(DATA)[b.indices], clip=1.0, batch=b))
     for number in range(mechanism.steps):
-        total, _ = summed(parameters, batches.at(number))
+        total, _ = sums(parameters, batches.at(number))
         row = flat(total)
         stream.add_to(row)
         velocity = np.float32(0.9) * velocity + row / np.float32(batches.expected_batch)
@@ -901,21 +928,21 @@ def close_chain(optimizer):
     cells = [cell.cell_contents for cell in optimizer.update.__closure__]
     (updates,) = [cell for cell in cells if isinstance(cell, tuple) and cell and callable(cell[0])]
     members = [cell.cell_contents for cell in updates[0].__closure__]
-    (host,) = [cell for cell in members if isinstance(cell, dpmf.jax._Host)]
-    host.stream.close()
+    (host,) = [cell for cell in members if isinstance(cell, dpmf.jax.Host)]
+    host.run.close()
 
 
 @several
 @pytest.mark.parametrize("specs", [SPECS["leading rows"], SPECS["last axes"]], ids=["rows", "last axes"])
 def test_shards_of_every_mechanism_are_the_bits_of_the_whole(make, specs):
     mechanism = make()
-    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="test", denominator=1.0,
-                                          batches=dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES))
+    batches = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
+    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="test", denominator=1.0, batches=batches)
     update = jax.jit(noise.update)
     state = noise.init(sharded(tree(0), specs))
     stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
     for step in range(mechanism.steps):
-        noisy, state = update(sharded(tree(step), specs), state, step=step)
+        noisy, state = update(dpmf.jax.Sum.of(sharded(tree(step), specs), batch=batches.at(step)), state)
         row = flat(tree(step))
         stream.add_to(row)
         assert flat(noisy).tobytes() == row.tobytes()
@@ -1008,7 +1035,8 @@ def test_accumulate_takes_trees_and_names_and_says_what_it_saw():
     for micro_batch in (None, 1, 2, 3, 7, 9):
         total, seen = jax.jit(lambda w, m: dpmf.jax.accumulate(
             loss, parameters, inputs, clip=5.0, mask=m, weight=w, micro_batch=micro_batch))(weights, mask)
-        assert jax.tree.structure(total) == jax.tree.structure(parameters)
+        assert jax.tree.structure(total.gradients) == jax.tree.structure(parameters)
+        assert int(total.contributions) == 5 and total.stamp is None
         np.testing.assert_allclose(flat(total), expected, rtol=1e-3)
         assert int(seen.examples) == 5
         # One is not finite: it counts as clipped, and shows in the loss.
@@ -1055,12 +1083,105 @@ def test_devices_sum_their_parts_and_update_outside():
 
     noisy, _ = step(jnp.zeros(5), noise.init(jnp.zeros(5)))
     sums = jax.jit(spread)
-    row = np.array(sums(jnp.zeros(5), examples, jnp.ones(64, bool)))
-    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(row.tolist(), np.asarray(rest).tolist()))
+    row = flat(sums(jnp.zeros(5), examples, jnp.ones(64, bool)))
+    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(row.tolist(), flat(rest).tolist()))
              for rest in (sums(jnp.zeros(5), examples, jnp.arange(64) != index) for index in range(0, 64, 9))]
     assert Fraction(0.999) ** 2 < max(moves) <= 1
     dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5).add_to(row)
     assert np.asarray(noisy).tobytes() == row.tobytes()
+
+
+def differing(value):
+    """A vector whose copies on two devices differ, as after a forgotten psum; the compiler takes them for equal."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    part = jax.shard_map(lambda v: v * (1 + jax.lax.axis_index("x")), mesh=mesh, in_specs=PartitionSpec(),
+                         out_specs=PartitionSpec(), check_vma=False)
+    return part(value)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("journalled", [False, True], ids=["plain", "journal"])
+def test_copies_that_differ_are_refused_and_nothing_is_released(arithmetic, journalled, tmp_path):
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    noise = transformation(arithmetic=arithmetic, journal=tmp_path if journalled else None)
+    update = jax.jit(noise.update)
+    ones = jax.device_put(jnp.ones(5), NamedSharding(mesh, PartitionSpec()))
+    state = noise.init(ones)
+    assert "1 arrays of this step differ between devices" in failure(lambda: update(summed(jax.jit(differing)(ones)), state))
+    # The numbers beside the sum are compared as well.
+    counted = dpmf.jax.Sum(ones, jax.jit(differing)(jnp.ones((), jnp.int32)))
+    assert "1 arrays of this step differ between devices" in failure(lambda: update(counted, state))
+    noisy, _ = update(summed(ones), state)
+    row = np.ones(5, np.float32)
+    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5, arithmetic=arithmetic).add_to(row)
+    assert np.asarray(noisy).tobytes() == row.tobytes()
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_one_value_is_released_where_copies_are_not_known_of(arithmetic):
+    """The parameters are on one device, and the sum comes in two copies: all devices get what was released of one."""
+    noise = transformation(arithmetic=arithmetic)
+    state = noise.init(jnp.ones(5))
+    noisy, _ = jax.jit(lambda ones, state: noise.update(summed(differing(ones)), state))(jnp.ones(5), state)
+    copies = {np.asarray(shard.data).tobytes() for shard in noisy.addressable_shards}
+    assert len(copies) == 1
+
+
+def test_marks_are_salted_with_a_secret():
+    """The name of a run is public: under it alone, data could be chosen whose marks collide."""
+    salts = [host_of(dpmf.jax.add_correlated_noise(MECHANISM, dpmf.NoiseKey.from_seed(seed), experiment=name)).salt.tolist()
+             for seed, name in ((1, "a"), (2, "a"), (1, "b"), (1, "a"))]
+    assert salts[0] == salts[3] and len({tuple(salt) for salt in salts}) == 3
+    gradient = jnp.arange(7.0)
+    marks = [dpmf.jax._layout._mark(dpmf.jax._layout._digests([gradient], np.array(salt, np.uint32)), jnp.int32(0), ())
+             for salt in salts[:2]]
+    assert not np.array_equal(*marks)
+
+
+def test_a_journal_of_0_2_goes_on(tmp_path):
+    """It has a stream beyond the model, over marks that were salted otherwise: what it released comes again for nobody."""
+    path = tmp_path / "process-0.journal"
+    coordinates = range(DIMENSION, DIMENSION + 8)
+    with dpmf.DurableStream.create(MECHANISM, KEY, path, run="test", coordinates=coordinates) as before:
+        run = before.run
+        for step in range(2):
+            before.release(np.full(8, 100 + step, np.float32))
+    shapes = [list(SHAPES[name]) for name in sorted(SHAPES)]
+    described = dict(run=run, mechanism=MECHANISM.identity, arithmetic="exact", shapes=shapes, shards=[], devices=1, draws=None)
+    (tmp_path / "run.json").write_text(json.dumps({**described, "ready": True}))
+
+    def resumed(step, **options):
+        noise = transformation(journal=tmp_path, **options)
+        return noise, noise.init(tree(0))._replace(step=jnp.int32(step))
+
+    noise, state = resumed(1)
+    assert "dpmf 0.2, which marked them otherwise" in failure(lambda: noise.update(summed(tree(1)), state))
+    close(noise)
+    noise, state = resumed(1, lost_input="burn")
+    nothing, state = noise.update(summed(tree(1)), state)
+    assert not flat(nothing).any()
+    noisy, _ = noise.update(summed(tree(2)), state)
+    assert flat(noisy).tobytes() == expected_rows()[2].tobytes()
+    close(noise)
+
+
+def test_sums_add_up_and_batches_fall_into_parts():
+    batches = dpmf.jax.Batches(made("recall", None, "epochs:4"), KEY, examples=EXAMPLES)
+    batch = batches.at(3)
+    totals = [dpmf.jax.accumulate(loss, START, jnp.asarray(DATA)[part.indices], clip=1.0, batch=part, parts=2)[0]
+              for part in batch.split(2)]
+    whole, _ = dpmf.jax.accumulate(loss, START, jnp.asarray(DATA)[batch.indices], clip=1.0, batch=batch)
+    both = totals[0] + totals[1]
+    np.testing.assert_allclose(flat(both), flat(whole), rtol=1e-3, atol=1e-3)
+    assert int(both.contributions) == int(whole.contributions) == batches.known(3)[0] == 20
+    assert both.stamp.tolist() == whole.stamp.tolist() and both.stamp[1] == batches.known(3)[1]
+    assert batches.step_of_stamp(0, 20, int(whole.stamp[0])) == 3
+    with pytest.raises(ValueError, match="does not fall into 3 parts"):
+        batch.split(3)
+    with pytest.raises(ValueError, match="say how many examples"):
+        dpmf.jax.Sum.of(START)
+    with pytest.raises(TypeError):
+        whole + 1
 
 
 def test_mistakes_with_accumulate_are_answered():
@@ -1075,6 +1196,13 @@ def test_mistakes_with_accumulate_are_answered():
         accumulate(jnp.zeros(3), jnp.zeros(4))
     with pytest.raises(ValueError, match=r"mask is float32\[3\], but it must be bool\[3\]"):
         accumulate(jnp.zeros(3), mask=jnp.ones(3))
+    batch = dpmf.jax.Batch(0, np.zeros(3, np.int32), np.ones(3, bool), 1)
+    with pytest.raises(ValueError, match="batch and mask both say"):
+        accumulate(jnp.zeros(3), batch=batch, mask=jnp.ones(3, bool))
+    with pytest.raises(TypeError, match="batch is a tuple, but it must be one of a dpmf.jax.Batches"):
+        accumulate(jnp.zeros(3), batch=tuple(batch))
+    with pytest.raises(dpmf.MismatchError, match="there are 6 examples, but the batch has 3 places.*belong into loss"):
+        accumulate(jnp.zeros(6), batch=batch)
     with pytest.raises(ValueError, match="micro_batch is 0"):
         accumulate(jnp.zeros(3), micro_batch=0)
     with pytest.raises(ValueError, match="nothing to train"):
@@ -1086,7 +1214,7 @@ def test_one_example_moves_an_accumulated_sum_by_at_most_the_clip(micro_batch):
     """Micro-batches need no room for rounding: they are added as whole numbers."""
     examples = jnp.asarray(1 + np.random.default_rng(1).random((1000, 5)), jnp.float32)
     sums = jax.jit(lambda mask: dpmf.jax.accumulate(
-        lambda p, x: p @ x, jnp.zeros(5), examples, clip=1.0, mask=mask, micro_batch=micro_batch)[0])
+        lambda p, x: p @ x, jnp.zeros(5), examples, clip=1.0, mask=mask, micro_batch=micro_batch)[0].gradients)
     whole = np.asarray(sums(np.ones(1000, bool)), np.float64)
     moves = []
     for index in range(0, 1000, 37):
@@ -1104,7 +1232,7 @@ def test_adam_is_that_of_optax_on_noisy_gradients():
     stream = dpmf.NoiseStream(plan.mechanism, KEY, run="test", dimension=DIMENSION)
     state, other = ours.init(tree(0)), theirs.init(jnp.zeros(DIMENSION))
     for step in range(steps):
-        updates, state = jax.jit(ours.update)(tree(step), state, step=step)
+        updates, state = jax.jit(ours.update)(dpmf.jax.Sum.of(tree(step), batch=batches.at(step)), state)
         row = flat(tree(step))
         stream.add_to(row)
         expected, other = theirs.update(jnp.asarray(row / batches.expected_batch), other)

@@ -1,5 +1,6 @@
 //! `dpmf.PrivateRun`.
 
+use crate::arrays::{self, Writable};
 use crate::clip::Clip;
 use crate::error::{IntoPython, raise, type_error, value_error};
 use crate::mechanism::Mechanism;
@@ -8,7 +9,7 @@ use crate::parallel;
 use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
 use dpmf::noise::{Arithmetic, DurableStream, RunId};
-use dpmf::run::Order;
+use dpmf::run::{MARKS, Order};
 use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyRange};
@@ -32,6 +33,10 @@ use std::path::PathBuf;
 ///
 /// Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here. ranks add up
 /// their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+///
+/// Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
+/// their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
+/// several processes apart.
 #[pyclass(module = "dpmf")]
 pub(crate) struct PrivateRun {
     guarded: Guarded<dpmf::PrivateRun>,
@@ -41,33 +46,35 @@ pub(crate) struct PrivateRun {
 #[pymethods]
 impl PrivateRun {
     #[new]
-    #[pyo3(signature = (mechanism, key, *, dimension, coordinates=None, run=None, journal=None, arithmetic="exact", ranks=1))]
+    #[pyo3(signature = (mechanism, key, *, dimension, coordinates=None, run=None, journal=None, arithmetic="exact", ranks=1,
+                        process=0))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn new(
         py: Python<'_>,
         mechanism: &Bound<'_, Mechanism>,
         key: &Bound<'_, NoiseKey>,
         dimension: u64,
-        coordinates: Option<&Bound<'_, PyRange>>,
+        coordinates: Option<Coordinates<'_>>,
         run: Option<&str>,
         journal: Option<PathBuf>,
         arithmetic: &str,
         ranks: usize,
+        process: u64,
     ) -> PyResult<Self> {
         let run = run_id(run, &key.get().0)?;
-        Self::make(py, mechanism, key, dimension, coordinates, run, arithmetic, ranks, |begun, plan| {
-            match &journal {
-                Some(journal) => begun.with_journal(journal, plan),
-                None => Ok(begun),
-            }
+        let held = Held { dimension, coordinates, arithmetic, ranks, process };
+        Self::make(py, mechanism, key, run, held, |begun, plan| match &journal {
+            Some(journal) => begun.with_journal(journal, plan),
+            None => Ok(begun),
         })
     }
 
-    /// Goes on with the run of a journal, from a checkpoint (a path or bytes) or from the first step.
+    /// Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
     ///
     /// Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
     #[staticmethod]
-    #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, checkpoint=None, arithmetic="exact", ranks=1))]
+    #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, checkpoint=None, at=None,
+                        arithmetic="exact", ranks=1, process=0))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn open(
         py: Python<'_>,
@@ -75,16 +82,27 @@ impl PrivateRun {
         key: &Bound<'_, NoiseKey>,
         journal: PathBuf,
         dimension: u64,
-        coordinates: Option<&Bound<'_, PyRange>>,
+        coordinates: Option<Coordinates<'_>>,
         checkpoint: Option<Checkpoint>,
+        at: Option<usize>,
         arithmetic: &str,
         ranks: usize,
+        process: u64,
     ) -> PyResult<Self> {
         let run = DurableStream::run_of(&journal).or_raise()?;
         let bytes = checkpoint.map(|checkpoint| checkpoint.bytes()).transpose()?;
-        Self::make(py, mechanism, key, dimension, coordinates, run, arithmetic, ranks, |begun, plan| {
-            begun.resumed(&journal, plan, bytes.as_deref())
-        })
+        let held = Held { dimension, coordinates, arithmetic, ranks, process };
+        match (bytes, at) {
+            (Some(_), Some(_)) => {
+                Err(value_error("checkpoint and at both say where to go on: leave one out"))
+            }
+            (None, Some(step)) => Self::make(py, mechanism, key, run, held, |begun, plan| {
+                begun.resumed_at(&journal, plan, step)
+            }),
+            (bytes, None) => Self::make(py, mechanism, key, run, held, |begun, plan| {
+                begun.resumed(&journal, plan, bytes.as_deref())
+            }),
+        }
     }
 
     /// The name of the run that a journal belongs to.
@@ -103,19 +121,21 @@ impl PrivateRun {
     /// Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
     ///
     /// by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes
-    /// once in all. sampler is the one that draws them, for this run and no other.
-    #[pyo3(signature = (order, *, by_step, sampler=None))]
+    /// once in all. sampler is the one that draws them, for this run and no other; fresh says that nobody but the caller can have
+    /// named it, so that no earlier run had its draws.
+    #[pyo3(signature = (order, *, by_step, sampler=None, fresh=false))]
     fn follow(
         &mut self,
         py: Python<'_>,
         order: String,
         by_step: bool,
         sampler: Option<&Bound<'_, Sampler>>,
+        fresh: bool,
     ) -> PyResult<()> {
         let run = self.guarded.live_mut(py)?;
         if let Some(sampler) = sampler {
             let mut sampler = sampler.borrow_mut();
-            sampler.check_new(py, run.id(), run.order().is_none() && run.next_step() == 0)?;
+            sampler.check_new(py, run.id(), !fresh && run.order().is_none() && run.next_step() == 0)?;
             sampler.inner.bind(run.id()).or_raise()?;
         }
         run.follow(Order { name: order, by_step, sampled: sampler.is_some() }).or_raise()
@@ -193,6 +213,37 @@ impl PrivateRun {
         let (sum, released) = (sum.as_slice_mut()?, released.as_slice_mut()?);
         let pool = parallel::pool()?;
         py.detach(|| pool.install(|| run.release(sum, released))).or_raise()
+    }
+
+    /// Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
+    /// it is committed again for the same mark only.
+    fn commit(&mut self, py: Python<'_>, mark: Vec<f32>) -> PyResult<usize> {
+        let run = self.guarded.live_mut(py)?;
+        let mark = <[f32; MARKS]>::try_from(mark.as_slice())
+            .map_err(|_| value_error(format!("a mark has {MARKS} numbers, and this one {}", mark.len())))?;
+        parallel::run(py, || run.commit(&mark))
+    }
+
+    /// Adds the noise of a committed step to one part of its sum in place, once. values is a contiguous vector of float32.
+    fn release_part(
+        &mut self,
+        py: Python<'_>,
+        part: usize,
+        step: usize,
+        values: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let run = self.guarded.live_mut(py)?;
+        let length = run.parts().nth(part).map_or(0, |range| (range.end - range.start) as usize);
+        let Writable::Single(mut values) = arrays::writable(values, length)? else {
+            return Err(type_error("a part of a sum must be of float32"));
+        };
+        let (values, pool) = (values.as_slice_mut()?, parallel::pool()?);
+        py.detach(|| pool.install(|| run.release_part(part, step, values))).or_raise()
+    }
+
+    /// Four words of 32 bits by which devices mark their sums; as secret as the key.
+    fn mark_salt(&self, py: Python<'_>) -> PyResult<[u32; 4]> {
+        Ok(self.guarded.live(py)?.mark_salt())
     }
 
     /// Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step.
@@ -296,28 +347,51 @@ impl PrivateRun {
     }
 }
 
+/// One range, or those of several parts.
+#[derive(FromPyObject)]
+enum Coordinates<'py> {
+    Range(Bound<'py, PyRange>),
+    Parts(Vec<Bound<'py, PyRange>>),
+}
+
+/// What a run holds of a model, and how.
+struct Held<'a, 'py> {
+    dimension: u64,
+    coordinates: Option<Coordinates<'py>>,
+    arithmetic: &'a str,
+    ranks: usize,
+    process: u64,
+}
+
 impl PrivateRun {
-    #[allow(clippy::too_many_arguments)] // keywords in Python
     fn make(
         py: Python<'_>,
         mechanism: &Bound<'_, Mechanism>,
         key: &Bound<'_, NoiseKey>,
-        dimension: u64,
-        coordinates: Option<&Bound<'_, PyRange>>,
         run: RunId,
-        arithmetic: &str,
-        ranks: usize,
+        held: Held<'_, '_>,
         finish: impl FnOnce(dpmf::PrivateRun, [u8; 32]) -> dpmf::Result<dpmf::PrivateRun> + Send,
     ) -> PyResult<Self> {
         let (inner, identity, key) = (&mechanism.get().inner, mechanism.get().bound_to(), &key.get().0);
-        let coordinates = match coordinates {
-            None => 0..dimension,
-            Some(_) => range(None, coordinates)?,
-        };
-        let arithmetic: Arithmetic = arithmetic.parse().or_raise()?;
+        let Held { dimension, ranks, process, .. } = held;
+        let arithmetic: Arithmetic = held.arithmetic.parse().or_raise()?;
         check_calibrated(inner)?;
+        let (coordinates, parts) = match held.coordinates {
+            None => (0..dimension, None),
+            Some(Coordinates::Range(one)) => (range(None, Some(&one))?, None),
+            Some(Coordinates::Parts(several)) => {
+                let parts =
+                    several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()?;
+                (0..dimension, Some(parts))
+            }
+        };
         let made = parallel::run(py, || {
-            let begun = dpmf::PrivateRun::new(inner, key, run, coordinates, dimension, arithmetic)?;
+            let begun = match parts {
+                None => dpmf::PrivateRun::new(inner, key, run, coordinates, dimension, arithmetic)?,
+                Some(parts) => {
+                    dpmf::PrivateRun::in_parts(inner, key, run, &parts, dimension, arithmetic, process)?
+                }
+            };
             finish(begun.with_ranks(ranks)?, identity.0)
         })?;
         Ok(Self { guarded: Guarded::new(made), mechanism: mechanism.clone().unbind() })

@@ -19,8 +19,13 @@ use crate::error::{Error, Refusal, Result};
 use crate::mechanism::Mechanism;
 use crate::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
 use crate::participation::Sampling;
+use parts::Parts;
 use rayon::prelude::*;
 use std::ops::Range;
+
+mod parts;
+
+pub use parts::MARKS;
 
 /// How the batches of a run come.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +61,8 @@ enum Noise {
     Durable(DurableStream),
 }
 
-/// A run of private training over a range of coordinates.
+/// A run of private training over a range of coordinates, or over several that are released one by one
+/// ([`PrivateRun::in_parts`]).
 ///
 /// Guarantee: what is released is the sum of the contributions that were counted, with the next row of noise, and nothing is
 /// released that the methods here refuse. A row is released with one input, across crashes too if there is a journal.
@@ -102,6 +108,8 @@ pub struct PrivateRun {
     denominator: Option<f64>,
     /// As it was at the first release.
     fixed_denominator: Option<f64>,
+    /// Empty for a run that is released as a whole.
+    parts: Parts,
 }
 
 impl PrivateRun {
@@ -175,6 +183,7 @@ impl PrivateRun {
             contributions: None,
             denominator: None,
             fixed_denominator: None,
+            parts: Parts::default(),
         };
         let (origin, arithmetic) = (run.stream().key().origin(), run.stream().arithmetic());
         run.statement = run.statement.with_key(origin).with_arithmetic(arithmetic);
@@ -350,6 +359,13 @@ impl PrivateRun {
     /// Errors: those of [`PrivateRun::check_release`], and of [`DurableStream::release`]; then the sum is as it was.
     pub fn release(&mut self, sum: &mut [i64], released: &mut [f32]) -> Result<usize> {
         self.check_release()?;
+        if self.parts().next().is_some() {
+            return Err(Error::argument(
+                "sum",
+                "the whole",
+                "the run is in parts, which are released one by one",
+            ));
+        }
         let length = (self.coordinates().end - self.coordinates().start) as usize;
         for (name, actual) in [("sum", sum.len()), ("released", released.len())] {
             if actual != length {
@@ -447,7 +463,7 @@ impl PrivateRun {
         }
     }
 
-    /// The coordinates whose sums are released here.
+    /// The coordinates whose sums are released here; those of the marks for a run in parts.
     pub fn coordinates(&self) -> Range<u64> {
         self.stream().coordinates()
     }

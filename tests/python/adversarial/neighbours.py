@@ -7,6 +7,7 @@ ten times longer than the clip, and zero where the record is absent, so a releas
 import dataclasses
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,22 @@ def moved(released, absent, clip):
     assert rows.shape == others.shape, "neighbours take the same number of steps"
     moves = np.linalg.norm(rows - others, axis=1) / clip
     return Moved(float(moves.max(initial=0)), int((moves > 1e-6).sum()))
+
+
+def moved_exactly(given, absent, clip, turns):
+    """Compares what went to the noise in two runs, as real numbers: vectors by (step, place).
+
+    turns(step) says whether the record takes part in a step; the steps that count are those that it moved all the same. A row of
+    noise in one of the runs only moved infinitely far.
+    """
+    if given.keys() != absent.keys():
+        return Moved(math.inf, 0)
+    squares = {}
+    for (step, place), vector in given.items():
+        pairs = zip(np.asarray(vector, float).tolist(), np.asarray(absent[step, place], float).tolist(), strict=True)
+        squares[step] = squares.get(step, 0) + sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs)
+    most = max((math.sqrt(square) / clip for square in squares.values()), default=0.0)
+    return Moved(most, sum(square > 0 and not turns(step) for step, square in squares.items()))
 
 
 def judge(script, measure, accepted):

@@ -679,6 +679,10 @@ class PrivateRun:
 
     Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here. ranks add up
     their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+
+    Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
+    their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
+    several processes apart.
     """
 
     def __init__(
@@ -687,11 +691,12 @@ class PrivateRun:
         key: NoiseKey,
         *,
         dimension: int,
-        coordinates: range | None = None,
+        coordinates: range | Sequence[range] | None = None,
         run: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
+        process: int = 0,
     ) -> None: ...
     @staticmethod
     def open(
@@ -700,12 +705,14 @@ class PrivateRun:
         journal: str | os.PathLike[str],
         *,
         dimension: int,
-        coordinates: range | None = None,
+        coordinates: range | Sequence[range] | None = None,
         checkpoint: bytes | str | os.PathLike[str] | None = None,
+        at: int | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
+        process: int = 0,
     ) -> PrivateRun:
-        """Goes on with the run of a journal, from a checkpoint (a path or bytes) or from the first step.
+        """Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
 
         Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
         """
@@ -716,11 +723,12 @@ class PrivateRun:
         """Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
         they were.
         """
-    def follow(self, order: str, *, by_step: bool, sampler: Sampler | None = None) -> None:
+    def follow(self, order: str, *, by_step: bool, sampler: Sampler | None = None, fresh: bool = False) -> None:
         """Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
 
         by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes
-        once in all. sampler is the one that draws them, for this run and no other.
+        once in all. sampler is the one that draws them, for this run and no other; fresh says that nobody but the caller can have
+        named it, so that no earlier run had its draws.
         """
     @property
     def order(self) -> str | None:
@@ -748,6 +756,14 @@ class PrivateRun:
 
         If it is refused, both are as they were.
         """
+    def commit(self, mark: Sequence[float]) -> int:
+        """Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
+        it is committed again for the same mark only.
+        """
+    def release_part(self, part: int, step: int, values: NDArray[np.float32]) -> None:
+        """Adds the noise of a committed step to one part of its sum in place, once. values is a contiguous vector of float32."""
+    def mark_salt(self) -> list[int]:
+        """Four words of 32 bits by which devices mark their sums; as secret as the key."""
     def burn(self) -> int:
         """Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step."""
     @property

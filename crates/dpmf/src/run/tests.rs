@@ -227,3 +227,93 @@ fn ranks_share_what_a_sum_holds() {
     run.contribute(MOST_CONTRIBUTIONS / 2).unwrap();
     assert!(unordered(2).with_ranks(0).is_err());
 }
+
+fn in_parts(steps: usize) -> PrivateRun {
+    let (key, id) = (NoiseKey::from_seed(1), RunId::from_label("test"));
+    let mechanism = mechanism(steps, "none");
+    let mut run = PrivateRun::in_parts(&mechanism, &key, id, &[2..3, 0..2], 3, Arithmetic::Exact, 0).unwrap();
+    run.set_denominator(1.0).unwrap();
+    run
+}
+
+#[test]
+fn parts_are_released_with_the_noise_of_the_whole() {
+    let (mut whole, mut parts) = (run(3, false), in_parts(3));
+    for step in 0..3 {
+        whole.hand_out(step, None).unwrap();
+        for run in [&mut whole, &mut parts] {
+            run.contribute(1).unwrap();
+        }
+        let unit = whole.clip().unit() as f32;
+        let mut released = [0.0; 3];
+        whole.release(&mut [1 << 20, 2 << 20, 3 << 20], &mut released).unwrap();
+        assert_eq!(parts.commit(&[step as f32; MARKS]).unwrap(), step);
+        if step == 1 {
+            continue; // a part may lag behind, and misses a row if nobody asks for it
+        }
+        let scale = f32::from(1_u16 << 15) * 32.0 * unit;
+        let (mut last, mut first) = ([3.0 * scale], [scale, 2.0 * scale]);
+        parts.release_part(1, step, &mut first).unwrap();
+        parts.release_part(0, step, &mut last).unwrap();
+        assert_eq!([first[0], first[1], last[0]], released);
+    }
+}
+
+#[test]
+fn a_part_is_released_once_and_after_its_step_was_committed() {
+    let mut run = in_parts(3);
+    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
+    assert_eq!(refusal(run.commit(&[0.0; MARKS])), "nothing");
+    for step in 0..2 {
+        run.contribute(1).unwrap();
+        assert_eq!(run.commit(&[0.0; MARKS]).unwrap(), step);
+    }
+    run.release_part(0, 0, &mut [0.0]).unwrap();
+    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
+    run.release_part(0, 1, &mut [0.0]).unwrap();
+    assert!(matches!(run.release_part(0, 2, &mut [0.0]), Err(Error::StepReused { step: 2 })));
+    // A step that was given up is not released.
+    run.contribute(1).unwrap();
+    run.burn().unwrap();
+    assert!(matches!(run.release_part(0, 2, &mut [0.0]), Err(Error::StepReused { step: 2 })));
+    // The other part is still to come, and comes without the row that it did not ask for.
+    run.release_part(1, 1, &mut [0.0; 2]).unwrap();
+    assert!(run.release_part(2, 1, &mut [0.0]).is_err());
+    assert!(release(&mut run).is_err());
+    assert_eq!(unordered(3).parts().count(), 0);
+    assert!(super::PrivateRun::commit(&mut unordered(3), &[0.0; MARKS]).is_err());
+}
+
+#[test]
+fn a_committed_step_comes_again_for_the_same_mark_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = directory.path().join("journal");
+    let mut run = in_parts(3).with_journal(&journal, [7; 32]).unwrap();
+    for step in 0..2 {
+        run.contribute(1).unwrap();
+        run.commit(&[step as f32; MARKS]).unwrap();
+    }
+    drop(run);
+    let mut run = in_parts(3).resumed_at(&journal, [7; 32], 1).unwrap();
+    assert_eq!(run.next_step(), 1);
+    // What was committed before the restart is not committed again by that.
+    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
+    run.contribute(1).unwrap();
+    assert!(matches!(run.commit(&[5.0; MARKS]), Err(Error::StepReused { step: 1 })));
+    assert_eq!(run.commit(&[1.0; MARKS]).unwrap(), 1);
+    run.release_part(1, 1, &mut [0.0; 2]).unwrap();
+}
+
+#[test]
+fn salts_differ_between_runs_and_keys() {
+    let salt = |seed, label| {
+        let (key, id) = (NoiseKey::from_seed(seed), RunId::from_label(label));
+        let parts = [std::ops::Range { start: 0, end: 1 }];
+        PrivateRun::in_parts(&mechanism(2, "none"), &key, id, &parts, 1, Arithmetic::Exact, 0)
+            .unwrap()
+            .mark_salt()
+    };
+    assert_eq!(salt(1, "a"), salt(1, "a"));
+    assert_ne!(salt(1, "a"), salt(1, "b"));
+    assert_ne!(salt(1, "a"), salt(2, "a"));
+}

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ._checks import participation_of
-from ._core import Mechanism, NoiseKey, Sampler
-from ._disk import write_durably
-from ._errors import FormatError, MismatchError
+from .._checks import participation_of
+from .._core import Mechanism, NoiseKey, Sampler
+from .._disk import write_durably
+from .._errors import FormatError, MismatchError
 
 
 class Clients(ABC):

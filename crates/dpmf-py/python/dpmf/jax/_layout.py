@@ -16,7 +16,8 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ._errors import UnsupportedError
+from .._errors import UnsupportedError
+from ._bits import mix
 
 #: Runs of consecutive coordinates that one device may hold; each has a stream of its own.
 MOST_RUNS = 1 << 16
@@ -153,9 +154,8 @@ class Layout:
         self,
         release: Callable[..., Any],
         uploads: Uploads,
-        step: jax.Array,
-        meant: jax.Array,
-        run: jax.Array,
+        salt: np.ndarray[Any, Any],
+        state: tuple[jax.Array, ...],
         leaves: Sequence[jax.Array],
         *,
         marked: bool,
@@ -163,74 +163,99 @@ class Layout:
     ) -> Any:
         """Noisy leaves behind the next step. Every device asks the host for its own coordinates.
 
-        Exact: it hands its sums over and takes what is released. Otherwise the gradients stay where they are, and noise is
-        added to them in float32.
+        state is what the host is told beside the sums: numbers of which every device has a copy. Exact: a device hands its sums
+        over and takes what is released. Otherwise the gradients stay where they are, and noise is added to them in float32.
         """
+        # Without a mesh the compiler may hold copies of a leaf that differ, on devices that are not known here: one is released.
+        handed = exact or (self.shardings is None and jax.device_count() > 1)
 
-        def on_device(device: Any, step: jax.Array, meant: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+        def on_device(device: Any, *local: jax.Array) -> Any:
+            told, leaves = local[: len(state)], local[len(state) :]
             shapes = [jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)]
-            shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in local]
+            shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
             # It depends on every leaf, so that the lanes of a vmap ask one after the other, where a call without it would
             # serve them all with one row.
-            not_finite = sum(jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in local)
+            not_finite = sum(jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in leaves)
+            differing, mark = jnp.int32(0), jnp.zeros(MARKS)
             if axes:
                 not_finite = jax.lax.psum(not_finite, axes)
-            mark = _mark(local, run, device, axes) if marked else jnp.zeros(0)
-            ticket, rest = uploads.send(local, not_finite) if exact else (jnp.int32(0), [])
+            if axes or marked:
+                digests = _digests(leaves, salt)
+                mark = _mark(digests, device, axes)
+            if axes:
+                differing = self._differing([*_digests(told, salt), *digests])
+            ticket, rest = uploads.send(leaves, not_finite) if handed else (jnp.int32(0), [])
             following, kept, *rows = io_callback(
-                release, shapes, device, step, meant, run, not_finite, mark, ticket, *rest
+                release, shapes, device, *told, not_finite, differing, mark, ticket, *rest
             )
-            noisy = rows if exact else [leaf + row for leaf, row in zip(local, rows)]
+            noisy = rows if handed else [leaf + row for leaf, row in zip(leaves, rows)]
             return [following, *(jnp.where(kept, leaf, 0.0) for leaf in noisy)]
 
         axes: tuple[str, ...] = ()
         if self.shardings is None:
-            return on_device(jnp.int32(0), step, meant, run, *leaves)
+            return on_device(jnp.int32(0), *state, *leaves)
         mesh = self.shardings[0].mesh
         axes = tuple(mesh.axis_names)
         specs = [sharding.spec for sharding in self.shardings]
 
-        def on_shard(step: jax.Array, meant: jax.Array, run: jax.Array, *local: jax.Array) -> Any:
+        def on_shard(*local: jax.Array) -> Any:
             device: Any = jnp.int32(0)
             for name in mesh.axis_names:
                 device = device * mesh.shape[name] + jax.lax.axis_index(name)
-            return on_device(device, step, meant, run, *local)
+            return on_device(device, *local)
 
-        # The replicas of a step agree by the way they are made, which the checker cannot know.
+        # That replicas agree is checked by their digests; the checker of types cannot know.
         shard = jax.shard_map(
             on_shard,
             mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(), *specs),
+            in_specs=(*(PartitionSpec() for _ in state), *specs),
             out_specs=[PartitionSpec(), *specs],
             check_vma=False,
         )
-        return shard(step, meant, run, *leaves)
+        return shard(*state, *leaves)
+
+    def _differing(self, digests: Sequence[jax.Array]) -> jax.Array:
+        """How many arrays differ between devices that should have copies; those beyond the leaves, in front, are of all devices."""
+        assert self.shardings is not None
+        mesh = self.shardings[0].mesh
+        front = len(digests) - len(self.shardings)
+        specs = [PartitionSpec()] * front + [sharding.spec for sharding in self.shardings]
+        groups: dict[tuple[str, ...], list[jax.Array]] = {}
+        for spec, digest in zip(specs, digests):
+            split = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+            copied = tuple(name for name in mesh.axis_names if name not in split)
+            if copied:
+                groups.setdefault(copied, []).append(digest)
+        count = jnp.int32(0)
+        for copied, several in groups.items():
+            words = jnp.stack(several)
+            # The largest, and the complement of the smallest: of copies that agree, they are complements.
+            most = jax.lax.pmax(jnp.stack([words, ~words]), copied)
+            count += jnp.sum(jnp.any(most[0] != ~most[1], axis=1), dtype=jnp.int32)
+        most_found: jax.Array = jax.lax.pmax(count, tuple(mesh.axis_names))
+        return most_found
 
 
-def _mark(leaves: Sequence[jax.Array], run: jax.Array, device: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """128 bits that tell the gradients of two attempts at a step apart, as MARKS numbers below 2^16; of all devices
-    together, so that all come to one decision.
-
-    Salted with the name of the run, which is drawn after the data: nobody can choose data that collide.
-    """
-    salt = run ^ _mix(device.astype(jnp.uint32))
-    words = jnp.zeros(4, jnp.uint32)
+def _digests(arrays: Sequence[jax.Array], salt: np.ndarray[Any, Any]) -> list[jax.Array]:
+    """128 bits for each array, four words that tell it from others. The salt is a secret of the run: nobody can choose data that
+    collide."""
+    digests = []
     begin = 0
-    for leaf in leaves:
-        bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), jnp.uint32)
-        places = jnp.arange(begin, begin + leaf.size, dtype=jnp.uint32)
-        words += jnp.stack([jnp.sum(_mix(bits ^ _mix(places ^ salt[lane])), dtype=jnp.uint32) for lane in range(4)])
-        begin += leaf.size
+    for array in arrays:
+        bits = jax.lax.bitcast_convert_type(array.reshape(-1), jnp.uint32)
+        places = jnp.arange(begin, begin + array.size, dtype=jnp.uint32)
+        digests.append(jnp.stack([jnp.sum(mix(bits ^ mix(places ^ lane)), dtype=jnp.uint32) for lane in salt]))
+        begin += array.size
+    return digests
+
+
+def _mark(digests: Sequence[jax.Array], device: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """128 bits that tell the gradients of two attempts at a step apart, as MARKS numbers below 2^16; of all devices
+    together, so that all come to one decision."""
+    words = mix(sum(digests, jnp.zeros(4, jnp.uint32)) ^ mix(device.astype(jnp.uint32)))
     if axes:
         words = jax.lax.psum(words, axes)
     return jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
-
-
-def _mix(words: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which every input bit moves every output bit (the finalizer of MurmurHash3)."""
-    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
-    return words ^ (words >> 16)
 
 
 def named_shardings(leaves: Sequence[Any], structure: Any, given: Any) -> tuple[NamedSharding, ...] | None:

@@ -13,23 +13,44 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from ._checks import check_experiment, participation_of
-from ._core import Mechanism, NoiseKey, Plan, Sampler, new_run
-from ._errors import FormatError, MismatchError
+from .._checks import check_experiment, participation_of
+from .._core import Mechanism, NoiseKey, Plan, Sampler, new_run
+from .._errors import FormatError, MismatchError
+from ._bits import mix
 
 #: A batch is longer than its size by default in at most one of so many runs, whatever the data.
 RUNS = 1e12
 
 
 class Batch(NamedTuple):
-    """The examples of one step. A tree of arrays, to be given to a compiled function as it is."""
+    """The examples of one step, for accumulate(…, batch=batch). A tree of arrays, to be given to a compiled function as it is."""
 
     step: Any
-    """The step that it is for, zero-based: update(total, state, parameters, step=batch.step)."""
+    """The step that it is for, zero-based."""
     indices: Any
     """Which examples take part; behind them 0, up to the size of all batches."""
     mask: Any
     """True for those that take part, False for what is padded."""
+    origin: Any
+    """A number that tells the batches of one Batches from those of another."""
+
+    def split(self, parts: int) -> list[Batch]:
+        """So many parts of it, of the same size, for multi_steps."""
+        size = self.mask.shape[0]
+        if parts < 1 or size % parts:
+            raise ValueError(f"a batch of {size} places does not fall into {parts} parts of one size: give Batches(…, size=…)")
+        width = size // parts
+        cut = [slice(width * part, width * (part + 1)) for part in range(parts)]
+        return [Batch(self.step, self.indices[part], self.mask[part], self.origin) for part in cut]
+
+
+def stamps_of(step: Any, origin: Any, indices: Any) -> tuple[Any, Any]:
+    """32 bits that stand for a step of some batches, and 32 for each example in it, in numpy or on a device.
+
+    A sum has those of all of its contributions added up, so that they tell whose it is, however it was put together.
+    """
+    place = mix(step ^ mix(origin))
+    return place, mix(indices ^ mix(place))
 
 
 class Batches:
@@ -39,6 +60,8 @@ class Batches:
         optimizer = dpmf.jax.sgd(plan.mechanism, key, batches=batches)
         for batch in batches:  # all epochs
             parameters, state = step(parameters, state, batch)
+
+    They are for one optimizer. accumulate(…, batch=batch) takes the sum of one, and leaves out what is padded.
 
     plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that counts on sampling, the
     members are drawn by its sampler, and as secret as the noise. Otherwise the examples are shuffled once and cut into batches
@@ -76,7 +99,10 @@ class Batches:
         # Sampler turns the words of an experiment into the name of a run, as everywhere.
         named = experiment and Sampler("balls-in-bins:1", key, units=1, steps=1, run=experiment).run
         self.run: str = named or begun or _one_for_all(new_run())
-        self._sampler: Sampler | None = None
+        #: What draws the members; None where they are shuffled once.
+        self.sampler: Sampler | None = None
+        #: How many examples a step has, and their stamps added up.
+        self._known: dict[int, tuple[int, int]] = {}
         if mechanism.sampling == "none":
             separation, times = participation_of(mechanism)
             #: Batches that take turns.
@@ -87,8 +113,8 @@ class Batches:
             self.expected_batch = examples / self._phases
             least = -(-examples // self._phases)
         else:
-            self._sampler = Sampler(mechanism.sampling, key, units=examples, steps=mechanism.steps, run=self.run)
-            self.expected_batch = self._sampler.expected_batch
+            self.sampler = Sampler(mechanism.sampling, key, units=examples, steps=mechanism.steps, run=self.run)
+            self.expected_batch = self.sampler.expected_batch
             least = _seldom_longer(examples, self.expected_batch / examples, RUNS * mechanism.steps)
         if size is not None and size < 1:
             raise ValueError(f"size is {size}, but it must be at least 1")
@@ -103,8 +129,8 @@ class Batches:
         """The examples of a step, without padding."""
         if not 0 <= step < self.steps:
             raise ValueError(f"step is {step}, but there are {self.steps} steps")
-        if self._sampler is not None:
-            return self._sampler.members(step)
+        if self.sampler is not None:
+            return self.sampler.members(step)
         return self._order[step % self._phases :: self._phases]
 
     def at(self, step: int) -> Batch:
@@ -117,7 +143,34 @@ class Batches:
             )
         indices = np.zeros(self.size, np.int32)
         indices[: len(members)] = members
-        return Batch(np.int32(step), indices, np.arange(self.size) < len(members))
+        self._remember(step, members)
+        return Batch(np.int32(step), indices, np.arange(self.size) < len(members), self.origin)
+
+    @property
+    def origin(self) -> np.uint32:
+        """What tells these batches from others."""
+        return np.uint32(int(self.run[:8], 16))
+
+    def known(self, step: int) -> tuple[int, int]:
+        """How many examples a step has, and their stamps added up."""
+        if step not in self._known:
+            self._remember(step, self.members(step))
+        return self._known[step]
+
+    def _remember(self, step: int, members: np.ndarray[Any, Any]) -> None:
+        origin = np.full(1, self.origin, np.uint32)
+        _, stamps = stamps_of(np.full(1, step, np.uint32), origin, members.astype(np.uint32))
+        self._known[step] = len(members), int(np.sum(stamps, dtype=np.uint32))
+
+    def step_of_stamp(self, step: int, contributions: int, stamp: int) -> int | None:
+        """The step of these batches that a sum is of, by the stamps of its contributions: step, if it may be that one. None if it
+        is of several, or of other batches."""
+        steps = np.arange(self.steps, dtype=np.uint32)
+        places, _ = stamps_of(steps, np.full(self.steps, self.origin, np.uint32), steps)
+        found = np.flatnonzero(places * np.uint32(contributions % 2**32) == np.uint32(stamp))
+        if not len(found):
+            return None
+        return step if step in found else int(found[0])
 
     def after(self, state: Any) -> Iterator[Batch]:
         """The batches that are left from an optimizer's state on: all for a new one."""

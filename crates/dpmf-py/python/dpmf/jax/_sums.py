@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _sums
+from .._core import _Clip
+from .._errors import MismatchError
+from ._data import Batch, stamps_of
 
 #: Numbers that are added one after the other in a norm, so that its rounding error is bounded.
 BLOCK = 256
@@ -32,12 +34,56 @@ class Seen(NamedTuple):
     """Share whose gradient was longer than the clip, or not finite; NaN for no examples."""
 
 
-def clipped_sum(gradients: Any, clip: float, *, mask: Any = None, parts: int = 1) -> Any:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sum:
+    """A sum of clipped gradients, which knows how many there are and of which step: what update() takes.
+
+    accumulate and clipped_sum make it; Sum.of() is for one that was clipped and summed by other means. Sums of parts of a batch
+    add up, by +, by jax.lax.psum, or as any tree of arrays does.
+    """
+
+    gradients: Any
+    """A tree like that of the parameters, in float32."""
+    contributions: Any
+    """How many examples are in it, int32."""
+    stamp: Any = None
+    """The stamps of all of them added up, uint32[2]: of which step they are, and which examples. None where that is not known."""
+
+    @staticmethod
+    def of(gradients: Any, contributions: Any = None, *, batch: Batch | None = None) -> Sum:
+        """A sum that was clipped and taken by other means, of so many examples, or of all of a batch.
+
+        That one example moves it by at most the clip, and that padding does not count, is then for the caller to see to.
+        """
+        if contributions is None:
+            if batch is None:
+                raise ValueError("contributions is missing: say how many examples the sum is of, or give their batch")
+            contributions = jnp.sum(jnp.asarray(batch.mask), dtype=jnp.int32)
+        contributions = jnp.asarray(contributions, jnp.int32)
+        if batch is None:
+            return Sum(gradients, contributions)
+        step, origin, indices = (jnp.asarray(part).astype(jnp.uint32) for part in (batch.step, batch.origin, batch.indices))
+        place, stamps = stamps_of(step, origin, indices)
+        members = jnp.sum(jnp.where(jnp.asarray(batch.mask), stamps, 0), dtype=jnp.uint32)
+        return Sum(gradients, contributions, jnp.stack([contributions.astype(jnp.uint32) * place, members]))
+
+    def __add__(self, other: Sum) -> Sum:
+        if not isinstance(other, Sum):
+            return NotImplemented
+        added: Sum = jax.tree.map(jnp.add, self, other)
+        return added
+
+
+def clipped_sum(
+    gradients: Any, clip: float, *, batch: Batch | None = None, mask: Any = None, parts: int = 1
+) -> Sum:
     """The sum of per-example gradients, each clipped to a norm: what the mechanism takes, in float32.
 
-    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). mask, a
-    boolean for each, leaves out those that are False. parts is the number of such sums, each of so many examples, that are
-    added up in float32 for one step.
+    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). batch is that
+    of a dpmf.jax.Batches whose examples they are; what is padded is left out. mask is for examples that come otherwise: a boolean
+    for each, which leaves out those that are False. parts is the number of such sums, each of so many examples, that are added up in
+    float32 for one step.
 
     Guarantee: replacing one example with zero moves the sum, or that of all parts, by at most clip, as real numbers and
     rounding included. A gradient that is not finite counts as zero.
@@ -45,9 +91,11 @@ def clipped_sum(gradients: Any, clip: float, *, mask: Any = None, parts: int = 1
     What is clipped is clipped lower for it, by a share of 2⁻¹³, and of 2⁻²² for every example: 0.1 % for 4096.
     """
     leaves, tree = _leaves(gradients)
-    grid = _Grid.of(clip, leaves[0].shape[0], sum(math.prod(leaf.shape[1:]) for leaf in leaves), parts)
-    whole, _ = grid.whole(leaves, mask)
-    return jax.tree.unflatten(tree, grid.sums(whole))
+    count = leaves[0].shape[0]
+    kept = _kept(count, batch, mask)
+    grid = _Grid.of(clip, count, sum(math.prod(leaf.shape[1:]) for leaf in leaves), parts)
+    whole, _ = grid.whole(leaves, kept)
+    return Sum.of(jax.tree.unflatten(tree, grid.sums(whole)), jnp.sum(kept, dtype=jnp.int32), batch=batch)
 
 
 def accumulate(
@@ -55,16 +103,18 @@ def accumulate(
     parameters: Any,
     *examples: Any,
     clip: float,
+    batch: Batch | None = None,
     mask: Any = None,
     micro_batch: int | None = None,
     parts: int = 1,
     **named: Any,
-) -> tuple[Any, Seen]:
+) -> tuple[Sum, Seen]:
     """The sum of the clipped gradients of a loss, one for each example, and what was seen on the way.
 
     loss(parameters, *example, **named example) is the loss of one example, a number. examples and named are trees whose leaves
-    have one leading axis of examples; what is the same for all of them belongs into loss (functools.partial). mask, a boolean
-    for each example, leaves out those that are False, as the padding of a dpmf.jax.Batches is.
+    have one leading axis of examples; what is the same for all of them belongs into loss (functools.partial). batch is that of a
+    dpmf.jax.Batches, and examples are those of batch.indices, one for each place; what is padded is left out. mask is for examples
+    that come otherwise: a boolean for each, which leaves out those that are False.
 
     micro_batch examples are differentiated at once, all by default, and micro-batches without any are passed over; all of them
     are summed without error, so they are one part. parts and the guarantee are those of clipped_sum: give the sum to update(),
@@ -80,11 +130,7 @@ def accumulate(
     if any(leaf.ndim == 0 for leaf in given):
         raise ValueError("an example is a number without an axis: what is the same for all of them belongs into loss")
     count = _count(given)
-    if mask is None:
-        mask = jnp.ones(count, jnp.bool_)
-    mask = jnp.asarray(mask)
-    if mask.dtype != jnp.bool_ or mask.shape != (count,):
-        raise ValueError(f"mask is {mask.dtype}{list(mask.shape)}, but it must be bool[{count}], one for each example")
+    mask = _kept(count, batch, mask)
     trained = jax.tree.leaves(parameters)
     if not trained:
         raise ValueError("parameters has no leaves, so there is nothing to train")
@@ -125,12 +171,34 @@ def accumulate(
     kept = jnp.sum(mask, dtype=jnp.int32)
     # 0 / 0 is the NaN of no examples.
     seen = Seen(kept, total_loss / kept, clipped / kept)
-    return jax.tree.unflatten(jax.tree.structure(parameters), grid.sums(whole)), seen
+    total = jax.tree.unflatten(jax.tree.structure(parameters), grid.sums(whole))
+    return Sum.of(total, kept, batch=batch), seen
+
+
+def _kept(count: int, batch: Batch | None, mask: Any) -> jax.Array:
+    """Which examples count."""
+    if batch is not None:
+        if not isinstance(batch, Batch):
+            raise TypeError(f"batch is a {type(batch).__name__}, but it must be one of a dpmf.jax.Batches")
+        if mask is not None:
+            raise ValueError("batch and mask both say which examples count: leave mask out, a batch has its own")
+        if (places := jnp.shape(batch.mask)[0]) != count:
+            raise MismatchError(
+                f"there are {count} examples, but the batch has {places} places: take inputs[batch.indices], as they are, one row for "
+                "each place. Several views of one example belong into loss, which averages over them"
+            )
+        mask = batch.mask
+    if mask is None:
+        mask = jnp.ones(count, jnp.bool_)
+    kept: jax.Array = jnp.asarray(mask)
+    if kept.dtype != jnp.bool_ or kept.shape != (count,):
+        raise ValueError(f"mask is {kept.dtype}{list(kept.shape)}, but it must be bool[{count}], one for each example")
+    return kept
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Whole numbers that stand for contributions.
+    """Whole numbers that stand for contributions: dpmf._Clip where there is no double precision.
 
     A contribution has norm at most ζ' = (1 − x)ζ. It is put on a grid of whole numbers hi + 2⁻ᵇ·lo in units of 2ᵉ⁻ᵇ, 2ᵉ ≥ ζ',
     whose two halves int32 adds exactly. The sum of n, of norm at most nζ', is rounded at most twice on its way to float32, and
@@ -145,14 +213,14 @@ class _Grid:
 
     @staticmethod
     def of(clip: float, examples: int, dimension: int, parts: int) -> _Grid:
-        _sums.check_clip(clip)
+        _Clip(clip, max(dimension, 1))  # refuses what is out of range
         if parts < 1:
             raise ValueError(f"parts is {parts}, but it must be at least 1")
         room = (1.0 + 2.0**-9) * examples * (2.0**-22 + 2.0**-23 * parts * (parts - 1))
-        if room > 0.25 or examples > _sums.MOST:
+        if room > 0.25 or examples > _Clip.most_contributions:
             raise ValueError(
                 f"{parts} parts of {examples} examples are too many to add in float32: add fewer, larger parts, of at most "
-                f"{_sums.MOST} examples"
+                f"{_Clip.most_contributions} examples"
             )
         limit = clip * (1.0 - room)
         bits = min(15, 30 - max(examples - 1, 0).bit_length())
@@ -161,23 +229,27 @@ class _Grid:
 
     def whole(self, leaves: list[jax.Array], mask: Any) -> tuple[list[tuple[jax.Array, jax.Array]], jax.Array]:
         """The exact sum of contributions, clipped, as two whole numbers for each coordinate; and which of them were clipped."""
-        # Scaled by its largest entry, a square neither overflows nor vanishes.
+        # Scaled by its largest entry, a square neither overflows nor vanishes; nor does what is scaled to the target. Devices
+        # multiply by a reciprocal, and take one below 2⁻¹²⁶ for zero.
         largest = jnp.max(jnp.stack([_largest(leaf) for leaf in leaves]), axis=0)
-        unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+        unit = jnp.where((largest > 0) & jnp.isfinite(largest), jnp.minimum(largest, np.float32(2.0**125)), 1.0)
         squares = [_sum_squares(leaf / _spread(unit, leaf)) for leaf in leaves]
-        norm = jnp.sqrt(_blocked_sum(jnp.stack(squares, axis=1))) * unit
-        finite = jnp.isfinite(largest) & jnp.isfinite(norm)
+        ratio = jnp.sqrt(_blocked_sum(jnp.stack(squares, axis=1)))
+        short = ratio * unit <= self.target
+        # The ratio is at least one, but for a contribution of zeros: one that vanished all the same does not pass for short.
+        finite = jnp.isfinite(largest) & jnp.isfinite(ratio) & ((ratio > 0.5) | (largest <= 0))
         counted = finite if mask is None else finite & jnp.asarray(mask)
-        factor = jnp.where(counted & (norm > 0), jnp.minimum(1.0, self.target / norm), 0.0)
+        factor = self.target / jnp.where(ratio > 0, ratio, 1.0)
 
         def halves(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-            clipped = jnp.where(_spread(counted, leaf), leaf, 0.0) * _spread(factor, leaf)
+            scaled_down = leaf / _spread(unit, leaf) * _spread(factor, leaf)
+            clipped = jnp.where(_spread(counted, leaf), jnp.where(_spread(short, leaf), leaf, scaled_down), 0.0)
             scaled = clipped * np.float32(2.0 ** (self.bits - self.exponent))
             high = jnp.round(scaled)
             low = jnp.round((scaled - high) * np.float32(2**self.bits))
             return jnp.sum(high.astype(jnp.int32), axis=0), jnp.sum(low.astype(jnp.int32), axis=0)
 
-        return [halves(leaf) for leaf in leaves], ~(norm <= self.target)
+        return [halves(leaf) for leaf in leaves], ~(short & finite)
 
     def sums(self, whole: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
         """What the whole numbers stand for, in float32."""
