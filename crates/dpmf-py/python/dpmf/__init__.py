@@ -14,6 +14,7 @@ training loops.
 from ._core import (
     Certificate,
     DurableStream,
+    Ledger,
     Mechanism,
     Model,
     NoiseKey,
@@ -42,6 +43,7 @@ from ._core import (
 )
 from ._errors import (
     BindingError,
+    BudgetError,
     ConvergenceError,
     Error,
     ExhaustedError,
@@ -62,6 +64,7 @@ from ._plan import plan
 
 __all__ = [
     "BindingError",
+    "BudgetError",
     "Certificate",
     "ConvergenceError",
     "DurableStream",
@@ -70,6 +73,7 @@ __all__ = [
     "FileError",
     "FormatError",
     "HaltedError",
+    "Ledger",
     "LockedError",
     "Mechanism",
     "MismatchError",
