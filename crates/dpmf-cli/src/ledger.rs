@@ -6,7 +6,7 @@ use crate::report::{Report, number, table};
 use crate::words;
 use anyhow::bail;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyUnit, Release};
+use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyStatement, PrivacyUnit, Release};
 use dpmf::noise::RunId;
 use dpmf::{Error, format};
 use serde_json::{Value, json};
@@ -15,14 +15,17 @@ use std::path::{Path, PathBuf};
 /// Keep account of what was released about the same people, and of the budget for it.
 ///
 /// Every release on a data set adds to what can be learned about the people in it. A ledger records them with their
-/// noise, composes them exactly, and refuses one that would take all together above its budget. `dpmf train --ledger
-/// FILE` records its models before it begins; a release that was made elsewhere is added by its mechanism file.
+/// noise and refuses one that does not fit into its budget, even if you decide on each release after looking at the
+/// earlier ones. Releases that are decided together, before any of them is seen, cost less: record them in one command
+/// with --together. `dpmf train --ledger FILE` records its models before it begins; a release that was made elsewhere is
+/// added by its mechanism file, or by its ε and δ.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "Examples:\n  dpmf ledger new people.ledger --epsilon 8 --delta 1e-6\n  dpmf train --data messages.csv \
     --epsilon 2 --ledger people.ledger\n  dpmf ledger add people.ledger m8.safetensors --what \"survey of May\"\n  \
-    dpmf ledger show people.ledger"
+    dpmf ledger add people.ledger may.safetensors june.safetensors --together\n  dpmf ledger add people.ledger \
+    --epsilon 0.5 --delta 0 --what \"noisy counts\"\n  dpmf ledger show people.ledger"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -63,15 +66,29 @@ enum Action {
         /// The ledger
         file: PathBuf,
     },
-    /// Record the release of a calibrated mechanism
+    /// Record releases of calibrated mechanisms, or one of which only ε and δ are known
     Add {
         /// The ledger
         file: PathBuf,
 
-        /// The calibrated mechanism, or plan, that was or will be run
-        mechanism: PathBuf,
+        /// The calibrated mechanisms, or plans, that were or will be run
+        #[arg(value_name = "MECHANISM", required_unless_present = "epsilon")]
+        mechanisms: Vec<PathBuf>,
 
-        /// A name of the release, unlike that of any other; a second record of the same name does not count again
+        /// The mechanisms were decided on together, before any of them was seen: they compose exactly
+        #[arg(long)]
+        together: bool,
+
+        /// ε of a release that was made by other means
+        #[arg(long, value_name = "ε", requires = "delta", conflicts_with_all = ["mechanisms", "together"])]
+        epsilon: Option<f64>,
+
+        /// δ of that release, 0 for pure differential privacy
+        #[arg(long, value_name = "δ", requires = "epsilon")]
+        delta: Option<f64>,
+
+        /// A name of the release, unlike that of any other; a second record of the same name does not count again. Several
+        /// mechanisms are numbered
         #[arg(long, value_name = "NAME")]
         id: Option<String>,
 
@@ -91,31 +108,48 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             show(file, LedgerFile::create(file, ledger)?.ledger())
         }
         Action::Show { file } => show(file, &LedgerFile::read(file)?),
-        Action::Add { file, mechanism, id, what } => {
-            let path = mechanism;
-            let mechanism = format::load(path)?;
-            let Some(statement) = mechanism.privacy() else {
-                bail!(Error::Unsupported {
-                    what: "recording a mechanism that is not calibrated".into(),
-                    hint: "its noise is not known yet; run `dpmf calibrate` first",
-                });
-            };
-            let mut ledger = LedgerFile::open(file)?;
-            ledger.ledger().check(statement)?;
+        Action::Add { file, mechanisms, together, epsilon, delta, id, what } => {
             let id = match id {
                 Some(id) => id.clone(),
                 None => RunId::generate()?.to_string(),
             };
-            let what = what.clone().unwrap_or_else(|| path.display().to_string());
-            let release = Release::new(id, clock::now(), what, statement);
-            ledger.record(vec![release])?;
+            let statements =
+                mechanisms.iter().map(|path| statement(path)).collect::<anyhow::Result<Vec<_>>>()?;
+            let mut ledger = LedgerFile::open(file)?;
+            let mut releases = Vec::new();
+            for (index, (path, statement)) in mechanisms.iter().zip(&statements).enumerate() {
+                ledger.ledger().check(statement)?;
+                let id = if mechanisms.len() == 1 { id.clone() } else { format!("{id}/{}", index + 1) };
+                let what = what.clone().unwrap_or_else(|| path.display().to_string());
+                releases.push(Release::new(id, clock::now(), what, statement)?);
+            }
+            if let (Some(epsilon), Some(delta)) = (epsilon, delta) {
+                let what = what.as_deref().unwrap_or("a release by other means");
+                releases.push(Release::stated(id, clock::now(), what, *epsilon, *delta)?);
+            }
+            if *together {
+                ledger.record_together(releases)?;
+            } else {
+                ledger.record(releases)?;
+            }
             show(file, ledger.ledger())
         }
     }
 }
 
+/// The guarantee of a calibrated mechanism in a file.
+fn statement(path: &Path) -> anyhow::Result<PrivacyStatement> {
+    match format::load(path)?.privacy() {
+        Some(statement) => Ok(statement.clone()),
+        None => bail!(Error::Unsupported {
+            what: "recording a mechanism that is not calibrated".into(),
+            hint: "its noise is not known yet; run `dpmf calibrate` first",
+        }),
+    }
+}
+
 fn show(path: &Path, ledger: &Ledger) -> anyhow::Result<Report> {
-    let spent = ledger.spent()?;
+    let (spent, fixed) = (ledger.spent()?, ledger.spent_if_fixed()?);
     let alone =
         ledger.releases().iter().map(|release| ledger.alone(release)).collect::<dpmf::Result<Vec<_>>>()?;
     let releases = ledger.releases().iter().zip(&alone);
@@ -126,12 +160,16 @@ fn show(path: &Path, ledger: &Ledger) -> anyhow::Result<Report> {
         "epsilon": ledger.epsilon(),
         "delta": ledger.delta(),
         "epsilon_spent": spent,
+        "epsilon_if_fixed": fixed.is_finite().then_some(fixed),
+        "decisions": ledger.decisions(),
         "releases": releases.clone().map(|(release, alone)| json!({
             "id": release.id,
             "time": release.time,
             "what": release.what,
             "noise_multiplier": release.noise_multiplier,
             "sampling": release.sampling,
+            "guarantee": release.guarantee,
+            "group": release.group,
             "epsilon_alone": alone,
         })).collect::<Vec<Value>>(),
     });
@@ -140,7 +178,7 @@ fn show(path: &Path, ledger: &Ledger) -> anyhow::Result<Report> {
             vec![
                 release.time.clone(),
                 release.what.clone(),
-                number(release.noise_multiplier),
+                release.noise_multiplier.map_or_else(String::new, number),
                 epsilon_for_people(*alone),
             ]
         })
@@ -154,6 +192,16 @@ fn show(path: &Path, ledger: &Ledger) -> anyhow::Result<Report> {
         ledger.unit().name(),
         ledger.adjacency()
     );
+    if ledger.decisions() > 1 && spent > fixed {
+        text += &format!(
+            "\nDecided beforehand, all releases together would cost ε = {}. Decided one after the other they cost more, \
+             because each may depend on what the earlier ones showed.",
+            epsilon_for_people(fixed)
+        );
+    }
+    if spent > ledger.epsilon() {
+        text += "\nVersion 0.2 counted less and recorded more than fits into the budget. Nothing further can be recorded.";
+    }
     if !rows.is_empty() {
         text += &format!("\n\n{}", table(&["recorded", "what", "σ", "ε alone"], &rows));
     }

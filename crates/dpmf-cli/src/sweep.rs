@@ -644,7 +644,8 @@ impl<'a> Sweep<'a> {
     }
 
     /// All private runs of the sweep together, tuning included: they saw the same users. Those without sampling compose as
-    /// Gaussians; ε and δ of the others are added, which is more than they cost.
+    /// Gaussians; ε and δ of the others are added, which is more than they cost. Tuning decides what is trained next, but not
+    /// how much noise it gets: multipliers, ε and δ follow from the grid alone, and for such both rules hold.
     fn together(&self, delta: f64) -> anyhow::Result<Option<Together>> {
         let lines =
             self.lines.lock().map_err(|_| anyhow::anyhow!("a run failed while writing its result"))?;

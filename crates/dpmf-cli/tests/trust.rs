@@ -192,11 +192,11 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
     json(&["train", "--resume", &folder.text("first")]);
     assert_eq!(json(&["ledger", "show", &ledger])["releases"].as_array().unwrap().len(), 1);
 
-    // Two more would make 3.67, and nothing of the run is left behind.
+    // Two more would make 3.70, and nothing of the run is left behind.
     let (kind, message) =
         failure(&words(&folder.train("second", &["--ledger", &ledger, "--mechanism", "optimal,tree"])));
     assert_eq!(kind, "budget");
-    assert!(message.contains("ε = 2 is spent") && message.contains("3.67"), "{message}");
+    assert!(message.contains("ε = 2 is spent") && message.contains("would be ε = 3.70"), "{message}");
     assert!(!folder.path("second").exists());
     // Without noise nothing is released privately, and one that fits is recorded.
     run(&folder.train("none", &["--ledger", &ledger, "--mechanism", "none"]));
@@ -228,4 +228,43 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
     json(&record);
     assert!(refusal(&["ledger", "add", &ledger, &mechanism]).contains("other unit of privacy"));
     assert!(refusal(&["ledger", "show", &mechanism]).contains("no ledger"));
+}
+
+#[test]
+fn a_ledger_takes_groups_and_releases_by_other_means() {
+    let folder = Folder::new();
+    let (ledger, mechanism) = (folder.text("people.ledger"), folder.text("m.safetensors"));
+    json(&["ledger", "new", &ledger, "--epsilon", "3", "--delta", "1e-6"]);
+    let target = ["--epsilon", "2", "--delta", "1e-6", "--clip", "1"];
+    json(&[&["calibrate", "--steps", "16", "--out", &mechanism], &target[..]].concat());
+    let add = ["ledger", "add", &ledger, &mechanism, &mechanism];
+    let together = json(&[&add[..], &["--together", "--id", "both"]].concat());
+    // Decided together they compose exactly.
+    assert_eq!(
+        (&together["decisions"], &together["epsilon_spent"]),
+        (&1.into(), &together["epsilon_if_fixed"])
+    );
+    assert_eq!(together["releases"][1]["id"], "both/2");
+    assert_eq!(together["releases"][1]["group"], together["releases"][0]["group"]);
+
+    let counts = ["ledger", "add", &ledger, "--epsilon", "0.01", "--delta", "0", "--id", "counts"];
+    let after = json(&counts);
+    assert_eq!(after["decisions"], 2);
+    assert_eq!(after["releases"][2]["guarantee"], serde_json::json!([0.01, 0.0]));
+    assert!(after["epsilon_spent"].as_f64().unwrap() > after["epsilon_if_fixed"].as_f64().unwrap());
+    let shown = common::dpmf(&["ledger", "show", &ledger]);
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(text.contains("Decided one after the other"), "{text}");
+
+    // Alone, one of the two would still fit; not both.
+    assert_eq!(failure(&add).0, "budget");
+    for bad in [
+        &["ledger", "add", &ledger][..],
+        &["ledger", "add", &ledger, "--epsilon", "1"],
+        &["ledger", "add", &ledger, &mechanism, "--epsilon", "1", "--delta", "0"],
+        &["ledger", "add", &ledger, "--epsilon", "-1", "--delta", "0"],
+    ] {
+        refusal(bad);
+    }
+    assert_eq!(json(&["ledger", "show", &ledger])["releases"].as_array().unwrap().len(), 3);
 }

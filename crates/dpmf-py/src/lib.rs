@@ -7,6 +7,7 @@ mod arrays;
 mod clip;
 mod data;
 mod error;
+mod ledger;
 mod mechanism;
 mod model;
 mod noise;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod core {
     #[pymodule_export]
     use crate::clip::Clip;
+    #[pymodule_export]
+    use crate::ledger::Ledger;
     #[pymodule_export]
     use crate::mechanism::{Mechanism, load_mechanism};
     #[pymodule_export]

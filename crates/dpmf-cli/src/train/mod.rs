@@ -443,9 +443,10 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
         let Some(statement) = plan.mechanism().and_then(|mechanism| mechanism.privacy()) else { continue };
         ledger.ledger().check(statement)?;
         let what = format!("train {name} on {}", task.name());
-        releases.push(Release::new(format!("{training}/{name}"), clock::now(), what, statement));
+        releases.push(Release::new(format!("{training}/{name}"), clock::now(), what, statement)?);
     }
-    ledger.record(releases)?;
+    // One command plans all its models before it trains the first.
+    ledger.record_together(releases)?;
     let (spent, budget) = (ledger.ledger().spent()?, ledger.ledger().epsilon());
     let (name, spent, budget) = (path.display(), epsilon_for_people(spent), epsilon_for_people(budget));
     note(&format!("{name}: ε = {spent} of {budget} spent with this training"));

@@ -14,6 +14,7 @@ training loops.
 from ._core import (
     Certificate,
     DurableStream,
+    Ledger,
     Mechanism,
     Model,
     NoiseKey,
@@ -43,6 +44,7 @@ from ._core import (
 )
 from ._errors import (
     BindingError,
+    BudgetError,
     ConvergenceError,
     Error,
     ExhaustedError,
@@ -63,6 +65,7 @@ from ._plan import plan
 
 __all__ = [
     "BindingError",
+    "BudgetError",
     "Certificate",
     "ConvergenceError",
     "DurableStream",
@@ -71,6 +74,7 @@ __all__ = [
     "FileError",
     "FormatError",
     "HaltedError",
+    "Ledger",
     "LockedError",
     "Mechanism",
     "MismatchError",

@@ -14,6 +14,7 @@ __all__ = [
     "__version__",
     "Certificate",
     "DurableStream",
+    "Ledger",
     "Mechanism",
     "Model",
     "Model",
@@ -204,6 +205,63 @@ class Optimum:
 
         Cost: O(n^3) time; at most 16384 steps.
         """
+
+@final
+class Ledger:
+    """A file that records what was released about the same people, and the (ε, δ) that all of it must not exceed.
+
+    Each release may be decided after looking at the earlier ones: a privacy filter holds the budget all the same.
+    record_together is for releases that are decided before any of them is seen, which cost less. Record a release before it is
+    made. The file is that of `dpmf ledger`; it is read anew for every call, and locked only while it is written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None: ...
+    @staticmethod
+    def create(
+        path: str | os.PathLike[str],
+        *,
+        epsilon: float,
+        delta: float,
+        unit: _Unit = "user",
+        adjacency: _Adjacency = "replace-with-zero",
+    ) -> Ledger:
+        """Begins a ledger in a new file. unit is "user" or "record"; adjacency is as for Mechanism.calibrate."""
+    def record(self, statement: PrivacyStatement, *, id: str | None = None, what: str = "") -> float:
+        """Records one release: a statement such as mechanism.privacy or plan.statement. id names it, and a second record of the
+        same id counts once; without one it gets a name of its own. BudgetError if it does not fit, with nothing recorded.
+        Returns what is spent.
+        """
+    def record_together(
+        self, statements: Sequence[PrivacyStatement], *, id: str | None = None, what: str = ""
+    ) -> float:
+        """Records releases that were decided together, before any of them was seen: they compose exactly. Nothing about one of
+        them may depend on another one of them. Their names are id/1, id/2, … Returns what is spent.
+        """
+    def record_stated(self, epsilon: float, delta: float, *, id: str | None = None, what: str = "") -> float:
+        """Records a release that was made by other means, of which only ε and δ are known. Returns what is spent."""
+    @property
+    def epsilon(self) -> float:
+        """ε of the budget."""
+    @property
+    def delta(self) -> float:
+        """δ of the budget."""
+    @property
+    def unit(self) -> _Unit:
+        """Whose data the ledger is about: "user" or "record"."""
+    @property
+    def adjacency(self) -> _Adjacency:
+        """Which data sets are neighbours."""
+    @property
+    def spent(self) -> float:
+        """How much of the budget's ε is used."""
+    @property
+    def spent_if_fixed(self) -> float:
+        """ε that all releases would have cost had they been decided beforehand, by exact composition. It does not hold for
+        releases that were decided one after the other.
+        """
+    @property
+    def releases(self) -> list[dict[str, Any]]:
+        """What was recorded, as in the file."""
 
 @final
 class PrivacyStatement:

@@ -94,6 +94,12 @@ class LockedError(Error):
     kind = "locked"
 
 
+class BudgetError(Error):
+    """The budget of a ledger does not hold a release; nothing was recorded."""
+
+    kind = "budget"
+
+
 class OutOfMemoryError(Error, MemoryError):
     """The system did not grant the memory."""
 
@@ -134,6 +140,7 @@ _BY_KIND: dict[str, type[Error]] = {
         StepReusedError,
         BindingError,
         LockedError,
+        BudgetError,
         OutOfMemoryError,
         FileError,
         FormatError,

@@ -39,7 +39,8 @@ pub fn noise_multiplier(
 /// The noise multiplier of one mechanism that is exactly as private as all the given ones together:
 /// `σ = 1/√(Σ σ_i⁻²)`, since the μ of Gaussian mechanisms add in quadrature and their ρ simply add.
 ///
-/// Guarantee: rounded down, so that the noise is not overstated; the mechanisms may be chosen adaptively.
+/// Guarantee: rounded down, so that the noise is not overstated; the mechanisms may be chosen adaptively as long as their noise
+/// multipliers are fixed in advance.
 /// Errors: no mechanism, or a multiplier that is not positive and finite, with its index.
 ///
 /// Reference: Corollary 3.3 of \[DRS22\].

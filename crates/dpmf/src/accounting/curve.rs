@@ -149,7 +149,8 @@ impl PrivacyCurve {
         }
     }
 
-    /// The curve of all the mechanisms together, chosen adaptively.
+    /// The curve of all the mechanisms together. What each of them is applied to may depend on what earlier ones released;
+    /// the mechanisms themselves must be fixed in advance, or else it takes a [`Filter`](super::Filter).
     ///
     /// Gaussian mechanisms compose to one whose μ² is the sum of theirs: nothing is lost. With sampled steps among them
     /// all become phases of one composition.

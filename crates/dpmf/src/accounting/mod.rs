@@ -35,6 +35,7 @@
 pub mod allocation;
 pub mod calibrate;
 pub mod curve;
+pub mod filter;
 pub mod gaussian;
 pub mod ledger;
 pub mod paper;
@@ -52,6 +53,7 @@ pub(crate) mod search;
 pub use allocation::Allocation;
 pub use calibrate::{Account, Calibration, Terms, compose};
 pub use curve::{PrivacyCurve, poisson_noise_multiplier};
+pub use filter::Filter;
 pub use ledger::{Ledger, LedgerFile, Release};
 pub use pld::{Bracket, Phase, PoissonCurve};
 pub use sampled::Sampled;

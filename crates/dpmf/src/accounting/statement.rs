@@ -247,9 +247,13 @@ impl PrivacyStatement {
             );
         }
         if self.calibration.terms().adjacency == Adjacency::AddOrRemove {
+            let unit = self.unit.name();
+            lines.insert(1, format!("An assignment to steps that moves when a {unit} joins or leaves."));
             lines.insert(
-                1,
-                format!("An assignment to steps that moves when a {} joins or leaves.", self.unit.name()),
+                2,
+                format!(
+                    "The number of {unit}s, which is treated as public: rates, batch sizes and the number of steps are computed from it."
+                ),
             );
         }
         lines
@@ -353,6 +357,9 @@ fn plain(x: f64) -> String {
 
 /// ε for people: four decimals, rounded up, without trailing zeros.
 pub fn epsilon_for_people(epsilon: f64) -> String {
+    if epsilon.is_infinite() {
+        return "∞".into();
+    }
     // A target such as 0.1 is not a round number in binary; it should still print as itself.
     let scaled = epsilon * 1e4;
     let nearest = scaled.round();
@@ -404,6 +411,7 @@ mod tests {
         assert!(trained.contains("Scores and learning curves on held-out users"), "{trained}");
         let added = statement(Adjacency::AddOrRemove, KeyOrigin::System).to_string();
         assert!(added.contains("An assignment to steps that moves when a user joins"));
+        assert!(added.contains("The number of users, which is treated as public"));
     }
 
     #[test]

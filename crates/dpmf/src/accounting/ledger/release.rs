@@ -1,0 +1,167 @@
+//! What a ledger keeps of a release.
+
+use crate::accounting::{Accountant, Adjacency, Allocation, PrivacyCurve, PrivacyStatement, Sampled};
+use crate::accounting::{calibrate, gaussian};
+use crate::error::{Error, Result};
+use crate::participation::Sampling;
+use serde::{Deserialize, Serialize};
+
+/// Pairs that the curve of balls in bins is shown at, and how far below the stated δ.
+const PAIRS: usize = 14;
+const BELOW: f64 = 1e-3;
+
+/// One mechanism that was, or may have been, run to its end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// Its name, unlike that of any other.
+    pub id: String,
+    /// When it was recorded, in words for people.
+    pub time: String,
+    /// What it is, in words for people.
+    pub what: String,
+    /// Standard deviation of the noise over sensitivity times clip; none for a release of which only a guarantee is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise_multiplier: Option<f64>,
+    /// The sampling that its curve counts on.
+    pub sampling: Sampling,
+    /// Under Poisson sampling, how often one unit may be drawn.
+    #[serde(default)]
+    pub rounds: u64,
+    /// Where no formula gives the curve, as for balls in bins: ε and δ as stated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee: Option<[f64; 2]>,
+    /// Further pairs (ε, δ) that it was shown to satisfy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curve: Vec<[f64; 2]>,
+    /// The name of the releases that were decided together with it, before any of them was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+impl Release {
+    /// What a privacy statement is about, run to its end.
+    ///
+    /// Cost: for balls in bins, some estimates of δ; nothing else takes time.
+    /// Errors: none for a calibrated mechanism.
+    pub fn new(
+        id: impl Into<String>,
+        time: impl Into<String>,
+        what: impl Into<String>,
+        statement: &PrivacyStatement,
+    ) -> Result<Self> {
+        let calibration = statement.calibration();
+        let sampled = &calibration.terms().sampled;
+        let sigma = calibration.noise_multiplier();
+        let stated = [calibration.epsilon(), calibration.delta()];
+        let (rounds, guarantee, curve) = match sampled {
+            Sampled::None => (0, None, Vec::new()),
+            Sampled::CyclicPoisson { rounds, .. } => (*rounds, None, Vec::new()),
+            Sampled::BallsInBins(allocation) => (0, Some(stated), pairs(allocation, sigma, stated)?),
+        };
+        Ok(Self {
+            id: id.into(),
+            time: time.into(),
+            what: what.into(),
+            noise_multiplier: Some(sigma),
+            sampling: sampled.sampling(),
+            rounds,
+            guarantee,
+            curve,
+            group: None,
+        })
+    }
+
+    /// A release by other means, of which (ε, δ) is known and nothing else.
+    ///
+    /// Errors: a negative or infinite ε, a δ outside [0, 1).
+    pub fn stated(
+        id: impl Into<String>,
+        time: impl Into<String>,
+        what: impl Into<String>,
+        epsilon: f64,
+        delta: f64,
+    ) -> Result<Self> {
+        let release = Self {
+            id: id.into(),
+            time: time.into(),
+            what: what.into(),
+            noise_multiplier: None,
+            sampling: Sampling::None,
+            rounds: 0,
+            guarantee: Some([epsilon, delta]),
+            curve: Vec::new(),
+            group: None,
+        };
+        release.check()?;
+        Ok(release)
+    }
+
+    /// Refuses pairs outside ε ≥ 0, 0 ≤ δ < 1, since a negative one would give budget back, and a release of which nothing is
+    /// known.
+    pub(super) fn check(&self) -> Result<()> {
+        for [epsilon, delta] in self.pairs() {
+            if !(epsilon >= 0.0 && epsilon.is_finite() && (0.0..1.0).contains(&delta)) {
+                let rule =
+                    "its guarantee must have a finite ε of at least 0 and a δ of at least 0 and below 1";
+                return Err(Error::argument("release", self.id.clone(), rule));
+            }
+        }
+        if self.guarantee.is_none() && matches!(self.sampling, Sampling::BallsInBins { .. }) {
+            let rule = "a release by balls in bins must state ε and δ";
+            return Err(Error::argument("release", self.id.clone(), rule));
+        }
+        match self.noise_multiplier {
+            Some(sigma) => calibrate::mu(sigma, Adjacency::ReplaceOne).map(drop),
+            None if self.guarantee.is_some() => Ok(()),
+            None => {
+                let rule = "it must have a noise multiplier or a guarantee";
+                Err(Error::argument("release", self.id.clone(), rule))
+            }
+        }
+    }
+
+    pub(super) fn pairs(&self) -> Vec<[f64; 2]> {
+        self.guarantee.iter().chain(&self.curve).copied().collect()
+    }
+
+    /// Whether another one takes as much from any budget.
+    pub(super) fn alike(&self, other: &Self) -> bool {
+        let key = |r: &Self| (r.noise_multiplier, r.sampling, r.rounds, r.guarantee);
+        key(self) == key(other) && self.curve == other.curve
+    }
+
+    /// Its privacy curve, where a formula gives one.
+    pub(super) fn curve(&self, adjacency: Adjacency) -> Result<Option<PrivacyCurve>> {
+        let Some(sigma) = self.noise_multiplier else { return Ok(None) };
+        let sampled = match self.sampling {
+            Sampling::None => Sampled::None,
+            Sampling::CyclicPoisson { bands, rate } => {
+                Sampled::CyclicPoisson { bands, rate, rounds: self.rounds }
+            }
+            Sampling::BallsInBins { .. } => return Ok(None),
+        };
+        sampled.curve(sigma, adjacency, Accountant::Exact).map(Some)
+    }
+}
+
+/// Pairs (ε, δ) that units in bins satisfy, around and below a stated one.
+///
+/// Guarantee: all of them hold but for a probability of [`FAILURE`](super::allocation::FAILURE).
+pub(super) fn pairs(
+    allocation: &Allocation,
+    noise_multiplier: f64,
+    [epsilon, delta]: [f64; 2],
+) -> Result<Vec<[f64; 2]>> {
+    // Where a Gaussian that reaches the stated pair would have them.
+    let mu = gaussian::mu(epsilon, delta)?;
+    let (most, least) = (0.1_f64.max(delta).ln(), (BELOW * delta).ln());
+    let mut pairs = Vec::new();
+    for j in 0..PAIRS {
+        let level = (most + (least - most) * j as f64 / (PAIRS - 1) as f64).exp();
+        let at = gaussian::epsilon(mu, level)?.max(1e-3 * epsilon);
+        pairs.push([at, allocation.delta(noise_multiplier, at)?]);
+    }
+    pairs.retain(|pair| pair[1] < 1.0);
+    Ok(pairs)
+}
