@@ -1,6 +1,7 @@
 //! From what a person asks for to the plan of a run: by name, or by the planner.
 
 use crate::error::{Error, Result};
+use crate::hint::Hint;
 use crate::plan::Plan;
 use crate::recipe::{Choice, Privacy, Recipe, Wish};
 use dpmf::family::nearest;
@@ -150,10 +151,8 @@ impl Desk {
 
     fn planned(&mut self, recipe: &Recipe, means: Means, listen: Listener<'_>) -> Result<Mechanism> {
         let Some(epochs) = means.epochs else {
-            return Err(Error::plan(
-                "the planner needs to know how many epochs there are: give --epochs, or name a mechanism"
-                    .into(),
-            ));
+            return Err(Error::plan("the planner needs to know how many epochs there are".into())
+                .with_hint(Hint::EpochsOrMechanism));
         };
         let Privacy::Epsilon { epsilon, delta } = recipe.privacy else {
             return Err(Error::plan(
@@ -246,7 +245,7 @@ mod tests {
     #[test]
     fn what_cannot_be_planned_is_said() {
         let message = |means| plan("planned", means).unwrap_err().to_string();
-        assert!(message(Means { epochs: None, ..MEANS }).contains("--epochs"));
+        assert!(message(Means { epochs: None, ..MEANS }).contains("say how many epochs"));
         let other = message(Means { epochs: Some(3), ..MEANS });
         assert!(other.contains("64") && other.contains("48"), "{other}");
         let sigma = Privacy::NoiseMultiplier { noise_multiplier: 1.0, delta: 1e-6 };

@@ -7,7 +7,7 @@ use dpmf_train::data::{
     self, Columns, Dataset, Meaning, Options, Predict, SampleData, Source, TextData, Tokens, VocabularyFrom,
 };
 use dpmf_train::model::{Logistic, Lstm, Mlp, Network, Regressor};
-use dpmf_train::{Card, Input, Model};
+use dpmf_train::{Card, Input, Model, Remark};
 use serde::{Deserialize, Serialize};
 use std::path::{PathBuf, absolute};
 
@@ -314,7 +314,7 @@ impl Task {
     }
 
     /// What was left out, cut or filled in, for whoever holds the data.
-    pub fn remarks(&self) -> &[String] {
+    pub fn remarks(&self) -> &[Remark] {
         with_data!(self, |_model, data| &data.remarks)
     }
 

@@ -7,7 +7,7 @@ use super::part::{Split, digest};
 use super::rows::{Cell, Fault, Table};
 use super::vocabulary::{WordCounts, printable};
 use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// Thousandths of the users that are public when something is made from them.
 pub(super) const PUBLIC: u32 = 100;
@@ -52,10 +52,7 @@ impl<'a> Who<'a> {
             return Ok(Self::Row(HashMap::new()));
         }
         let column = options.columns.user.as_deref().unwrap_or(USER);
-        table.need(
-            column,
-            ": name it with --user, or say --rows-are-users if every row is of another person",
-        )?;
+        table.need(column, Some(Hint::UserColumn))?;
         Ok(Self::Column(column))
     }
 
@@ -185,12 +182,12 @@ fn read(
         }
         corpus.finish_user();
     }
-    for (count, what) in [
-        (beyond, "texts are beyond the most that a user may have, and left out: see --examples-per-user"),
-        (cut, "texts are longer than an example may be, and cut: see --example-length"),
+    for (count, what, hint) in [
+        (beyond, "texts are beyond the most that a user may have, and left out", Hint::ExamplesPerUser),
+        (cut, "texts are longer than an example may be, and cut", Hint::ExampleLength),
     ] {
         if count > 0 {
-            remarks.push(format!("{count} {what}"));
+            remarks.push(Remark::hinted(format!("{count} {what}"), hint));
         }
     }
     filled(&table, users.len(), split.parts().map(|(set, corpus)| (set, corpus.is_empty())))?;
@@ -203,7 +200,7 @@ fn read(
 pub fn encoded(path: &Path, column: Option<&str>, vocabulary: &Vocabulary, length: usize) -> Result<Corpus> {
     let table = Table::open(path)?;
     let column = column.unwrap_or(TEXT);
-    table.need(column, ": name it with --text")?;
+    table.need(column, Some(Hint::TextColumn))?;
     let mut corpus = Corpus::default();
     let malformed = table.each(&[column], |cells| {
         let Some(text) = cells[0] else { return Err(format!("`{column}` is missing")) };
@@ -230,10 +227,10 @@ pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Re
 }
 
 /// Texts of all users. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
-fn texts(table: &Table, options: &Options, remarks: &mut Vec<String>) -> Result<Texts> {
+fn texts(table: &Table, options: &Options, remarks: &mut Vec<Remark>) -> Result<Texts> {
     let column = options.columns.text.as_deref().unwrap_or(TEXT);
     let mut who = Who::new(table, options)?;
-    table.need(column, ": name it with --text, or the column that is to be predicted with --label")?;
+    table.need(column, Some(Hint::TextOrLabelColumn))?;
     let wanted: Vec<&str> = who.column().into_iter().chain([column]).collect();
     let (mut texts, mut blank) = (Texts::new(), 0);
     let malformed = table.each(&wanted, |cells| {
@@ -248,7 +245,7 @@ fn texts(table: &Table, options: &Options, remarks: &mut Vec<String>) -> Result<
     })?;
     options.judge(table, &malformed, remarks)?;
     if blank > 0 {
-        remarks.push(format!("{blank} texts are blank, and teach nothing"));
+        remarks.push(format!("{blank} texts are blank, and teach nothing").into());
     }
     Ok(texts)
 }
@@ -404,7 +401,7 @@ mod tests {
             (
                 "t.csv",
                 "user,words\na,b\n",
-                "there is no column `text` among [\"user\", \"words\"]: name it with --text",
+                "there is no column `text` among [\"user\", \"words\"]: name the column of texts",
             ),
             ("t.csv", "user,text\na,b\n\nc\n", "line 4: there are 1 fields, but 2 columns"),
             ("t.csv", "user,text\na,\"b\nb\"\n ,c\n", "line 4: the user (column `user`) is empty"),

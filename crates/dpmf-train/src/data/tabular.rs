@@ -10,7 +10,7 @@ use super::table::{PUBLIC, ROWS, Who, filled, name_of};
 use super::{
     Columns, Dataset, Label, Meaning, Options, Part, SampleData, Samples, Schema, Target, VocabularyFrom,
 };
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// The name that keys the hashes: that of a table of texts, so that a user is in the same set of both.
 const HASHED: &str = "file";
@@ -18,7 +18,7 @@ const HASHED: &str = "file";
 /// Reads a table with a label.
 pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
     if options.tokens.is_some() || options.vocabulary_size.is_some() || options.example_length.is_some() {
-        let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without --label";
+        let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without a label";
         return Err(Error::argument("data", path.display(), rule));
     }
     let table = Table::open(path)?;
@@ -33,7 +33,7 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
         (None, from) => drafted(&table, &columns, options, from == &Some(VocabularyFrom::TrainingUsers))?,
     };
     for column in schema.columns().into_iter().chain([schema.label.column()]) {
-        table.need(column, "")?;
+        table.need(column, None)?;
     }
     notes.insert(
         0,
@@ -60,7 +60,7 @@ struct Wanted {
 impl Wanted {
     fn new(table: &Table, columns: &Columns, user: Option<&str>) -> Result<Self> {
         let label = columns.label.clone().unwrap_or_default();
-        table.need(&label, ": name it with --label")?;
+        table.need(&label, Some(Hint::LabelColumn))?;
         let text = columns.text.as_deref();
         let others = || {
             let mine = |name: &&String| Some(name.as_str()) != user && **name != label;
@@ -76,7 +76,7 @@ impl Wanted {
             features.push((text.to_owned(), true));
         }
         for (name, _) in &features {
-            table.need(name, ": name the columns with --features")?;
+            table.need(name, Some(Hint::FeatureColumns))?;
         }
         Ok(Self { features, label })
     }
@@ -112,11 +112,11 @@ fn drafted(
         Ok(())
     })?;
     if users.is_empty() {
-        return Err(table.fault(
-            "no users from whom classes and scales could come: there must be more, or say what the columns mean with --schema",
-        ));
+        return Err(table
+            .fault("no users from whom classes and scales could come: there must be more")
+            .with_hint(Hint::Schema));
     }
-    let schema = draft.finish(options.predict).map_err(|fault| table.fault(fault))?;
+    let schema = draft.finish(options.predict).map_err(|fault| table.hinted(fault))?;
     let note = if from_training {
         "Classes, categories and scales are made of the training users' rows: ε does not cover what they tell about them. Give a \
          schema to avoid this."
@@ -166,11 +166,10 @@ impl Read<'_> {
         })?;
         options.judge(&table, &malformed, &mut remarks)?;
         if beyond > 0 {
-            remarks.push(format!(
-                "{beyond} rows are beyond the most that a user may have, and left out: see --examples-per-user"
-            ));
+            let left_out = format!("{beyond} rows are beyond the most that a user may have, and left out");
+            remarks.push(Remark::hinted(left_out, Hint::ExamplesPerUser));
         }
-        remarks.extend(replaced.remarks());
+        remarks.extend(replaced.remarks().into_iter().map(Remark::from));
 
         let mut order: Vec<_> =
             users.into_iter().map(|(user, rows)| (digest(HASHED, "order", &user), user, rows)).collect();
@@ -241,7 +240,7 @@ impl Rows {
         let table = Table::open(path)?;
         let wanted: Vec<&str> = beside.iter().copied().chain(schema.columns()).collect();
         for column in &wanted {
-            table.need(column, ", which the model was trained with")?;
+            table.need(column, Some(Hint::TrainedColumns))?;
         }
         let (mut features, mut targets, mut replaced) = (Vec::new(), Vec::new(), Filled::default());
         let malformed = table.each(&wanted, |cells| {
@@ -462,7 +461,7 @@ mod tests {
         else {
             panic!("classes")
         };
-        assert_eq!(data.remarks, [format!("left out: {expected}")]);
+        assert_eq!(data.remarks, [format!("left out: {expected}").into()]);
 
         lines.truncate(1);
         lines.extend((0..60).map(|_| "p,x,y,z,w".to_owned()));
@@ -483,7 +482,7 @@ mod tests {
         for (error, part) in [
             (
                 said(|c| c.user = None),
-                "no column `user` among [\"who\", \"age\", \"city\", \"bought\", \"price\"]: name it with --user",
+                "no column `user` among [\"who\", \"age\", \"city\", \"bought\", \"price\"]: name the column of users",
             ),
             (said(|c| c.label = Some("y".into())), "no column `y`"),
             (said(|c| c.features = Some(vec!["height".into()])), "no column `height`"),
