@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
     table = folder / "shop.csv"
     table.write_text("\n".join(rows))
     common = ["train", "--data", table, "--user", "person", "--clients", 50, "--epsilon", 4, "--seed", 1]
-    features = ["--features", "age,member,town"]
+    features = ["--features", "age,member,town", "--public-share", 0.1]
     run(*common, "--label", "bought", *features, "--epochs", 3, "--out", folder / "class")
     run(*common, "--label", "rent", *features, "--epochs", 3, "--out", folder / "number")
     run(*common, "--hidden", 8, "--embedding", 4, "--out", folder / "texts")

@@ -323,26 +323,27 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "ζ")]
     clip: f64,
 
-    /// Whose data is protected as one piece: user or record
+    /// Whose data is protected as one piece: user or record [default: what the file says, else user]
     #[arg(
-        long, default_value = "user",
+        long,
         value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
     )]
-    unit: PrivacyUnit,
+    unit: Option<PrivacyUnit>,
 
-    /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
+    /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one [default: what the file says, else
+    /// replace-with-zero]
     #[arg(
-        long, default_value = "replace-with-zero",
+        long,
         value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
     )]
-    adjacency: Adjacency,
+    adjacency: Option<Adjacency>,
 
-    /// How ε follows from the noise: exact, zcdp, rdp or paper
+    /// How ε follows from the noise: exact, zcdp, rdp or paper [default: what the file says, else exact]
     #[arg(
-        long, default_value = "exact",
+        long,
         value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true
     )]
-    accountant: Accountant,
+    accountant: Option<Accountant>,
 
     /// Write the calibrated mechanism to this file
     #[arg(long, short, value_name = "FILE")]
@@ -353,8 +354,18 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
     if let Some(path) = &args.out {
         output::check(path)?;
     }
-    let conditions = Conditions { unit: args.unit, adjacency: args.adjacency, accountant: args.accountant };
     let mechanism = load_or_make(args)?;
+    // A plan knows whom it is for: another noise level changes nothing about that.
+    let known = mechanism.privacy().map(|statement| {
+        let terms = statement.calibration().terms();
+        Conditions { unit: statement.unit(), adjacency: terms.adjacency, accountant: terms.accountant }
+    });
+    let known = known.unwrap_or_default();
+    let conditions = Conditions {
+        unit: args.unit.unwrap_or(known.unit),
+        adjacency: args.adjacency.unwrap_or(known.adjacency),
+        accountant: args.accountant.unwrap_or(known.accountant),
+    };
     let mechanism = match (args.epsilon, args.noise_multiplier) {
         (Some(epsilon), _) => mechanism.calibrated(epsilon, args.delta, args.clip, conditions)?,
         (None, Some(sigma)) => mechanism.with_noise(sigma, args.delta, args.clip, conditions)?,

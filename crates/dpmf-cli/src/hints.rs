@@ -31,6 +31,14 @@ fn flags(hint: Hint) -> String {
             "leave it out with --features, pass it as --text, or describe it with --schema"
         }
         Hint::Schema => "describe the columns with --schema",
+        Hint::PublicWords => {
+            "pass --public-share 0.1 to take a tenth of the users for public, --vocabulary FILE for a public list of words, or \
+             --vocabulary-from-training, which ε does not cover; --tokens characters needs no words"
+        }
+        Hint::PublicScales => {
+            "pass --schema FILE to give them, --public-share 0.1 to take a tenth of the users for public, or \
+             --schema-from-training to take them from the training users, which ε does not cover"
+        }
         Hint::ExamplesPerUser => "see --examples-per-user",
         Hint::ExampleLength => "see --example-length",
         Hint::EpochsOrMechanism => "pass --epochs, or name a mechanism with --mechanism",

@@ -11,19 +11,22 @@ use crate::output;
 use crate::plan::shelf;
 use crate::progress::Bar;
 use crate::report::{Report, small, table};
-use crate::train::task::{Task, TaskArgs, with_task};
-use crate::train::{SCHEDULE, budgeted, cohort, enough, fits, repeatable};
+use crate::train::task::TaskArgs;
+use crate::train::{budgeted, fits, repeatable};
 use crate::words;
 use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Accountant, Adjacency, Arithmetic, calibrate, compose};
+use dpmf::accounting::{Accountant, Adjacency, calibrate, compose};
 use dpmf::disk::{Access, Place};
-use dpmf::planner::{self, Planner, Request};
+use dpmf::noise::NoiseKey;
+use dpmf::planner::{self, Planner};
 use dpmf::{Participation, Sampling};
-use dpmf_train::run::{Run, digest};
+use dpmf_train::run::{DataDigest, Run, digest};
+use dpmf_train::task::{self as usual, Length, Task};
 use dpmf_train::{
-    Asked, Choice, Desk, KeySource, Local, Means, Outcome, Pace, Privacy, Purpose, Recipe, Steps,
+    KeySource, Local, MechanismChoice, Outcome, Pace, Privacy, Purpose, RunPlanner, Settings, Steps,
+    with_task,
 };
 use row::{Measure, Row, head};
 use serde::{Deserialize, Serialize};
@@ -105,9 +108,9 @@ struct Grid {
     /// Mechanisms, or none; with --epochs also planned and dp-sgd
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
-        value_parser = words::trained::<Asked>(), hide_possible_values = true
+        value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
     )]
-    mechanism: Vec<Asked>,
+    mechanism: Vec<MechanismChoice>,
 
     /// ε of the guarantee
     #[arg(long, value_name = "ε,…", value_delimiter = ',', conflicts_with = "noise_multiplier")]
@@ -170,11 +173,11 @@ struct FixedArgs {
     sampling: String,
 
     /// δ of the guarantee
-    #[arg(long, value_name = "δ", default_value_t = 1e-6)]
+    #[arg(long, value_name = "δ", default_value_t = usual::DELTA)]
     delta: f64,
 
     /// Examples in a user's batch
-    #[arg(long, value_name = "b", value_parser = count, default_value = "16")]
+    #[arg(long, value_name = "b", value_parser = count, default_value_t = usual::CLIENT_BATCH)]
     client_batch: usize,
 
     /// Optimal mechanisms as dense rows instead of streams of a few buffers
@@ -188,10 +191,19 @@ struct FixedArgs {
 }
 
 impl FixedArgs {
-    fn means(&self, task: &Task) -> Means {
-        let trusted = self.sampling == "auto";
-        let buffers = self.buffers.unwrap_or(planner::BUFFERS);
-        Means { users: task.users().0, epochs: self.epochs, buffers, trusted, pull: self.pull }
+    /// The settings that all runs with so many clients share.
+    fn settings(&self, task: &Task, clients: Option<usize>) -> anyhow::Result<Settings> {
+        let length = match (self.rounds, self.epochs) {
+            (Some(rounds), _) => Length::Rounds(rounds),
+            (None, Some(epochs)) => Length::Epochs(epochs),
+            (None, None) => Length::Pass,
+        };
+        let mut settings = task.settings(length, clients, Sampling::None, self.participation)?;
+        memory::check("--rounds", settings.rounds, settings.rounds as f64 * BYTES_A_STEP)?;
+        settings.limits.buffers = self.buffers.unwrap_or(settings.limits.buffers);
+        settings.limits.trusted = self.sampling == "auto";
+        settings.limits.pull = self.pull;
+        Ok(settings)
     }
 }
 
@@ -219,9 +231,7 @@ impl Grid {
 
 /// One row of the result: settings that differ in what is tuned.
 struct Group {
-    asked: Asked,
-    /// Recipes with the mechanism still to be filled in.
-    candidates: Vec<Recipe>,
+    candidates: Vec<Settings>,
 }
 
 /// How often a row's server learning rates are widened at most.
@@ -232,9 +242,9 @@ impl Group {
     fn tuning(&self, args: &Args, task: &str) -> anyhow::Result<Vec<Job>> {
         let open = if self.candidates.len() > 1 { &self.candidates[..] } else { &[] };
         open.iter()
-            .map(|recipe| {
-                let rounds = args.tune_rounds.unwrap_or(recipe.rounds).min(recipe.rounds);
-                Job::new(self.asked, Recipe { rounds, seed: 0, ..recipe.clone() }, Purpose::Tuning, task)
+            .map(|settings| {
+                let rounds = args.tune_rounds.unwrap_or(settings.rounds).min(settings.rounds);
+                Job::new(Settings { rounds, ..settings.clone() }, Purpose::Tuning, task)
             })
             .collect()
     }
@@ -256,21 +266,24 @@ impl Group {
 
     /// A name of the row: of all that decides it but what is tuned.
     fn id(&self, task: &str) -> anyhow::Result<String> {
-        let Some(first) = self.candidates.first() else { bail!("a row of the grid has no settings") };
-        let local = match first.local {
-            Local::Sgd { passes, batch, .. } => Local::Sgd { learning_rate: 0.0, passes, batch },
-            Local::Gradient => Local::Gradient,
+        let Some(mut row) = self.candidates.first().cloned() else {
+            bail!("a row of the grid has no settings")
         };
-        let optimizer = dpmf::Optimizer { momentum: 0.0, ..first.optimizer };
-        let row = Recipe { optimizer, clip: 0.0, server_learning_rate: 0.0, local, seed: 0, ..first.clone() };
-        hash(&(self.asked, row, task))
+        if let Local::Sgd { learning_rate, .. } = &mut row.recipe.local {
+            *learning_rate = 0.0;
+        }
+        (row.optimizer.momentum, row.clip, row.server_learning_rate) = (0.0, 0.0, 0.0);
+        hash(&(row, task))
     }
 
     /// The runs on test users.
     fn repetitions(&self, args: &Args, best: usize, task: &str) -> anyhow::Result<Vec<Job>> {
         (1..=args.repeats as u64)
-            .map(|seed| Recipe { seed, ..self.candidates[best].clone() })
-            .map(|recipe| Job::new(self.asked, recipe, Purpose::Report, task))
+            .map(|seed| {
+                let mut settings = self.candidates[best].clone();
+                settings.recipe.seed = seed;
+                Job::new(settings, Purpose::Report, task)
+            })
             .collect()
     }
 
@@ -278,7 +291,7 @@ impl Group {
     fn tried(&self, args: &Args, task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
         let (mut tried, measure): (Vec<(f64, f64)>, _) = (Vec::new(), Measure::new(sweep.task));
         for line in self.tuning(args, task)?.iter().filter_map(|job| sweep.line(&job.id)) {
-            let rate = line.recipe.server_learning_rate;
+            let rate = line.settings.server_learning_rate;
             let Some(merit) = measure.of(&line.outcome.validation) else { continue };
             match tried.iter_mut().find(|known| known.0 == rate) {
                 Some(known) => known.1 = measure.better(known.1, merit),
@@ -291,7 +304,8 @@ impl Group {
 
     /// Adds the next server learning rate beyond the best one, where that is the smallest or the largest tried.
     fn widen(&mut self, best: usize) -> anyhow::Result<bool> {
-        let mut rates: Vec<f64> = self.candidates.iter().map(|recipe| recipe.server_learning_rate).collect();
+        let mut rates: Vec<f64> =
+            self.candidates.iter().map(|settings| settings.server_learning_rate).collect();
         rates.sort_by(f64::total_cmp);
         rates.dedup();
         let best = self.candidates[best].clone();
@@ -301,25 +315,24 @@ impl Group {
             [.., second, last] if rate == last => second,
             _ => return Ok(false),
         };
-        let recipe = Recipe { server_learning_rate: rate * (rate / neighbour), ..best };
-        recipe.workload()?;
-        self.candidates.push(recipe);
+        let settings = Settings { server_learning_rate: rate * (rate / neighbour), ..best };
+        settings.workload()?;
+        self.candidates.push(settings);
         Ok(true)
     }
 }
 
 /// A run to be done.
 struct Job {
-    asked: Asked,
-    recipe: Recipe,
+    settings: Settings,
     purpose: Purpose,
     id: String,
 }
 
 impl Job {
-    fn new(asked: Asked, recipe: Recipe, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
-        let id = hash(&(asked, &recipe, purpose, task))?;
-        Ok(Self { asked, recipe, purpose, id })
+    fn new(settings: Settings, purpose: Purpose, task: &str) -> anyhow::Result<Self> {
+        let id = hash(&(&settings, purpose, task))?;
+        Ok(Self { settings, purpose, id })
     }
 }
 
@@ -334,9 +347,12 @@ fn hash(parts: &impl Serialize) -> anyhow::Result<String> {
 struct Line {
     id: String,
     purpose: Purpose,
-    asked: Asked,
-    /// As it was planned, mechanism and sampling included.
-    recipe: Recipe,
+    /// What was asked for.
+    settings: Settings,
+    /// The mechanism, the sampling and the participation that were planned.
+    mechanism: String,
+    sampling: Sampling,
+    participation: Participation,
     /// σ and ε of the plan; nothing without noise.
     noise_multiplier: Option<f64>,
     epsilon: Option<f64>,
@@ -358,17 +374,16 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             output::check(&args.out.join(name))?;
         }
     }
-    let task = Task::open(&args.task)?;
+    let task = args.task.open()?;
     fits(&task)?;
     let mut groups = groups(args, &grid, &task)?;
     let _hold = Hold::new();
     fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     let digest = with_task!(&task, |_model, split| digest(&split.train));
-    let means = args.fixed.means(&task);
-    // All that decides a run beside its recipe.
-    let [task_words, means_words] = [serde_json::to_string(&args.task)?, serde_json::to_string(&means)?];
-    let name = format!("{task_words} {digest} {means_words} seed {}", args.seed);
-    let sweep = Sweep::open(args, &task, digest, means)?;
+    // All that decides a run beside its settings.
+    let data = digest.mark(&marking_key(&args.out)?, "sweep");
+    let name = format!("{} {data} seed {}", serde_json::to_string(&args.task)?, args.seed);
+    let sweep = Sweep::open(args, &task, digest)?;
 
     let mut tuning = 0;
     for _ in 0..=WIDENINGS {
@@ -400,6 +415,15 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     report(args, &sweep, &rows, tuning)
 }
 
+/// The key under which the names of runs hide what data they are of: made once, for the owner of the directory alone.
+fn marking_key(folder: &Path) -> anyhow::Result<NoiseKey> {
+    let place = Place::from(folder.join(KEY));
+    if !place.exists()? {
+        NoiseKey::generate()?.create_file(&place)?;
+    }
+    Ok(NoiseKey::read_file(place)?)
+}
+
 /// The rows of the result, with what there is of them so far.
 fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -409,14 +433,8 @@ fn rows(args: &Args, groups: &[Group], task: &str, sweep: &Sweep<'_>) -> anyhow:
         let lines: Vec<Line> = repetitions.iter().filter_map(|job| sweep.line(&job.id)).collect();
         let tried = group.tried(args, task, sweep)?;
         let id = group.id(task)?;
-        let row = Row::new(
-            id,
-            Measure::new(sweep.task),
-            group.asked,
-            &group.candidates[best],
-            group.candidates.len(),
-            &lines,
-        );
+        let row =
+            Row::new(id, Measure::new(sweep.task), &group.candidates[best], group.candidates.len(), &lines);
         rows.push(Row { tried, ..row });
     }
     Ok(rows)
@@ -430,7 +448,6 @@ fn write_page(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> an
 
 fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
     repeatable(args.repeats)?;
-    let defaults = task.defaults();
     let or = |list: &[f64], default: f64| if list.is_empty() { vec![default] } else { list.to_vec() };
     let delta = args.fixed.delta;
     let noises: Vec<Privacy> = match (grid.epsilon.is_empty(), grid.noise_multiplier.is_empty()) {
@@ -447,70 +464,52 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
         None => &["optimal", "honaker-online", "independent", "none"],
     };
     let mechanisms = match grid.mechanism.is_empty() {
-        true => names.iter().map(|name| name.parse()).collect::<Result<Vec<Asked>, _>>()?,
+        true => names.iter().map(|name| name.parse()).collect::<Result<Vec<MechanismChoice>, _>>()?,
         false => grid.mechanism.clone(),
     };
-    let schedules = if grid.schedule.is_empty() { vec![SCHEDULE.to_owned()] } else { grid.schedule.clone() };
-    let cohorts = if grid.clients.is_empty() { vec![cohort(task.users().0)] } else { grid.clients.clone() };
-    let client_rates = match (defaults.client_learning_rate, grid.client_lr.is_empty()) {
-        (Some(rate), _) => or(&grid.client_lr, rate).into_iter().map(Some).collect(),
-        (None, true) => vec![None],
-        (None, false) => bail!("client_lr has no meaning where every user is one example"),
+    let optional = |list: &[f64]| match list.is_empty() {
+        true => vec![None],
+        false => list.iter().copied().map(Some).collect(),
+    };
+    let cohorts: Vec<Option<usize>> = match grid.clients.is_empty() {
+        true => vec![None],
+        false => grid.clients.iter().copied().map(Some).collect(),
     };
     let mut groups = Vec::new();
     for &clients in &cohorts {
-        let users = task.users().0;
-        let rounds = match (args.fixed.rounds, args.fixed.epochs) {
-            (Some(rounds), _) => rounds,
-            (None, Some(epochs)) => Request::steps(users as u64, clients as u64, epochs)?,
-            (None, None) => enough(clients, users)?.min(defaults.rounds),
+        let base = args.fixed.settings(task, clients)?;
+        let schedules: Vec<Steps> = match grid.schedule.is_empty() {
+            true => vec![base.schedule.clone()],
+            false => grid.schedule.iter().cloned().map(Steps::Schedule).collect(),
         };
-        memory::check("--rounds", rounds, rounds as f64 * BYTES_A_STEP)?;
-        let participation = match (args.fixed.participation, args.fixed.epochs) {
-            (Some(participation), _) => participation,
-            (None, None | Some(1)) => Participation::Single,
-            (None, Some(times)) => Participation::Epochs { times },
-        };
+        let mut tuned = Vec::new();
+        for momentum in or(&grid.momentum, base.optimizer.momentum) {
+            for clip in or(&grid.clip, base.clip) {
+                for client_rate in optional(&grid.client_lr) {
+                    for server_learning_rate in or(&grid.server_lr, base.server_learning_rate) {
+                        let mut settings = Settings { clip, server_learning_rate, ..base.clone() };
+                        settings.optimizer.momentum = momentum;
+                        settings.recipe.local =
+                            task.local(client_rate, usual::CLIENT_PASSES, args.fixed.client_batch)?;
+                        tuned.push(settings);
+                    }
+                }
+            }
+        }
         for schedule in &schedules {
-            for &asked in &mechanisms {
-                let asked = budgeted(asked, args.fixed.dense, args.fixed.buffers)?;
+            for &mechanism in &mechanisms {
+                let mechanism = budgeted(mechanism, args.fixed.dense, args.fixed.buffers)?;
                 // Without noise there is nothing to vary in it.
-                let none = asked == Asked::Named(Choice::None);
+                let none = mechanism == MechanismChoice::None;
                 let noises = if none { &noises[..1] } else { &noises[..] };
                 for &privacy in noises {
-                    let mut candidates = Vec::new();
-                    for &momentum in &or(&grid.momentum, 0.9) {
-                        for &clip in &or(&grid.clip, defaults.clip) {
-                            for &client_rate in &client_rates {
-                                for &server_learning_rate in
-                                    &or(&grid.server_lr, defaults.server_learning_rate)
-                                {
-                                    candidates.push(Recipe {
-                                        mechanism: Choice::None,
-                                        wish: None,
-                                        participation,
-                                        sampling: Sampling::default(),
-                                        rounds,
-                                        clients,
-                                        clip,
-                                        optimizer: dpmf::Optimizer { momentum, ..Default::default() },
-                                        schedule: Steps::Schedule(schedule.clone()),
-                                        server_learning_rate,
-                                        local: local(client_rate, args.fixed.client_batch),
-                                        unit: task.unit(),
-                                        dropout: 0.0,
-                                        privacy,
-                                        arithmetic: Arithmetic::default(),
-                                        seed: 0,
-                                    });
-                                }
-                            }
-                        }
+                    let mut candidates = tuned.clone();
+                    for settings in &mut candidates {
+                        (settings.schedule, settings.privacy) = (schedule.clone(), privacy);
+                        settings.recipe.mechanism = mechanism;
+                        settings.workload()?;
                     }
-                    for recipe in &candidates {
-                        recipe.workload()?;
-                    }
-                    groups.push(Group { asked, candidates });
+                    groups.push(Group { candidates });
                 }
             }
         }
@@ -518,19 +517,14 @@ fn groups(args: &Args, grid: &Grid, task: &Task) -> anyhow::Result<Vec<Group>> {
     Ok(groups)
 }
 
-fn local(learning_rate: Option<f64>, batch: usize) -> Local {
-    learning_rate.map_or(Local::Gradient, |learning_rate| Local::Sgd { learning_rate, passes: 1, batch })
-}
-
 /// Runs on disk, done and to be done.
 struct Sweep<'a> {
     task: &'a Task,
-    digest: String,
+    digest: DataDigest,
     jobs: usize,
     key: KeySource,
-    means: Means,
     /// Plans are made one at a time, and kept.
-    desk: Mutex<Desk>,
+    planner: Mutex<RunPlanner>,
     lines: Mutex<(File, HashMap<String, Line>)>,
 }
 
@@ -538,12 +532,13 @@ struct Sweep<'a> {
 const MOST_JOBS: usize = 256;
 
 const RUNS: &str = "runs.jsonl";
+const KEY: &str = "key";
 const SUMMARY: &str = "summary.csv";
 const RESULTS: &str = "results.json";
 const REPORT: &str = "report.html";
 
 impl<'a> Sweep<'a> {
-    fn open(args: &Args, task: &'a Task, digest: String, means: Means) -> anyhow::Result<Self> {
+    fn open(args: &Args, task: &'a Task, digest: DataDigest) -> anyhow::Result<Self> {
         let path = args.out.join(RUNS);
         let mut known = HashMap::new();
         let mut whole = 0;
@@ -566,13 +561,18 @@ impl<'a> Sweep<'a> {
             }
         }
         let writable = || format!("cannot write {}", path.display());
-        let file = OpenOptions::new().create(true).append(true).open(&path).with_context(writable)?;
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        // Scores of held-out users in full: nobody but the owner needs them.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(&path).with_context(writable)?;
         file.set_len(whole).with_context(writable)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = args.jobs.unwrap_or(cores).clamp(1, MOST_JOBS);
-        let desk = Mutex::new(Desk::new(Planner::new(shelf(false))));
+        let planner = Mutex::new(RunPlanner::new(Planner::new(shelf(false))));
         let (key, lines) = (KeySource::Seed(args.seed), Mutex::new((file, known)));
-        Ok(Self { task, digest, jobs, key, means, desk, lines })
+        Ok(Self { task, digest, jobs, key, planner, lines })
     }
 
     fn line(&self, id: &str) -> Option<Line> {
@@ -588,7 +588,7 @@ impl<'a> Sweep<'a> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
             while let Some(job) = open.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = pool.install(|| self.one(job))?;
-                bar.say(&format!("{} {:.4}", job.asked, line.outcome.validation.merit()));
+                bar.say(&format!("{} {:.4}", job.settings.recipe.mechanism, line.outcome.validation.merit()));
                 bar.add(1);
                 self.record(line)?;
             }
@@ -615,9 +615,9 @@ impl<'a> Sweep<'a> {
         with_task!(self.task, |model, split| {
             let pace = Pace::default();
             let plan = {
-                let mut desk =
-                    self.desk.lock().map_err(|_| anyhow::anyhow!("a run failed while it was planned"))?;
-                desk.plan(job.asked, job.recipe.clone(), self.means, &mut |_| match interrupt::asked() {
+                let mut planner =
+                    self.planner.lock().map_err(|_| anyhow::anyhow!("a run failed while it was planned"))?;
+                planner.plan(&job.settings, &mut |_| match interrupt::asked() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 })?
@@ -632,8 +632,10 @@ impl<'a> Sweep<'a> {
             Ok(Line {
                 id: job.id.clone(),
                 purpose: job.purpose,
-                asked: job.asked,
-                recipe: plan.recipe().clone(),
+                settings: job.settings.clone(),
+                mechanism: plan.mechanism_name(),
+                sampling: plan.sampling(),
+                participation: plan.participation(),
                 noise_multiplier: statement.map(|statement| statement.calibration().noise_multiplier()),
                 epsilon: statement.map(|statement| statement.calibration().epsilon()),
                 outcome: run.finish(job.purpose, None)?,
@@ -649,7 +651,7 @@ impl<'a> Sweep<'a> {
         let (mut noise, mut sampled) = (Vec::new(), Vec::new());
         for line in lines.1.values() {
             match (line.noise_multiplier, line.epsilon) {
-                (Some(sigma), _) if line.recipe.sampling == Sampling::None => noise.push(sigma),
+                (Some(sigma), _) if line.sampling == Sampling::None => noise.push(sigma),
                 (Some(_), Some(epsilon)) => sampled.push(epsilon),
                 _ => {}
             }

@@ -60,7 +60,7 @@ mod tests {
     use crate::audit::Player;
     use dpmf::accounting::{Accountant, Adjacency, Arithmetic, PrivacyUnit};
     use dpmf::noise::Output;
-    use dpmf_train::Asked;
+    use dpmf_train::MechanismChoice;
 
     #[test]
     fn every_word_that_is_offered_is_read() {
@@ -69,6 +69,6 @@ mod tests {
         }
         assert!(all::<Adjacency>(ADJACENCY) && all::<PrivacyUnit>(UNIT) && all::<Accountant>(ACCOUNTANT));
         assert!(all::<Arithmetic>(ARITHMETIC) && all::<Output>(OUTPUT) && all::<Player>(ADVERSARY));
-        assert!(all::<Asked>(&trained::<Asked>().offered));
+        assert!(all::<MechanismChoice>(&trained::<MechanismChoice>().offered));
     }
 }

@@ -151,7 +151,19 @@ const STARTS: &[(&str, &[&str])] = &[
     ("train", &["--resume", "run"]),
     (
         "train",
-        &["--data", "shop.csv", "--label", "y", "--rounds", "2", "--clients", "5", "--mechanism", "optimal"],
+        &[
+            "--data",
+            "shop.csv",
+            "--label",
+            "y",
+            "--schema-from-training",
+            "--rounds",
+            "2",
+            "--clients",
+            "5",
+            "--mechanism",
+            "optimal",
+        ],
     ),
     ("sample", &["run", "--count", "2"]),
     ("predict", &["shop-run", "shop.csv"]),
@@ -660,8 +672,19 @@ fn fixtures(folder: &Path) {
     write("rows.jsonl", b"{\"a\": 3, \"b\": \"x\"}\n{\"a\": null, \"b\": true}\n");
     write("torn.parquet", b"PAR1\x15\x04\x15 and so on PAR1");
     write("schema.json", b"{\"features\": [{\"column\": \"a\", \"kind\": \"number\", \"center\": 8, \"scale\": 5}], \"label\": {\"column\": \"y\", \"kind\": \"class\", \"values\": [\"no\", \"yes\"]}}");
-    let shop =
-        ["--data", "shop.csv", "--label", "y", "--rounds", "2", "--clients", "5", "--mechanism", "optimal"];
+    let shop = [
+        "--data",
+        "shop.csv",
+        "--label",
+        "y",
+        "--schema-from-training",
+        "--rounds",
+        "2",
+        "--clients",
+        "5",
+        "--mechanism",
+        "optimal",
+    ];
     made(&[&["train", "--out", "shop-run"], &shop[..]].concat());
     let model = fs::read(folder.join("shop-run/optimal-0/model.safetensors")).unwrap();
     write("model.safetensors", &model);

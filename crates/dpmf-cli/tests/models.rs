@@ -38,7 +38,18 @@ fn text(path: &Path) -> &str {
 fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (table(folder.path()), folder.path().join("run"));
-    let common = ["--user", "person", "--features", "age,town,visits", "--clients", "50", "--seed", "1"];
+    let common = [
+        "--user",
+        "person",
+        "--features",
+        "age,town,visits",
+        "--clients",
+        "50",
+        "--seed",
+        "1",
+        "--public-share",
+        "0.1",
+    ];
     let arguments = |label, out| {
         [&["train", "--data", text(&data), "--label", label, "--out", out][..], &common].concat()
     };
@@ -56,6 +67,8 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
         "--data",
         text(&data),
         "--rows-are-users",
+        "--public-share",
+        "0.1",
         "--label",
         "bought",
         "--features",
@@ -92,7 +105,7 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     assert!(output.status.success());
     assert!(
         String::from_utf8_lossy(&output.stderr)
-            .contains("`town` has a value that is not among the known ones in 1 row")
+            .contains("`town` has a value that is not among the known ones in some rows")
     );
     let rows: Vec<String> = std::fs::read_to_string(&written).unwrap().lines().map(str::to_owned).collect();
     assert_eq!((rows.len(), rows[0].as_str()), (3, "bought,p(no),p(yes)"));
@@ -140,7 +153,19 @@ fn a_table_of_few_people_needs_no_other_settings() {
     let data = folder.path().join("few.csv");
     std::fs::write(&data, format!("user,x,y\n{rows}")).unwrap();
     let out = folder.path().join("run");
-    let trained = json(&["train", "--data", text(&data), "--label", "y", "--seed", "1", "--out", text(&out)]);
+    let trained = json(&[
+        "train",
+        "--data",
+        text(&data),
+        "--label",
+        "y",
+        "--public-share",
+        "0.1",
+        "--seed",
+        "1",
+        "--out",
+        text(&out),
+    ]);
     let (users, clients) = (trained["users"].as_u64().unwrap(), trained["clients"].as_u64().unwrap());
     assert!(clients <= users / 10 && clients >= 1, "{clients} of {users}");
 }
@@ -155,6 +180,8 @@ fn numbers_are_learned_in_their_own_unit() {
         text(&data),
         "--user",
         "person",
+        "--public-share",
+        "0.1",
         "--label",
         "rent",
         "--features",
@@ -196,6 +223,8 @@ fn a_sweep_of_numbers_chooses_the_smaller_error() {
         text(&data),
         "--user",
         "person",
+        "--public-share",
+        "0.1",
         "--label",
         "rent",
         "--features",
@@ -237,6 +266,8 @@ fn malformed_rows_stop_a_training_with_a_sentence_each_or_are_left_out_aloud() {
         "person",
         "--label",
         "bought",
+        "--public-share",
+        "0.1",
         "--clients",
         "50",
         "--seed",
@@ -294,4 +325,41 @@ fn a_training_with_a_schema_goes_on_from_anywhere() {
     let elsewhere = tempfile::tempdir().unwrap();
     let again = run(elsewhere.path(), &["train", "--resume", text(&folder.path().join("run"))]);
     assert_eq!(again["runs"][0]["test_rmse"], first["runs"][0]["test_rmse"]);
+}
+
+/// Nobody is taken for public unless the owner of the data says so, and the statement says whom it covers.
+#[test]
+fn public_users_are_opt_in_and_the_headline_says_whom_it_covers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (table(folder.path()), folder.path().join("run"));
+    let base = ["train", "--data", text(&data), "--user", "person", "--label", "bought", "--out", text(&out)];
+    let (kind, message) = failure(&base);
+    assert_eq!(kind, "data");
+    for way in ["--schema FILE", "--public-share 0.1", "--schema-from-training"] {
+        assert!(message.contains(way), "{way}: {message}");
+    }
+    let (_, message) = failure(&[&base[..], &["--public-share", "0"]].concat());
+    assert!(message.contains("--public-share 0.1"), "{message}");
+    let (_, message) = failure(&[&base[..], &["--public-share", "0.7"]].concat());
+    assert!(message.contains("between 0.001 and 0.5"), "{message}");
+    assert!(!out.exists(), "nothing was begun");
+
+    let trained = json(&[&base[..], &["--public-share", "0.2", "--clients", "50", "--seed", "1"]].concat());
+    let notes = trained["notes"].to_string();
+    assert!(notes.contains("20 % of all") && notes.contains("ε does not cover them"), "{notes}");
+    // In what is printed, in the report and in the file of the model.
+    let words = trained["statement"]["words"].as_str().unwrap().to_owned();
+    let report = std::fs::read_to_string(trained["report"].as_str().unwrap()).unwrap();
+    let model = dpmf_train::SavedModel::load(out.join("planned-0/model.safetensors")).unwrap();
+    for place in [&words, &report, model.statement()] {
+        assert!(place.contains("for every user that is trained on"), "{place}");
+        assert!(place.contains("Scores and learning curves on held-out users"), "{place}");
+    }
+    // Where rows are the unit, nothing is said of users.
+    let rows = folder.path().join("rows");
+    let by_rows = ["train", "--data", text(&data), "--rows-are-users", "--label", "bought", "--seed", "1"];
+    let by_rows =
+        json(&[&by_rows[..], &["--schema-from-training", "--clients", "50", "--out", text(&rows)]].concat());
+    let words = by_rows["statement"]["words"].as_str().unwrap();
+    assert!(words.contains("for every record that is trained on") && !words.contains("user"), "{words}");
 }

@@ -188,3 +188,28 @@ fn a_verified_file_says_what_it_promises() {
     );
     assert_eq!(json(&["verify", &private])["privacy"]["epsilon"], 2.0);
 }
+
+/// A file that says whom it is for keeps saying it, at any other noise.
+#[test]
+fn calibrating_again_keeps_the_unit_and_the_neighbours() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (first, second) = (path("first.safetensors"), path("second.safetensors"));
+    let budget = ["--epsilon", "2", "--delta", "1e-6", "--clip", "1"];
+    let made =
+        ["calibrate", "--steps", "16", "--unit", "record", "--adjacency", "replace-one", "--out", &first];
+    json(&[&made[..], &budget].concat());
+    let again =
+        json(&["calibrate", &first, "--epsilon", "1", "--delta", "1e-6", "--clip", "1", "--out", &second]);
+    assert_eq!(
+        (&again["statement"]["unit"], &again["statement"]["adjacency"]),
+        (&"record".into(), &"replace-one".into())
+    );
+    let words = again["statement"]["words"].as_str().unwrap();
+    assert!(words.contains("for every record") && !words.contains("user"), "{words}");
+    let changed = json(&[&["calibrate", &second, "--unit", "user"][..], &budget].concat());
+    assert_eq!(
+        (&changed["statement"]["unit"], &changed["statement"]["adjacency"]),
+        (&"user".into(), &"replace-one".into())
+    );
+}

@@ -397,8 +397,10 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
         let tried: Vec<f64> = lines
             .lines()
             .map(|line| serde_json::from_str::<Value>(line).unwrap())
-            .filter(|line| line["purpose"] == "tuning" && line["recipe"]["mechanism"] == row["mechanism"])
-            .map(|line| line["recipe"]["server_learning_rate"].as_f64().unwrap())
+            .filter(|line| {
+                line["purpose"] == "tuning" && line["settings"]["recipe"]["mechanism"] == row["mechanism"]
+            })
+            .map(|line| line["settings"]["server_learning_rate"].as_f64().unwrap())
             .collect();
         assert!(
             tried.iter().any(|rate| *rate < best) && tried.iter().any(|rate| *rate > best),

@@ -4,8 +4,7 @@
 mod common;
 
 use common::{failure, json};
-use dpmf::factorize::quiet;
-use dpmf_train::{Plan, Recipe};
+use dpmf_train::Plan;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,15 +67,16 @@ fn a_run_resumes_with_the_plan_it_began_with_or_not_at_all() {
     let out = folder.text("run");
     let resume = ["train", "--resume", &out];
     let began = fs::read(&plan).unwrap();
-    let recipe = Plan::load(&plan).unwrap().recipe().clone();
-    for (what, other) in [
-        ("clip", Recipe { clip: 1000.0, ..recipe.clone() }),
-        ("seed", Recipe { seed: 5, ..recipe.clone() }),
-        ("cohort", Recipe { clients: 9, ..recipe.clone() }),
-        ("learning rate", Recipe { server_learning_rate: 0.3, ..recipe.clone() }),
-        ("drop-outs", Recipe { dropout: 0.5, ..recipe.clone() }),
+    for (what, other, of) in [
+        ("clip", &["--clip", "1000"][..], "optimal-0"),
+        ("seed", &["--repeats", "2"], "optimal-1"),
+        ("local steps", &["--client-lr", "1"], "optimal-0"),
+        ("learning rate", &["--server-lr", "0.3"], "optimal-0"),
+        ("drop-outs", &["--dropout", "0.5"], "optimal-0"),
     ] {
-        let other = Plan::make(other, &mut quiet).unwrap();
+        let name = what.replace(' ', "-");
+        run(&folder.train(&name, &[&["--mechanism", "optimal"], other].concat()));
+        let other = Plan::load(folder.path(&name).join(of).join("plan.safetensors")).unwrap();
         other.save(&plan).unwrap();
         let message = refusal(&resume);
         assert!(message.contains("the plan is not what the run began with"), "{what}: {message}");
@@ -130,7 +130,7 @@ fn models_of_the_same_users_are_stated_together() {
 #[test]
 fn whose_words_are_public_is_said_beside_the_statement() {
     let folder = Folder::new();
-    let arguments = folder.train("words", &["--tokens", "words"]);
+    let arguments = folder.train("words", &["--tokens", "words", "--public-share", "0.1"]);
     let output = Command::new(assert_cmd::cargo::cargo_bin!("dpmf")).args(&arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("who are taken for public") && text.contains("ε does not cover them"), "{text}");

@@ -3,12 +3,14 @@
 //! 100 users, the default model, one thread, time on the processor (from the system, so that a busy machine does not
 //! count). Fails if a round takes more than 0.06 s or its noise, a stream of four buffers, more than a tenth of it.
 
-use dpmf::factorize::quiet;
-use dpmf::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
+use dpmf::noise::{Arithmetic, NoiseKey, RunId};
+use dpmf::planner::silent;
 use dpmf::{Optimizer, Participation, Sampling};
 use dpmf_train::data::names;
 use dpmf_train::model::Lstm;
-use dpmf_train::{Choice, Local, Model, Noise, Plan, Privacy, Recipe, Steps, Training, Users};
+use dpmf_train::{
+    Local, Model, PlanLimits, Privacy, Recipe, RunPlanner, Secret, Settings, Steps, Training, Users,
+};
 use std::error::Error;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -19,35 +21,33 @@ fn main() -> Result<(), Failure> {
     let data = names()?;
     let vocabulary = data.vocabulary.len();
     let model = Lstm { vocabulary, embedding: 16, hidden: 64, projection: Some(32) }.checked()?;
-    let recipe = Recipe {
-        mechanism: "optimal:buffers=4".parse::<Choice>()?,
-        wish: None,
+    let settings = Settings {
+        recipe: Recipe {
+            mechanism: "optimal:buffers=4".parse()?,
+            clients: 100,
+            local: Local::Sgd { learning_rate: 2.0, passes: 1, batch: 16 },
+            dropout: 0.0,
+            arithmetic: Arithmetic::default(),
+            seed: 0,
+        },
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: 2048,
-        clients: 100,
         clip: 1.0,
         optimizer: Optimizer { momentum: 0.9, ..Default::default() },
         schedule: Steps::Schedule("cooldown:0.25:0.05".into()),
         server_learning_rate: 0.25,
-        local: Local::Sgd { learning_rate: 2.0, passes: 1, batch: 16 },
         unit: dpmf::accounting::PrivacyUnit::User,
-        dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
-        arithmetic: Arithmetic::default(),
-        seed: 0,
+        limits: PlanLimits::new(data.split.train.users()),
     };
-    let plan = Plan::make(recipe, &mut quiet)?;
-    let mechanism = plan.mechanism().ok_or("a mechanism")?;
-    let stream = || -> Result<NoiseStream, Failure> {
-        let (key, run) = (NoiseKey::from_seed(0), RunId([0; 16]));
-        Ok(mechanism.stream(&key, run, 0..model.parameters() as u64, Output::Gradient, Arithmetic::Exact)?)
-    };
+    let plan = RunPlanner::default().plan(&settings, &mut silent)?;
+    let secret = Secret { key: NoiseKey::from_seed(0), run: RunId([0; 16]) };
+    let run = || plan.private_run(&secret, model.parameters());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build()?;
     pool.install(|| {
-        let (users, noise) = (data.split.train.users(), Noise::Stream(stream()?));
-        let mut training =
-            Training::new(&model, &data.split.train, &plan, plan.cohorts(users, None)?, noise)?;
+        let cohorts = || plan.cohorts(data.split.train.users(), &secret);
+        let mut training = Training::new(&model, &data.split.train, &plan, cohorts()?, run()?)?;
         for _ in 0..4 {
             training.advance()?;
         }
@@ -56,11 +56,13 @@ fn main() -> Result<(), Failure> {
             training.advance()?;
         }
         let round = (processor_time()? - start) / ROUNDS as f64;
-        let mut alone = stream()?;
-        let mut row = vec![0.0_f32; model.parameters()];
+        let mut alone = run()?.ok_or("a mechanism")?;
+        alone.set_denominator(1.0)?;
+        let (mut sum, mut row) = (vec![0; model.parameters()], vec![0.0_f32; model.parameters()]);
         let start = processor_time()?;
         for _ in 0..ROUNDS {
-            alone.add_next(&mut row)?;
+            alone.contribute(0)?;
+            alone.release(&mut sum, &mut row)?;
         }
         let noise = (processor_time()? - start) / ROUNDS as f64;
         println!(

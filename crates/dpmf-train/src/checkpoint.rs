@@ -2,10 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::server::Server;
-use crate::training::{Noise, Training};
+use crate::training::Training;
 use crate::{Model, Users};
 use dpmf::disk::{self, Access, Place};
-use dpmf::noise::NoiseStream;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -45,8 +44,8 @@ impl Checkpoints {
     {
         let round = training.done();
         // The stream first: the server's file completes the pair.
-        if let Noise::Durable(durable) = training.noise() {
-            durable.checkpoint(self.stream_place(round))?;
+        if let Some(run) = training.private_run().filter(|run| run.is_durable()) {
+            run.stream().checkpoint(self.stream_place(round))?;
         }
         let bytes = encode(training.server());
         disk::replace(self.server_place(round), Access::Owner, |file| file.write_all(&bytes))?;
@@ -67,16 +66,18 @@ impl Checkpoints {
         Ok(rounds.filter(|(half, _)| *half == Half::Server).map(|(_, round)| round).max())
     }
 
-    /// Takes a stream to the newest checkpoint; as it is if there is none.
+    /// The file of the noise of the newest checkpoint.
     ///
-    /// Errors: those of [`NoiseStream::restore`]; a checkpoint without the half of the stream.
-    pub fn restore_stream(&self, stream: NoiseStream) -> Result<NoiseStream> {
-        let Some(round) = self.newest()? else { return Ok(stream) };
+    /// Errors: no checkpoint, or one without this half.
+    pub fn noise(&self) -> Result<Place> {
+        let Some(round) = self.newest()? else {
+            return Err(Error::lost(self.directory.path(), "the checkpoint"));
+        };
         let place = self.stream_place(round);
         if !place.exists()? {
             return Err(Error::lost(place.path(), "the checkpoint of the noise"));
         }
-        Ok(stream.restore(place)?)
+        Ok(place)
     }
 
     /// Takes the server of a run to the newest checkpoint; leaves it if there is none.

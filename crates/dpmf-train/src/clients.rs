@@ -1,9 +1,9 @@
 //! What the users of a round contribute: their clipped updates, summed.
 
-use crate::clip::Clip;
 use crate::error::{Error, Result};
 use crate::model::{Model, Score};
 use crate::{Domain, Users};
+use dpmf::Clip;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -40,7 +40,7 @@ struct Scratch<'a, M: Model> {
     examples: Vec<<M::Domain as Domain>::Example<'a>>,
     parameters: Vec<f32>,
     gradient: Vec<f32>,
-    sum: Vec<f32>,
+    sum: Vec<i64>,
 }
 
 impl<'a, M, D> Clients<'a, M, D>
@@ -64,15 +64,15 @@ where
         Ok(Self { model, data, local, clip })
     }
 
-    /// Sum of the clipped contributions of the users.
+    /// Sum of the clipped contributions of the users, in units of [`Clip::unit`].
     ///
-    /// Guarantee: exact, hence the same bits for any number of threads; each user moves it by at most ζ.
+    /// Guarantee: exact, hence the same for any number of threads; each user moves it by at most ζ.
     ///
-    /// Cost: three model-sized buffers for each thread.
+    /// Cost: for each thread two model-sized buffers of f32 and one of i64.
     ///
     /// # Panics
     /// For a user that the data does not have, or parameters of another length than the model's.
-    pub fn sum(&self, parameters: &[f32], users: &[u32]) -> Vec<f32> {
+    pub fn sum(&self, parameters: &[f32], users: &[u32]) -> Vec<i64> {
         assert_eq!(parameters.len(), self.model.parameters(), "one entry for each parameter");
         let size = users.len().div_ceil(rayon::current_num_threads()).max(1);
         let partial = |users: &[u32]| {
@@ -82,17 +82,17 @@ where
                 examples: Vec::new(),
                 parameters: zeros(),
                 gradient: zeros(),
-                sum: zeros(),
+                sum: vec![0; parameters.len()],
             };
             users.iter().for_each(|user| self.contribute(*user as usize, parameters, &mut scratch));
             scratch.sum
         };
-        let add = |mut a: Vec<f32>, b: Vec<f32>| {
+        let add = |mut a: Vec<i64>, b: Vec<i64>| {
             a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
             a
         };
         let sums = users.par_chunks(size).map(partial).reduce_with(add);
-        sums.unwrap_or_else(|| vec![0.0; parameters.len()])
+        sums.unwrap_or_else(|| vec![0; parameters.len()])
     }
 
     fn contribute(&self, user: usize, parameters: &[f32], scratch: &mut Scratch<'a, M>) {
@@ -102,7 +102,7 @@ where
         if examples.is_empty() {
             return;
         }
-        let update: &mut [f32] = match self.local {
+        let update: &[f32] = match self.local {
             Local::Gradient => {
                 gradient.fill(0.0);
                 self.model.gradient(parameters, examples, workspace, gradient);
@@ -122,8 +122,7 @@ where
                 local
             }
         };
-        self.clip.apply(update);
-        sum.iter_mut().zip(&*update).for_each(|(sum, x)| *sum += x);
+        self.clip.add(update, sum);
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use chacha20::ChaCha20Rng;
+use dpmf::noise::RunId;
+use dpmf::run::Order;
 use dpmf::{Participation, Sampler, Sampling};
 use rand::{Rng, SeedableRng};
 use std::borrow::Cow;
@@ -16,7 +18,7 @@ pub struct Assignment {
 #[derive(Debug)]
 enum Cohorts {
     /// By a public seed: lists that take turns, one after the other.
-    Listed { members: Vec<u32>, starts: Vec<usize>, clients: usize },
+    Listed { members: Vec<u32>, starts: Vec<usize>, clients: usize, seed: u64 },
     /// By chance, in secret.
     Sampled(Box<Sampler>),
 }
@@ -55,7 +57,8 @@ impl Assignment {
             }
             _ => dealt(population, participation.spacing(rounds)?, clients, &mut rng)?,
         };
-        Ok(Self { cohorts, rounds })
+        let (members, starts) = cohorts;
+        Ok(Self { cohorts: Cohorts::Listed { members, starts, clients, seed }, rounds })
     }
 
     /// The cohorts of a sampler, for a mechanism whose privacy statement counts on `sampling` over so many rounds.
@@ -99,26 +102,26 @@ impl Assignment {
         }
     }
 
-    /// Most members of a cohort: its size, where that is fixed.
+    /// Gives the cohorts to one run, and says how they come. A sampler draws for one run alone.
     ///
-    /// A sampled cohort of mean size m has more than this many with a probability below e⁻⁵⁵ (Bernstein's inequality
-    /// for m + a/3 + √(a²/9 + 2am), a = 55): not once in 10¹⁸ runs of a million rounds. It does not depend on who is
-    /// there, as a number that was seen would.
-    pub fn most(&self) -> usize {
-        const A: f64 = 55.3;
-        match &self.cohorts {
-            Cohorts::Listed { clients, .. } => *clients,
+    /// Errors: [`dpmf::error::Refusal::SamplerInUse`].
+    pub fn bind(&mut self, run: RunId) -> Result<Order> {
+        let name = match &mut self.cohorts {
+            Cohorts::Listed { seed, .. } => format!("cohorts by the public seed {seed}"),
             Cohorts::Sampled(sampler) => {
-                let mean = sampler.expected_batch();
-                let most = mean + A / 3.0 + (A * A / 9.0 + 2.0 * A * mean).sqrt();
-                (most.ceil() as usize).min(sampler.units())
+                sampler.bind(run)?;
+                format!("{sampler:?}")
             }
-        }
+        };
+        Ok(Order { name, by_step: true, sampled: matches!(self.cohorts, Cohorts::Sampled(_)) })
     }
 }
 
+/// Cohorts that take turns: all members, and where each cohort begins and the last one ends.
+type Lists = (Vec<u32>, Vec<usize>);
+
 /// Users dealt into the rounds of one pass.
-fn dealt(users: u32, rounds: usize, clients: usize, rng: &mut ChaCha20Rng) -> Result<Cohorts> {
+fn dealt(users: u32, rounds: usize, clients: usize, rng: &mut ChaCha20Rng) -> Result<Lists> {
     let count = users as usize;
     let places = rounds.checked_mul(clients).filter(|places| places - clients < count);
     let Some(places) = places else { return Err(Error::TooFewUsers { users: count, rounds, clients }) };
@@ -130,7 +133,7 @@ fn dealt(users: u32, rounds: usize, clients: usize, rng: &mut ChaCha20Rng) -> Re
     }
     members.truncate(places);
     let starts = (0..=rounds).map(|round| (round * clients).min(places)).collect();
-    Ok(Cohorts::Listed { members, starts, clients })
+    Ok((members, starts))
 }
 
 /// Cohorts drawn evenly from those who have not taken part in the last `wait` rounds, nor `times` times.
@@ -141,7 +144,7 @@ fn separated(
     wait: usize,
     times: usize,
     rng: &mut ChaCha20Rng,
-) -> Result<Cohorts> {
+) -> Result<Lists> {
     let too_few = |round: usize| {
         Error::plan(format!(
             "by round {round} fewer than {clients} of {users} users may take part again: take fewer clients, fewer rounds, \
@@ -171,7 +174,7 @@ fn separated(
         }
     }
     let starts = (0..=rounds).map(|round| round * clients).collect();
-    Ok(Cohorts::Listed { members, starts, clients })
+    Ok((members, starts))
 }
 
 /// A uniform index below `n`, by rejection: no index is favoured.
@@ -255,7 +258,7 @@ mod tests {
         }
         let sizes: Vec<usize> = (0..14).map(|round| assignment.cohort(round).len()).collect();
         assert_eq!(sizes[..4], [10, 10, 10, 5]);
-        assert_eq!((assignment.denominator(), assignment.most()), (10.0, 10));
+        assert_eq!(assignment.denominator(), 10.0);
         let few = Assignment::new(Participation::Epochs { times: 4 }, 30, 14, 10, 3).unwrap_err();
         assert!(few.to_string().contains("4 rounds of 10 clients"), "{few}");
     }
@@ -304,8 +307,6 @@ mod tests {
             let sampling = text.parse().unwrap();
             let assignment = Assignment::sampled(sampler(text, 20), sampling, 20).unwrap();
             assert_eq!(assignment.denominator(), denominator);
-            assert!((0..20).all(|round| assignment.cohort(round).len() <= assignment.most()));
-            assert!((assignment.most() as f64) < 2.0 * denominator + 100.0);
             let resumed = Assignment::sampled(sampler(text, 20), sampling, 20).unwrap();
             for round in (0..20).rev() {
                 assert_eq!(*resumed.cohort(round), sampler(text, 20).members(round).unwrap());
@@ -328,5 +329,18 @@ mod tests {
         }
         assert!(message("balls-in-bins:4", "balls-in-bins:5", 20).contains("would not hold"));
         assert!(message("balls-in-bins:4", "balls-in-bins:4", 21).contains("20 rounds"));
+    }
+
+    #[test]
+    fn a_sampler_draws_for_one_run() {
+        let sampling = "cyclic-poisson:4:0.1";
+        let mut drawn = Assignment::sampled(sampler(sampling, 20), sampling.parse().unwrap(), 20).unwrap();
+        let [one, other] = ["test", "another"].map(RunId::from_label);
+        assert!(drawn.bind(one).unwrap().sampled);
+        assert_eq!(drawn.bind(one).unwrap(), drawn.bind(one).unwrap());
+        assert!(drawn.bind(other).unwrap_err().to_string().contains("each run needs a sampler of its own"));
+        let mut listed = Assignment::new(Participation::default(), 20, 2, 5, 0).unwrap();
+        assert!(!listed.bind(one).unwrap().sampled);
+        assert_eq!(listed.bind(other).unwrap(), listed.bind(one).unwrap());
     }
 }

@@ -23,6 +23,10 @@ pub enum Hint {
     LeaveOutOrDescribe,
     /// Give a schema.
     Schema,
+    /// Take some users for public, give a public vocabulary or learn it from the training users, or do without words.
+    PublicWords,
+    /// Give a schema, take some users for public, or take scales from the training users.
+    PublicScales,
     /// Add the columns that the model was trained with.
     TrainedColumns,
     /// Allow a user more examples.
@@ -39,7 +43,7 @@ pub enum Hint {
 
 impl Hint {
     /// Every hint.
-    pub const ALL: [Hint; 13] = [
+    pub const ALL: [Hint; 15] = [
         Hint::UserColumn,
         Hint::LabelColumn,
         Hint::FeatureColumns,
@@ -47,6 +51,8 @@ impl Hint {
         Hint::TextOrLabelColumn,
         Hint::LeaveOutOrDescribe,
         Hint::Schema,
+        Hint::PublicWords,
+        Hint::PublicScales,
         Hint::TrainedColumns,
         Hint::ExamplesPerUser,
         Hint::ExampleLength,
@@ -68,6 +74,13 @@ impl fmt::Display for Hint {
                 "leave it out of the features, take it for a text, or give a schema that describes it"
             }
             Hint::Schema => "give a schema that describes the columns",
+            Hint::PublicWords => {
+                "take some users for public, give a public list of words, or take the words of the training users, which ε does not \
+                 cover; characters need no words"
+            }
+            Hint::PublicScales => {
+                "give a schema, take some users for public, or take them from the training users, which ε does not cover"
+            }
             Hint::TrainedColumns => "the table needs every column that the model was trained with",
             Hint::ExamplesPerUser => "allow a user more examples",
             Hint::ExampleLength => "allow longer examples",

@@ -3,39 +3,39 @@
 
 pub mod checkpoint;
 pub mod clients;
-pub mod clip;
 pub mod cohort;
 pub mod data;
-pub mod desk;
 pub mod error;
 pub mod hint;
 pub mod model;
 pub mod plan;
+pub mod planner;
 pub mod recipe;
 pub mod run;
 pub mod saved;
 pub mod server;
 pub mod stats;
 pub mod summary;
+pub mod task;
 pub mod training;
 
 pub use checkpoint::Checkpoints;
 pub use clients::{Clients, Local, evaluate};
-pub use clip::Clip;
 pub use cohort::Assignment;
 pub use data::Users;
-pub use desk::{Asked, Desk, Means};
 pub use error::{Error, Result};
 pub use hint::{Hint, Remark};
 pub use model::{Model, Score};
 pub use plan::{Plan, Secret};
-pub use recipe::{Choice, Privacy, Recipe, Steps, Wish};
+pub use planner::RunPlanner;
+pub use recipe::{MechanismChoice, PlanLimits, Privacy, Recipe, Settings, Steps};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
 pub use saved::{Card, Evaluation, Input, Predictions, SavedModel, Writing};
 pub use server::Server;
 pub use stats::Estimate;
 pub use summary::{Ended, Summary};
-pub use training::{Noise, Training};
+pub use task::Task;
+pub use training::Training;
 
 /// What kind of example a data set holds and a model learns from.
 pub trait Domain {

@@ -2,154 +2,105 @@
 
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
-use crate::recipe::{Choice, Privacy, Recipe};
+use crate::recipe::{MechanismChoice, Recipe, Settings};
+use dpmf::accounting::PrivacyUnit;
 use dpmf::disk::{self, Access, Place};
-use dpmf::factorize::Observer;
-use dpmf::mechanism::Conditions;
-use dpmf::noise::{NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Mechanism, Problem, Sampler, Sampling, Workload, format};
+use dpmf::noise::{NoiseKey, RunId};
+use dpmf::{Mechanism, Optimizer, Participation, PrivateRun, Sampler, Sampling, Workload, format};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 
 /// Everything that decides a run but data, model and key.
 ///
-/// Guarantee: recipe and mechanism agree: the mechanism was made for the recipe's server, participation and sampling,
-/// and calibrated for its clip, its unit and its privacy.
+/// No fact stands twice: clip, participation, sampling, step sizes and privacy are the mechanism's, and the recipe holds what the
+/// mechanism does not.
 ///
 /// The file is that of the mechanism, with the recipe in it, so that everything which reads mechanisms reads plans.
 #[derive(Clone, Debug)]
 pub struct Plan {
     recipe: Recipe,
-    mechanism: Option<Mechanism>,
-    workload: Workload,
+    basis: Basis,
     bytes: Vec<u8>,
 }
 
-/// Relative difference of step sizes that other machines may compute from the same schedule.
-const RATE_SLACK: f64 = 1e-12;
+/// What the server's steps are made from.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has one")]
+enum Basis {
+    /// Calibrated, and of a family.
+    Private(Mechanism),
+    Plain(Plain, Workload),
+}
+
+/// What a run without noise has in place of a mechanism.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Plain {
+    participation: Participation,
+    clip: f64,
+    unit: PrivacyUnit,
+    optimizer: Optimizer,
+    learning_rates: Vec<f64>,
+}
+
+/// What the file holds beside the mechanism.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    version: u32,
+    recipe: Recipe,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    plain: Option<Plain>,
+}
+
+const VERSION: u32 = 2;
 
 impl Plan {
-    /// Makes the plan of a recipe.
+    /// A plan without noise.
     ///
-    /// Errors: those of [`Plan::for_problem`] and [`Recipe::problem`].
-    pub fn make(recipe: Recipe, observe: Observer<'_>) -> Result<Self> {
-        let problem = recipe.problem()?;
-        Self::for_problem(recipe, &problem, observe)
+    /// Errors: those of [`Settings::workload`].
+    pub(crate) fn without_noise(settings: &Settings) -> Result<Self> {
+        let Settings { participation, clip, unit, optimizer, .. } = *settings;
+        let plain = Plain { participation, clip, unit, optimizer, learning_rates: settings.rates()? };
+        let workload = settings.workload()?;
+        Self::packed(settings.recipe.clone(), Basis::Plain(plain, workload))
     }
 
-    /// Makes the plan of a recipe for its [`Recipe::problem`], which several plans may share.
-    ///
-    /// Errors: those of the solver and of calibration; another problem.
-    pub fn for_problem(recipe: Recipe, problem: &Problem, observe: Observer<'_>) -> Result<Self> {
-        let mechanism = match recipe.mechanism {
-            Choice::None => None,
-            Choice::Private(selector) => {
-                let mechanism = match recipe.sampling {
-                    Sampling::None => problem.mechanism(selector, observe)?,
-                    sampling => {
-                        let form = selector.family().fit(problem, &selector.budget(), observe)?;
-                        let workload = problem.workload().clone();
-                        Mechanism::sampled(workload, &form, recipe.participation, sampling)?
-                            .with_family(selector)
-                    }
-                };
-                let conditions = Conditions { unit: recipe.unit, ..Default::default() };
-                Some(match recipe.privacy {
-                    Privacy::Epsilon { epsilon, delta } => {
-                        mechanism.calibrated(epsilon, delta, recipe.clip, conditions)?
-                    }
-                    Privacy::NoiseMultiplier { noise_multiplier, delta } => {
-                        mechanism.with_noise(noise_multiplier, delta, recipe.clip, conditions)?
-                    }
-                })
-            }
-        };
-        Self::packed(recipe, mechanism)
-    }
-
-    /// The plan of a recipe with a calibrated mechanism that somebody else made, such as the planner. Mechanism,
-    /// participation, sampling, clip and privacy of the recipe become those of the mechanism; the step sizes are the
-    /// recipe's.
+    /// The plan of a calibrated mechanism that somebody else made, such as the planner, for the step sizes of the settings. What
+    /// else the mechanism holds is not the settings' to say.
     ///
     /// Errors: a mechanism that is not calibrated, has no family, or is for another unit of privacy or another number of
     /// rounds.
-    pub fn adopt(recipe: Recipe, mechanism: Mechanism) -> Result<Self> {
-        let Some(statement) = mechanism.privacy() else {
-            return Err(Error::plan("the mechanism is not calibrated: give it ε first".into()));
-        };
-        let Some(selector) = mechanism.family() else {
-            return Err(Error::plan("the mechanism does not say of which family it is".into()));
-        };
-        if statement.unit() != recipe.unit {
+    pub fn adopt(settings: &Settings, mechanism: Mechanism) -> Result<Self> {
+        let workload = settings.workload()?;
+        let plan = Self::private(settings.recipe.clone(), mechanism.serving(workload)?)?;
+        if plan.unit() != settings.unit {
             return Err(Error::plan(format!(
                 "the mechanism is for every {}, but this data is protected for every {}: plan with that unit",
-                statement.unit().name(),
-                recipe.unit.name(),
+                plan.unit().name(),
+                settings.unit.name(),
             )));
         }
-        let calibration = statement.calibration();
-        let recipe = Recipe {
-            mechanism: Choice::Private(selector),
-            participation: mechanism.participation(),
-            sampling: mechanism.sampling(),
-            clip: calibration.terms().clip,
-            privacy: Privacy::Epsilon { epsilon: calibration.epsilon(), delta: calibration.delta() },
-            ..recipe
-        };
-        let workload = recipe.workload()?;
-        Self::packed(recipe, Some(mechanism.serving(workload)?))
-    }
-
-    fn packed(recipe: Recipe, mechanism: Option<Mechanism>) -> Result<Self> {
-        let value = serde_json::to_value(&recipe).map_err(|error| Error::plan(error.to_string()))?;
-        let bytes = format::pack(mechanism.as_ref(), Some(&value))?;
-        Self::new(recipe, mechanism, bytes)
-    }
-
-    fn new(recipe: Recipe, mechanism: Option<Mechanism>, bytes: Vec<u8>) -> Result<Self> {
-        let workload = match &mechanism {
-            Some(mechanism) => mechanism.workload().clone(),
-            None => recipe.workload()?,
-        };
-        let plan = Self { recipe, mechanism, workload, bytes };
-        plan.check()?;
         Ok(plan)
     }
 
-    /// Refuses a mechanism that is not the recipe's.
-    fn check(&self) -> Result<()> {
-        let Self { recipe, mechanism, .. } = self;
-        let differ = |what: &str| {
-            Err(Error::plan(format!(
-                "its recipe and its mechanism differ in {what}: one of them was exchanged"
-            )))
+    /// The plan of a calibrated mechanism.
+    ///
+    /// Errors: a mechanism that is not calibrated, or has no family.
+    pub(crate) fn private(recipe: Recipe, mechanism: Mechanism) -> Result<Self> {
+        Self::packed(recipe, Basis::of(mechanism)?)
+    }
+
+    fn packed(recipe: Recipe, basis: Basis) -> Result<Self> {
+        let (mechanism, plain) = match &basis {
+            Basis::Private(mechanism) => (Some(mechanism), None),
+            Basis::Plain(plain, _) => (None, Some(plain.clone())),
         };
-        let mechanism = match (recipe.mechanism, mechanism) {
-            (Choice::None, None) if recipe.sampling == Sampling::None => return Ok(()),
-            (Choice::None, None) => return differ("the sampling, which has no meaning without noise"),
-            (Choice::Private(selector), Some(mechanism)) if mechanism.family() == Some(selector) => mechanism,
-            _ => return differ("the mechanism's name"),
-        };
-        if !same(&recipe.workload()?, mechanism.workload()) {
-            return differ("the optimizer or its step sizes");
-        }
-        if mechanism.participation() != recipe.participation || mechanism.sampling() != recipe.sampling {
-            return differ("the participation");
-        }
-        let Some(statement) = mechanism.privacy() else { return differ("the calibration") };
-        let calibration = statement.calibration();
-        if calibration.terms().clip != recipe.clip || statement.unit() != recipe.unit {
-            return differ("the clip or the unit of privacy");
-        }
-        let agrees = match recipe.privacy {
-            Privacy::Epsilon { epsilon, delta } => {
-                (calibration.epsilon(), calibration.delta()) == (epsilon, delta)
-            }
-            Privacy::NoiseMultiplier { noise_multiplier, delta } => {
-                (calibration.noise_multiplier(), calibration.delta()) == (noise_multiplier, delta)
-            }
-        };
-        if agrees { Ok(()) } else { differ("the privacy") }
+        let written = Written { version: VERSION, recipe: recipe.clone(), plain };
+        let value = serde_json::to_value(written).map_err(|error| Error::plan(error.to_string()))?;
+        let bytes = format::pack(mechanism, Some(&value))?;
+        Ok(Self { recipe, basis, bytes })
     }
 
     /// Writes the plan at once or not at all.
@@ -161,20 +112,50 @@ impl Plan {
 
     /// Reads a plan.
     ///
-    /// Errors: a file that is none, or whose parts do not agree.
+    /// Errors: a file that is none, or of a version before 0.3.
     pub fn load(place: impl Into<Place>) -> Result<Self> {
         let place = place.into();
-        let bad = |message: String| Error::Run { path: place.path().into(), message };
         let bytes = place.read()?;
-        let format::File { mechanism, recipe, .. } =
-            format::unpack(&bytes).map_err(|error| bad(error.to_string().replacen("<memory>: ", "", 1)))?;
-        let recipe =
-            recipe.ok_or_else(|| bad("it is a mechanism without a recipe, so no plan of a run".into()))?;
-        let recipe = serde_json::from_value(recipe).map_err(|error| bad(format!("bad recipe: {error}")))?;
-        Self::new(recipe, mechanism, bytes).map_err(|error| match error {
-            Error::Run { message, .. } => bad(message),
+        Self::parse(bytes).map_err(|error| match error {
+            Error::Run { message, .. } => Error::Run { path: place.path().into(), message },
+            Error::Dpmf(error) => {
+                let message = error.to_string().replacen("<memory>: ", "", 1);
+                Error::Run { path: place.path().into(), message }
+            }
             other => other,
         })
+    }
+
+    fn parse(bytes: Vec<u8>) -> Result<Self> {
+        let format::File { mechanism, recipe, .. } = format::unpack(&bytes)?;
+        let Some(value) = recipe else {
+            return Err(Error::plan("it is a mechanism without a recipe, so no plan of a run".into()));
+        };
+        if value.get("version").and_then(|version| version.as_u64()) != Some(VERSION.into()) {
+            return Err(Error::plan(
+                "it is the plan of a run of another version of dpmf: end that run with the version that began it, or \
+                 begin a new run"
+                    .into(),
+            ));
+        }
+        let Written { recipe, plain, .. } =
+            serde_json::from_value(value).map_err(|error| Error::plan(format!("bad recipe: {error}")))?;
+        let basis = match (mechanism, plain) {
+            (Some(mechanism), None) => Basis::of(mechanism)?,
+            (None, Some(plain)) => {
+                let workload = Workload::sgd(plain.learning_rates.clone(), plain.optimizer)?;
+                Basis::Plain(plain, workload)
+            }
+            _ => {
+                return Err(Error::plan(
+                    "it must hold either a mechanism or the settings of a run without noise".into(),
+                ));
+            }
+        };
+        if matches!(basis, Basis::Plain(..)) != (recipe.mechanism == MechanismChoice::None) {
+            return Err(Error::plan("its mechanism was put in or taken out".into()));
+        }
+        Ok(Self { recipe, basis, bytes })
     }
 
     /// SHA-256 of the file.
@@ -182,52 +163,120 @@ impl Plan {
         Sha256::digest(&self.bytes).into()
     }
 
-    /// What was asked for.
+    /// What the mechanism does not hold.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
     /// The mechanism, calibrated; nothing without noise.
     pub fn mechanism(&self) -> Option<&Mechanism> {
-        self.mechanism.as_ref()
+        match &self.basis {
+            Basis::Private(mechanism) => Some(mechanism),
+            Basis::Plain(..) => None,
+        }
     }
 
-    /// What the server computes from the sums of a mean: the mechanism's own workload where there is one.
+    /// What a person calls it: how its mechanism was asked for.
+    pub fn label(&self) -> String {
+        self.recipe.mechanism.to_string()
+    }
+
+    /// Name of its mechanism with its choices; `none` without one.
+    pub fn mechanism_name(&self) -> String {
+        let family = self.mechanism().and_then(Mechanism::family);
+        family.map_or(MechanismChoice::None, MechanismChoice::Named).to_string()
+    }
+
+    /// What the server computes from the sums of a mean.
     pub fn workload(&self) -> &Workload {
-        &self.workload
+        match &self.basis {
+            Basis::Private(mechanism) => mechanism.workload(),
+            Basis::Plain(_, workload) => workload,
+        }
+    }
+
+    /// Rounds of training.
+    pub fn rounds(&self) -> usize {
+        self.workload().steps()
+    }
+
+    /// How often a user takes part.
+    pub fn participation(&self) -> Participation {
+        match &self.basis {
+            Basis::Private(mechanism) => mechanism.participation(),
+            Basis::Plain(plain, _) => plain.participation,
+        }
+    }
+
+    /// By what chance users come into rounds.
+    pub fn sampling(&self) -> Sampling {
+        self.mechanism().map_or(Sampling::None, Mechanism::sampling)
+    }
+
+    /// Norm that a user's contribution is clipped to.
+    pub fn clip(&self) -> f64 {
+        match &self.basis {
+            Basis::Private(mechanism) => {
+                mechanism.privacy().map_or(f64::NAN, |statement| statement.calibration().terms().clip)
+            }
+            Basis::Plain(plain, _) => plain.clip,
+        }
+    }
+
+    /// Whose data is protected as one piece.
+    pub fn unit(&self) -> PrivacyUnit {
+        match &self.basis {
+            Basis::Private(mechanism) => {
+                mechanism.privacy().map_or_else(PrivacyUnit::default, |statement| statement.unit())
+            }
+            Basis::Plain(plain, _) => plain.unit,
+        }
     }
 
     /// Who takes part in which round: by the public seed of the recipe or, where the guarantee counts on chance, by the
     /// secret of the run.
     ///
-    /// Errors: too few users; no secret where one is needed.
-    pub fn cohorts(&self, users: usize, secret: Option<&Secret>) -> Result<Assignment> {
-        let Recipe { participation, rounds, clients, seed, sampling, .. } = self.recipe;
-        match (sampling, secret) {
-            (Sampling::None, _) => Assignment::new(participation, users, rounds, clients, seed),
-            (sampling, Some(Secret { key, run })) => {
-                let sampler = Sampler::new(key, *run, sampling, users, rounds)?;
-                Assignment::sampled(sampler, sampling, rounds)
+    /// Errors: too few users.
+    pub fn cohorts(&self, users: usize, secret: &Secret) -> Result<Assignment> {
+        let rounds = self.rounds();
+        match self.sampling() {
+            Sampling::None => {
+                let Recipe { clients, seed, .. } = self.recipe;
+                Assignment::new(self.participation(), users, rounds, clients, seed)
             }
-            (sampling, None) => {
-                Err(Error::plan(format!("{sampling} draws in secret, but there is no key to draw from")))
+            sampling => {
+                let sampler = Sampler::new(&secret.key, secret.run, sampling, users, rounds)?;
+                Assignment::sampled(sampler, sampling, rounds)
             }
         }
     }
 
-    /// The noise of a run for so many parameters; nothing without a mechanism.
+    /// The private run of a model with so many parameters, in memory at its first step; nothing without a mechanism.
     ///
-    /// Errors: those of [`Mechanism::stream`].
-    pub fn stream(&self, secret: &Secret, parameters: usize) -> Result<Option<NoiseStream>> {
+    /// Errors: those of [`PrivateRun::new`].
+    pub fn private_run(&self, secret: &Secret, parameters: usize) -> Result<Option<PrivateRun>> {
         let Secret { key, run } = secret;
-        let stream = |mechanism: &Mechanism| {
-            mechanism.stream(key, *run, 0..parameters as u64, Output::Gradient, self.recipe.arithmetic)
+        let dimension = parameters as u64;
+        let begin = |mechanism: &Mechanism| {
+            PrivateRun::new(mechanism, key, *run, 0..dimension, dimension, self.recipe.arithmetic)
         };
-        Ok(self.mechanism.as_ref().map(stream).transpose()?)
+        Ok(self.mechanism().map(begin).transpose()?)
     }
 }
 
-/// What a run draws from: its noise, and its cohorts where chance hides them.
+impl Basis {
+    fn of(mechanism: Mechanism) -> Result<Self> {
+        if mechanism.privacy().is_none() {
+            return Err(Error::plan("the mechanism is not calibrated: give it ε first".into()));
+        }
+        if mechanism.family().is_none() {
+            return Err(Error::plan("the mechanism does not say of which family it is".into()));
+        }
+        Ok(Basis::Private(mechanism))
+    }
+}
+
+/// What a run draws from: its noise, its cohorts where chance hides them, and the marks of what it is bound to.
 pub struct Secret {
     /// The key.
     pub key: NoiseKey,
@@ -235,41 +284,35 @@ pub struct Secret {
     pub run: RunId,
 }
 
-/// Whether two optimizers are the same but for rounding of their step sizes.
-fn same(a: &Workload, b: &Workload) -> bool {
-    let (Some((a, a_rates)), Some((b, b_rates))) = (a.optimizer(), b.optimizer()) else { return false };
-    let close = |(a, b): (&f64, &f64)| (a - b).abs() <= RATE_SLACK * a.abs();
-    a == b && a_rates.len() == b_rates.len() && a_rates.iter().zip(b_rates).all(close)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::tests::recipe;
-    use dpmf::factorize::quiet;
+    use crate::RunPlanner;
+    use crate::recipe::tests::settings;
+    use dpmf::planner::silent;
     use dpmf::{Form, Representation, family};
 
-    fn plan(recipe: Recipe) -> Plan {
-        Plan::make(recipe, &mut quiet).unwrap()
+    fn plan(settings: &Settings) -> Plan {
+        RunPlanner::default().plan(settings, &mut silent).unwrap()
     }
 
     #[test]
     fn every_mechanism_gives_the_epsilon_asked_for_and_none_is_below_the_bound() {
-        let problem = recipe("none").problem().unwrap();
+        let mut planner = RunPlanner::default();
         for selector in family::all() {
-            let plan = Plan::for_problem(recipe(selector.name()), &problem, &mut quiet).unwrap();
+            let plan = planner.plan(&settings(selector.name()), &mut silent).unwrap();
             let mechanism = plan.mechanism().unwrap();
             let epsilon = mechanism.privacy().unwrap().calibration().epsilon();
             assert_eq!(epsilon, 2.0, "{selector}");
             assert!(mechanism.certificate().unwrap().ratio_to_bound() >= 1.0, "{selector}");
         }
-        assert!(plan(recipe("none")).mechanism().is_none());
+        assert!(plan(&settings("none")).mechanism().is_none());
     }
 
     #[test]
     fn streams_and_dense_rows_of_an_optimum_have_the_same_loss() {
         for name in ["optimal", "optimal-prefix"] {
-            let (stream, dense) = (plan(recipe(name)), plan(recipe(&format!("{name}:dense"))));
+            let (stream, dense) = (plan(&settings(name)), plan(&settings(&format!("{name}:dense"))));
             let (stream, dense) = (stream.mechanism().unwrap(), dense.mechanism().unwrap());
             assert!(matches!(stream.form(), Form::StateSpace(_)));
             assert!(matches!(dense.form(), Form::Dense(_)) && dense.form().cost().buffers.is_none());
@@ -280,14 +323,14 @@ mod tests {
 
     #[test]
     fn epsilon_is_spent_step_by_step() {
-        let optimal = plan(recipe("optimal"));
+        let optimal = plan(&settings("optimal"));
         let spent = optimal.mechanism().unwrap().spent();
         assert_eq!(spent.len(), 64);
         assert!(spent.windows(2).all(|pair| pair[0] <= pair[1]));
         assert!(spent[0] > 0.0 && spent[0] < 0.9 * spent[63], "{spent:?}");
         assert_eq!(spent[63], 2.0);
         // Independent noise: a user's round is over at once, so everything is spent at its round.
-        assert!(plan(recipe("independent")).mechanism().unwrap().spent().iter().all(|e| *e > 1.99));
+        assert!(plan(&settings("independent")).mechanism().unwrap().spent().iter().all(|e| *e > 1.99));
     }
 
     #[test]
@@ -295,10 +338,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.safetensors");
         for name in ["none", "optimal", "tree"] {
-            let plan = plan(recipe(name));
+            let settings = settings(name);
+            let plan = plan(&settings);
             plan.save(&path).unwrap();
             let back = Plan::load(&path).unwrap();
             assert_eq!((back.recipe(), back.hash()), (plan.recipe(), plan.hash()));
+            // What was asked for is what the plan says, wherever it holds it.
+            assert_eq!((back.rounds(), back.clip(), back.unit()), (64, 0.5, PrivacyUnit::User), "{name}");
+            assert_eq!(back.workload().optimizer(), settings.workload().unwrap().optimizer());
+            assert_eq!((back.participation(), back.sampling()), (settings.participation, settings.sampling));
+            assert_eq!((back.label(), back.mechanism_name()), (name.to_owned(), name.to_owned()));
             match plan.mechanism() {
                 Some(mechanism) => {
                     assert_eq!(format::load(&path).unwrap().identity(), mechanism.identity());
@@ -309,53 +358,51 @@ mod tests {
         }
     }
 
-    /// A recipe beside the mechanism of another one is refused, though the file is whole and its hash fits.
+    /// A file that is whole and whose hash fits, and yet no plan.
     #[test]
-    fn an_exchanged_recipe_is_refused() {
+    fn what_is_no_plan_of_this_version_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.safetensors");
-        let base = recipe("optimal");
-        let honest = plan(base.clone());
-        let write = |recipe: &Recipe, mechanism: Option<&Mechanism>| {
-            let value = serde_json::to_value(recipe).unwrap();
-            std::fs::write(&path, format::pack(mechanism, Some(&value)).unwrap()).unwrap();
+        let (private, plain) = (plan(&settings("optimal")), plan(&settings("none")));
+        let write = |recipe: &serde_json::Value, mechanism: Option<&Mechanism>| {
+            std::fs::write(&path, format::pack(mechanism, Some(recipe)).unwrap()).unwrap();
             Plan::load(&path).map(drop).map_err(|error| error.to_string())
         };
-        write(&base, honest.mechanism()).unwrap();
-        for (recipe, part) in [
-            (Recipe { clip: 1000.0, ..base.clone() }, "clip"),
-            (Recipe { server_learning_rate: 0.6, ..base.clone() }, "step sizes"),
-            (
-                Recipe { optimizer: Optimizer { momentum: 0.8, ..Default::default() }, ..base.clone() },
-                "optimizer",
-            ),
-            (Recipe { privacy: Privacy::Epsilon { epsilon: 1.0, delta: 1e-6 }, ..base.clone() }, "privacy"),
-            (Recipe { privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-7 }, ..base.clone() }, "privacy"),
-            (Recipe { unit: dpmf::accounting::PrivacyUnit::Record, ..base.clone() }, "unit"),
-            (Recipe { mechanism: "tree".parse().unwrap(), ..base.clone() }, "name"),
-            (Recipe { mechanism: Choice::None, ..base.clone() }, "name"),
-        ] {
-            let message = write(&recipe, honest.mechanism()).unwrap_err();
-            assert!(message.contains("differ in") && message.contains(part), "{part}: {message}");
-        }
-        assert!(write(&base, None).unwrap_err().contains("name"));
-        format::save(honest.mechanism().unwrap(), &path).unwrap();
+        let recipe_of = |plan: &Plan| format::unpack(&plan.bytes).unwrap().recipe.unwrap();
+        let (with, without) = (recipe_of(&private), recipe_of(&plain));
+        write(&with, private.mechanism()).unwrap();
+        write(&without, None).unwrap();
+        assert!(write(&with, None).unwrap_err().contains("either a mechanism or"));
+        assert!(write(&without, private.mechanism()).unwrap_err().contains("either a mechanism or"));
+        let mut named = without.clone();
+        named["recipe"]["mechanism"] = "tree".into();
+        assert!(write(&named, None).unwrap_err().contains("taken out"));
+        // As 0.2 wrote it: the recipe beside the mechanism, with a copy of what that holds.
+        let old = serde_json::json!({"mechanism": "optimal", "clip": 0.5, "rounds": 64});
+        assert!(write(&old, private.mechanism()).unwrap_err().contains("end that run with the version"));
+        let bare = settings("optimal");
+        let problem = dpmf::Problem::new(bare.workload().unwrap(), bare.participation).unwrap();
+        let bare = problem.mechanism("tree".parse().unwrap(), &mut dpmf::factorize::quiet).unwrap();
+        assert!(write(&with, Some(&bare)).unwrap_err().contains("not calibrated"));
+        format::save(private.mechanism().unwrap(), &path).unwrap();
         assert!(Plan::load(&path).unwrap_err().to_string().contains("without a recipe"));
+        let other = Settings { unit: PrivacyUnit::Record, ..settings("optimal") };
+        let message = Plan::adopt(&other, private.mechanism().unwrap().clone()).unwrap_err().to_string();
+        assert!(message.contains("for every user") && message.contains("for every record"), "{message}");
     }
 
     /// What a guarantee counts on is drawn from the key, and nothing else will do.
     #[test]
     fn sampled_cohorts_come_from_the_secret_and_others_from_the_seed() {
+        let secret = |key, run: &str| Secret { key: NoiseKey::from_seed(key), run: RunId::from_label(run) };
         for (mechanism, text) in
             [("independent", "cyclic-poisson:1:0.2"), ("blt:buffers=1", "balls-in-bins:16")]
         {
             let sampling: Sampling = text.parse().unwrap();
             let participation = sampling.participation(64).unwrap().unwrap();
-            let plan = plan(Recipe { participation, sampling, ..recipe(mechanism) });
-            let secret =
-                |key, run: &str| Secret { key: NoiseKey::from_seed(key), run: RunId::from_label(run) };
+            let plan = plan(&Settings { participation, sampling, ..settings(mechanism) });
             let drawn = |secret: &Secret| -> Vec<Vec<u32>> {
-                let cohorts = plan.cohorts(300, Some(secret)).unwrap();
+                let cohorts = plan.cohorts(300, secret).unwrap();
                 (0..64).map(|round| cohorts.cohort(round).to_vec()).collect()
             };
             let first = drawn(&secret(1, "a"));
@@ -363,16 +410,10 @@ mod tests {
                 Sampler::new(&NoiseKey::from_seed(1), RunId::from_label("a"), sampling, 300, 64).unwrap();
             assert!((0..64).all(|round| first[round] == sampler.members(round).unwrap()), "{text}");
             assert!(first != drawn(&secret(2, "a")) && first != drawn(&secret(1, "b")), "{text}");
-            assert!(plan.cohorts(300, None).unwrap_err().to_string().contains("in secret"));
-            assert_eq!(
-                plan.cohorts(300, Some(&secret(1, "a"))).unwrap().denominator(),
-                sampler.expected_batch()
-            );
+            assert_eq!(plan.cohorts(300, &secret(1, "a")).unwrap().denominator(), sampler.expected_batch());
         }
-        let public = plan(recipe("optimal"));
-        let (one, other) = (public.cohorts(700, None).unwrap(), public.cohorts(700, None).unwrap());
+        let public = plan(&settings("optimal"));
+        let [one, other] = [1, 2].map(|key| public.cohorts(700, &secret(key, "a")).unwrap());
         assert!((0..64).all(|round| one.cohort(round) == other.cohort(round)));
     }
-
-    use dpmf::Optimizer;
 }

@@ -3,80 +3,81 @@
 use crate::clients::Local;
 use crate::error::{Error, Result};
 use dpmf::accounting::{Arithmetic, PrivacyUnit};
-use dpmf::problem::Goal;
-use dpmf::{Optimizer, Participation, Problem, Sampling, Schedule, Selector, Workload};
+use dpmf::family::nearest;
+use dpmf::planner;
+use dpmf::{Optimizer, Participation, Sampling, Schedule, Selector, Workload};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A mechanism by name, or none at all.
+/// How a mechanism is asked for: `none`, `planned`, `dp-sgd`, or the name of one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub enum Choice {
+pub enum MechanismChoice {
     /// No noise and no privacy: what the data could give.
     None,
-    /// A private mechanism.
-    Private(Selector),
+    /// The mechanism and the sampler that the planner finds best.
+    Planned,
+    /// Independent noise and Poisson sampling.
+    DpSgd,
+    /// This mechanism, with the sampler of the settings.
+    Named(Selector),
 }
 
-impl Choice {
-    /// The name of the mechanism, without what was chosen of it.
+impl MechanismChoice {
+    /// Those that are no mechanism by name.
+    const WORDS: [(&'static str, Self); 3] =
+        [("none", Self::None), ("planned", Self::Planned), ("dp-sgd", Self::DpSgd)];
+
+    /// Its name, without the choices that a mechanism leaves.
     pub fn name(&self) -> &'static str {
         match self {
-            Choice::None => "none",
-            Choice::Private(selector) => selector.name(),
+            Self::Named(selector) => selector.name(),
+            word => Self::WORDS.iter().find(|(_, choice)| choice == word).map_or("none", |(name, _)| name),
         }
     }
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for MechanismChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Choice::None => f.write_str("none"),
-            Choice::Private(selector) => selector.fmt(f),
+            Self::Named(selector) => selector.fmt(f),
+            word => f.write_str(word.name()),
         }
     }
 }
 
-impl FromStr for Choice {
+impl FromStr for MechanismChoice {
     type Err = dpmf::Error;
 
     fn from_str(text: &str) -> dpmf::Result<Self> {
-        if text == "none" { Ok(Choice::None) } else { Ok(Choice::Private(text.parse()?)) }
+        if let Some((_, choice)) = Self::WORDS.iter().find(|(name, _)| *name == text) {
+            return Ok(*choice);
+        }
+        text.parse().map(Self::Named).map_err(|error| {
+            let names = Self::WORDS.map(|(name, _)| name);
+            match (nearest(text, &names), error) {
+                (Some(near), dpmf::Error::Selector { value, .. }) => dpmf::Error::Selector {
+                    value,
+                    reason: format!("there is no such (did you mean {near}?)"),
+                },
+                (_, error) => error,
+            }
+        })
     }
 }
 
-impl From<Choice> for String {
-    fn from(choice: Choice) -> Self {
+impl From<MechanismChoice> for String {
+    fn from(choice: MechanismChoice) -> Self {
         choice.to_string()
     }
 }
 
-impl TryFrom<String> for Choice {
+impl TryFrom<String> for MechanismChoice {
     type Error = dpmf::Error;
 
     fn try_from(text: String) -> dpmf::Result<Self> {
         text.parse()
-    }
-}
-
-/// How a mechanism and a sampler were asked for, where that was not by their names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Wish {
-    /// As the planner finds best.
-    Planned,
-    /// Independent noise and Poisson sampling.
-    DpSgd,
-}
-
-impl Wish {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Wish::Planned => "planned",
-            Wish::DpSgd => "dp-sgd",
-        }
     }
 }
 
@@ -110,51 +111,82 @@ pub enum Steps {
     Values(Vec<f64>),
 }
 
-/// Everything that decides a run beside model, data and key.
+/// What a planned mechanism may use.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanLimits {
+    /// Users to train on.
+    pub users: usize,
+    /// Passes over them; needed for a plan.
+    pub epochs: Option<usize>,
+    /// Model-sized buffers that its noise may take.
+    pub buffers: usize,
+    /// Whether the sampler may be counted on.
+    pub trusted: bool,
+    /// Fraction of past noise that later gradients undo: see [`planner::Request::pull`].
+    pub pull: f64,
+}
+
+impl PlanLimits {
+    /// The usual ones for so many users.
+    pub fn new(users: usize) -> Self {
+        Self { users, epochs: None, buffers: planner::BUFFERS, trusted: true, pull: planner::PULL }
+    }
+}
+
+/// What decides a run beside its mechanism, its data, its model and its key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The mechanism.
-    pub mechanism: Choice,
-    /// What was asked for, where it was not this mechanism by name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wish: Option<Wish>,
-    /// How often a user takes part.
-    pub participation: Participation,
-    /// By what chance users come into rounds.
-    pub sampling: Sampling,
-    /// Rounds of training.
-    pub rounds: usize,
+    /// How the mechanism was asked for.
+    pub mechanism: MechanismChoice,
     /// Users in a round.
     pub clients: usize,
-    /// Norm that a user's contribution is clipped to.
-    pub clip: f64,
-    /// The server's optimizer.
-    pub optimizer: Optimizer,
-    /// The server's step sizes are these times [`Recipe::server_learning_rate`].
-    pub schedule: Steps,
-    /// The server's learning rate.
-    pub server_learning_rate: f64,
     /// What a user computes.
     pub local: Local,
-    /// Whose data is protected as one piece: what a user of the data is.
-    pub unit: PrivacyUnit,
     /// Share of users that fail to turn up.
     pub dropout: f64,
-    /// How much noise; without meaning for [`Choice::None`].
-    pub privacy: Privacy,
     /// In what numbers noise is made and added.
-    #[serde(default)]
     pub arithmetic: Arithmetic,
     /// Public seed of first parameters, assignment and drop-outs.
     pub seed: u64,
 }
 
-impl Recipe {
-    /// The workload: what the server's optimizer computes from the sums of a mean.
+/// Everything that is asked of a run: what its [`Plan`](crate::Plan) is made from.
+///
+/// The plan keeps the recipe. The rest is how its mechanism is to be made, and what came of it is read from the mechanism.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// What the mechanism does not hold.
+    pub recipe: Recipe,
+    /// How often a user takes part.
+    pub participation: Participation,
+    /// By what chance users come into rounds, for mechanisms by name.
+    pub sampling: Sampling,
+    /// Rounds of training.
+    pub rounds: usize,
+    /// Norm that a user's contribution is clipped to.
+    pub clip: f64,
+    /// The server's optimizer.
+    pub optimizer: Optimizer,
+    /// The server's step sizes are these times [`Settings::server_learning_rate`].
+    pub schedule: Steps,
+    /// The server's learning rate.
+    pub server_learning_rate: f64,
+    /// Whose data is protected as one piece: what a user of the data is.
+    pub unit: PrivacyUnit,
+    /// How much noise; without meaning for [`MechanismChoice::None`].
+    pub privacy: Privacy,
+    /// What a planned mechanism may use.
+    pub limits: PlanLimits,
+}
+
+impl Settings {
+    /// The server's step sizes.
     ///
-    /// Errors: a schedule that cannot be read or has the wrong length; those of [`Workload::sgd`].
-    pub fn workload(&self) -> Result<Workload> {
+    /// Errors: a learning rate that is not positive and finite; a schedule that cannot be read or has the wrong length.
+    pub fn rates(&self) -> Result<Vec<f64>> {
         let rate = self.server_learning_rate;
         if !(rate > 0.0 && rate.is_finite()) {
             return Err(Error::argument("server learning rate", rate, "it must be positive and finite"));
@@ -167,36 +199,14 @@ impl Recipe {
                 return Err(dpmf::Error::WrongLength { name: "schedule", actual, expected }.into());
             }
         };
-        let rates = values.into_iter().map(|value| rate * value).collect();
-        Ok(Workload::sgd(rates, self.optimizer)?)
+        Ok(values.into_iter().map(|value| rate * value).collect())
     }
 
-    /// What its mechanisms are made for: shared by all recipes with the same server, participation and sampling.
+    /// The workload: what the server's optimizer computes from the sums of a mean.
     ///
-    /// Errors: those of [`Recipe::workload`]; a participation or sampling that does not fit the rounds; bins without an ε
-    /// to fit noise to.
-    pub fn problem(&self) -> Result<Problem> {
-        let workload = self.workload()?;
-        Ok(match (self.sampling, self.privacy) {
-            (Sampling::None, _) => Problem::new(workload, self.participation)?,
-            // Columns of one user do not meet, so that each counts for itself.
-            (Sampling::CyclicPoisson { .. }, _) => Problem::new(workload, Participation::Single)?,
-            (sampling, Privacy::Epsilon { epsilon, delta }) => {
-                Problem::sampled(workload, Goal { sampling, epsilon, delta })?
-            }
-            (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
-                return Err(dpmf::Error::Unsupported {
-                    what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
-                    hint: "for bins a mechanism is fitted to ε: give ε instead",
-                }
-                .into());
-            }
-        })
-    }
-
-    /// What a person calls it: what was asked for, or the mechanism.
-    pub fn label(&self) -> String {
-        self.wish.map_or_else(|| self.mechanism.to_string(), |wish| wish.name().to_owned())
+    /// Errors: those of [`Settings::rates`] and [`Workload::sgd`].
+    pub fn workload(&self) -> Result<Workload> {
+        Ok(Workload::sgd(self.rates()?, self.optimizer)?)
     }
 }
 
@@ -204,45 +214,51 @@ impl Recipe {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn recipe(mechanism: &str) -> Recipe {
-        Recipe {
-            mechanism: mechanism.parse().unwrap(),
-            wish: None,
+    pub(crate) fn settings(mechanism: &str) -> Settings {
+        Settings {
+            recipe: Recipe {
+                mechanism: mechanism.parse().unwrap(),
+                clients: 10,
+                local: Local::Sgd { learning_rate: 0.1, passes: 1, batch: 16 },
+                dropout: 0.0,
+                arithmetic: Arithmetic::default(),
+                seed: 0,
+            },
             participation: Participation::default(),
             sampling: Sampling::default(),
             rounds: 64,
-            clients: 10,
             clip: 0.5,
             optimizer: Optimizer { momentum: 0.9, ..Default::default() },
             schedule: Steps::Schedule("cooldown:0.25:0.05".into()),
             server_learning_rate: 0.5,
-            local: Local::Sgd { learning_rate: 0.1, passes: 1, batch: 16 },
             unit: PrivacyUnit::User,
-            dropout: 0.0,
             privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
-            arithmetic: Arithmetic::default(),
-            seed: 0,
+            limits: PlanLimits { epochs: Some(4), pull: 0.0, ..PlanLimits::new(160) },
         }
     }
 
     #[test]
-    fn recipes_survive_json() {
-        for name in ["none", "optimal", "optimal:buffers=3", "honaker-full"] {
-            let recipe = recipe(name);
-            let text = serde_json::to_string(&recipe).unwrap();
-            assert_eq!(serde_json::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+    fn settings_survive_json() {
+        for name in ["none", "planned", "dp-sgd", "optimal", "optimal:buffers=3", "honaker-full"] {
+            let settings = settings(name);
+            let text = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings, "{text}");
+            assert_eq!(settings.recipe.mechanism.to_string(), name);
         }
-        assert!(serde_json::from_str::<Choice>("\"best\"").is_err());
+        assert!(serde_json::from_str::<MechanismChoice>("\"best\"").is_err());
+        let near = "planed".parse::<MechanismChoice>().unwrap_err().to_string();
+        assert!(near.contains("planned"), "{near}");
     }
 
     #[test]
     fn bad_schedules_and_rates_are_refused() {
-        let kind = |recipe: Recipe| recipe.workload().unwrap_err().kind();
-        assert_eq!(kind(Recipe { schedule: Steps::Values(vec![1.0; 3]), ..recipe("none") }), "wrong-length");
+        let kind = |settings: Settings| settings.workload().unwrap_err().kind();
+        assert_eq!(
+            kind(Settings { schedule: Steps::Values(vec![1.0; 3]), ..settings("none") }),
+            "wrong-length"
+        );
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!(kind(Recipe { server_learning_rate: rate, ..recipe("none") }), "invalid-argument");
+            assert_eq!(kind(Settings { server_learning_rate: rate, ..settings("none") }), "invalid-argument");
         }
-        let epochs = Recipe { participation: Participation::Epochs { times: 20_000 }, ..recipe("optimal") };
-        assert_eq!(epochs.problem().err().unwrap().kind(), "invalid-argument");
     }
 }

@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 use crate::plan::{Plan, Secret};
 use crate::saved::{Card, SavedModel};
 use crate::summary::Ended;
-use crate::training::{Noise, Training};
+use crate::training::Training;
 use crate::{Domain, Model, Score, Users};
+use dpmf::PrivateRun;
 use dpmf::accounting::KeyOrigin;
 use dpmf::disk::Place;
-use dpmf::noise::{DurableStream, NoiseKey, RunId};
+use dpmf::noise::{NoiseKey, RunId};
 use folder::{CURVE, Folder, JOURNAL, KEY, MANIFEST, MODEL, Manifest, OUTCOME, PLAN, read_json, write_json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -21,7 +22,19 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// A digest of everything that users hold, to tell data sets apart.
-pub fn digest<D: Users>(data: &D) -> String {
+///
+/// It tells neighbours apart too, so it is not to be seen or written: only its marks under a key are.
+pub struct DataDigest([u8; 32]);
+
+impl DataDigest {
+    /// A mark of the data under a key, for one purpose.
+    pub fn mark(&self, key: &NoiseKey, purpose: &str) -> String {
+        hex_of(&key.mark("training data", &[purpose.as_bytes(), &self.0]))
+    }
+}
+
+/// The digest of a data set.
+pub fn digest<D: Users>(data: &D) -> DataDigest {
     let mut hash = Sha256::new();
     let mut bytes = Vec::new();
     let mut examples = Vec::new();
@@ -35,7 +48,7 @@ pub fn digest<D: Users>(data: &D) -> String {
         }
         hash.update(&bytes);
     }
-    hex(hash)
+    DataDigest(hash.finalize().into())
 }
 
 /// Where the key of a run comes from.
@@ -59,40 +72,50 @@ impl KeySource {
         }
     }
 
-    /// A name of the run under the key: new, unless the key is a repeatable one. Then it is a function of the program's
-    /// version and of what the run is bound to, so that other gradients never meet the same noise.
-    fn run_id(&self, binding: &Binding) -> Result<RunId> {
-        match self {
+    /// The key with a name of the run under it: new, unless the key is a repeatable one. Then the name is a function of the
+    /// program's version and of what the run is bound to, so that other gradients never meet the same noise.
+    fn secret<M: Model>(&self, place: &Place, plan: &Plan, data: &DataDigest, model: &M) -> Result<Secret> {
+        let mut secret = Secret { key: self.key(place)?, run: RunId([0; 16]) };
+        secret.run = match self {
             KeySource::Seed(_) => {
-                Ok(RunId::from_label(&format!("{} {}", env!("CARGO_PKG_VERSION"), hex_of(&binding.hash()))))
+                let bound = hex_of(&Binding::new(plan, data, model, &secret).hash());
+                RunId::from_label(&format!("{} {bound}", env!("CARGO_PKG_VERSION")))
             }
-            _ => Ok(RunId::generate()?),
-        }
+            _ => RunId::generate()?,
+        };
+        Ok(secret)
     }
 }
 
-/// Everything that decides what a run releases, but its key: what its journal opens for.
+/// Everything that decides what a run releases: what its journal opens for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Binding {
     /// SHA-256 of the plan.
     plan: String,
-    /// [`digest`] of the training data.
+    /// Public name of the key.
+    key: String,
+    /// Mark of the training data under the key, for this run alone.
     data: String,
     /// SHA-256 over the kind of the model and its first parameters.
     model: String,
 }
 
 impl Binding {
-    fn new<M: Model>(plan: &Plan, data: &str, model: &M) -> Self {
+    fn new<M: Model>(plan: &Plan, data: &DataDigest, model: &M, secret: &Secret) -> Self {
         let mut hash = Sha256::new();
-        hash.update(std::any::type_name::<M>());
+        hash.update(model.kind());
         model.initial(plan.recipe().seed).iter().for_each(|value| hash.update(value.to_le_bytes()));
-        Self { plan: hex_of(&plan.hash()), data: data.to_owned(), model: hex(hash) }
+        Self {
+            plan: hex_of(&plan.hash()),
+            key: secret.key.fingerprint().to_string(),
+            data: data.mark(&secret.key, &secret.run.to_string()),
+            model: hex_of(&hash.finalize()),
+        }
     }
 
     fn hash(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
-        for part in ["dpmf run 1", &self.plan, &self.data, &self.model] {
+        for part in ["dpmf run 2", &self.plan, &self.key, &self.data, &self.model] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -103,6 +126,7 @@ impl Binding {
     fn check(&self, now: &Self) -> std::result::Result<(), String> {
         let what = match now {
             now if now.plan != self.plan => "plan",
+            now if now.key != self.key => "key",
             now if now.data != self.data => "training data",
             now if now.model != self.model => "model",
             _ => return Ok(()),
@@ -112,10 +136,6 @@ impl Binding {
              the other. Begin a new run"
         ))
     }
-}
-
-fn hex(hash: Sha256) -> String {
-    hex_of(&hash.finalize())
 }
 
 fn hex_of(bytes: &[u8]) -> String {
@@ -226,19 +246,14 @@ where
     pub fn in_memory(
         model: &'a M,
         data: &'a Split<D>,
-        digest: &str,
+        digest: &DataDigest,
         plan: &Plan,
         pace: Pace,
         key: &KeySource,
     ) -> Result<Self> {
-        let run = key.run_id(&Binding::new(plan, digest, model))?;
-        let secret = match plan.mechanism() {
-            None => None,
-            Some(_) => Some(Secret { key: key.key(&Place::from("."))?, run }),
-        };
-        let stream = secret.as_ref().map(|secret| plan.stream(secret, model.parameters())).transpose()?;
-        let noise = stream.flatten().map_or(Noise::None, Noise::Stream);
-        Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, None)
+        let secret = key.secret(&Place::from("."), plan, digest, model)?;
+        let private = plan.private_run(&secret, model.parameters())?;
+        Self::assemble(model, data, plan.clone(), pace, &secret, private, None)
     }
 
     /// Begins a run in a new directory: plan, key, journal, first checkpoint.
@@ -258,31 +273,27 @@ where
     ) -> Result<Self> {
         let folder = Folder::create(&folder.into())?;
         folder.discard_unfinished()?;
-        let binding = Binding::new(plan, &digest(&data.train), model);
-        let id = key.run_id(&binding)?;
+        let digest = digest(&data.train);
+        let secret = key.secret(folder.place(), plan, &digest, model)?;
+        let binding = Binding::new(plan, &digest, model, &secret);
         plan.save(folder.file(PLAN))?;
-        let secret = match plan.mechanism() {
-            None => None,
-            Some(_) => Some(Secret { key: key.key(folder.place())?, run: id }),
-        };
-        let mut noise = Noise::None;
-        if let Some(secret) = &secret
-            && let Some(stream) = plan.stream(secret, model.parameters())?
-        {
-            if !matches!(key, KeySource::File(_)) {
-                secret.key.create_file(folder.file(KEY))?;
-            }
-            noise = Noise::Durable(DurableStream::create(stream, folder.file(JOURNAL), binding.hash())?);
+        // A run without noise has a key too: what it is bound to is marked under it.
+        if !matches!(key, KeySource::File(_)) {
+            secret.key.create_file(folder.file(KEY))?;
         }
+        let private = match plan.private_run(&secret, model.parameters())? {
+            Some(begun) => Some(begun.with_journal(folder.file(JOURNAL), binding.hash())?),
+            None => None,
+        };
         let key_file = match key {
             KeySource::File(path) => Some(folder.place().at(path).resolved()?.path().to_owned()),
             _ => None,
         };
         let manifest_place = folder.file(MANIFEST);
-        let run = Self::assemble(model, data, plan.clone(), pace, secret.as_ref(), noise, Some(folder))?;
+        let run = Self::assemble(model, data, plan.clone(), pace, &secret, private, Some(folder))?;
         run.checkpoint()?;
         // The manifest last: a directory with one can be resumed.
-        write_json(&manifest_place, &Manifest::new(binding, id, key_file, pace))?;
+        write_json(&manifest_place, &Manifest::new(binding, secret.run, key_file, pace))?;
         Ok(run)
     }
 
@@ -297,7 +308,13 @@ where
         folder.place().sync_names()?;
         let manifest = folder.manifest()?;
         let plan = Plan::load(folder.needed(PLAN, "the plan")?)?;
-        let binding = Binding::new(&plan, &digest(&data.train), model);
+        let key = match &manifest.key_file {
+            Some(path) => folder.place().at(path),
+            None => folder.file(KEY),
+        };
+        let key = NoiseKey::read_file(folder::needed(key, "the key")?)?;
+        let secret = Secret { key, run: manifest.run.parse()? };
+        let binding = Binding::new(&plan, &digest(&data.train), model, &secret);
         if let Err(message) = manifest.binding.check(&binding) {
             return Err(Error::Run { path: folder.place().path().into(), message });
         }
@@ -305,28 +322,17 @@ where
         if checkpoints.newest()?.is_none() {
             return Err(Error::lost(folder.place().path(), "the checkpoint"));
         }
-        let secret = match plan.mechanism() {
-            None => None,
-            Some(_) => {
-                let key = match &manifest.key_file {
-                    Some(path) => folder.place().at(path),
-                    None => folder.file(KEY),
-                };
-                let key = NoiseKey::read_file(folder::needed(key, "the key")?)?;
-                Some(Secret { key, run: manifest.run.parse()? })
+        let private = match plan.private_run(&secret, model.parameters())? {
+            Some(begun) => {
+                let checkpoint = checkpoints.noise()?;
+                let journal = folder.needed(JOURNAL, "the journal")?;
+                // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
+                Some(begun.restored(journal, binding.hash(), checkpoint)?)
             }
+            None => None,
         };
-        let mut noise = Noise::None;
-        if let Some(secret) = &secret
-            && let Some(stream) = plan.stream(secret, model.parameters())?
-        {
-            let stream = checkpoints.restore_stream(stream)?;
-            let journal = folder.needed(JOURNAL, "the journal")?;
-            // It opens for the plan, the data and the model that it was begun with, whatever a manifest says.
-            noise = Noise::Durable(DurableStream::open(stream, journal, binding.hash())?);
-        }
         let record: Record = read_json(&folder.needed(CURVE, "the learning curve")?)?;
-        let mut run = Self::assemble(model, data, plan, manifest.pace, secret.as_ref(), noise, Some(folder))?;
+        let mut run = Self::assemble(model, data, plan, manifest.pace, &secret, private, Some(folder))?;
         checkpoints.restore_server(&mut run.training)?;
         run.curve = record.curve;
         run.curve.retain(|point| point.round <= run.training.done());
@@ -339,8 +345,8 @@ where
         data: &'a Split<D>,
         plan: Plan,
         pace: Pace,
-        secret: Option<&Secret>,
-        noise: Noise,
+        secret: &Secret,
+        private: Option<PrivateRun>,
         folder: Option<Folder>,
     ) -> Result<Self> {
         if data.validation.users() == 0 || data.test.users() == 0 {
@@ -348,7 +354,7 @@ where
             return Err(Error::argument("data", "no held-out users", rule));
         }
         let assignment = plan.cohorts(data.train.users(), secret)?;
-        let training = Training::new(model, &data.train, &plan, assignment, noise)?;
+        let training = Training::new(model, &data.train, &plan, assignment, private)?;
         let spent = plan.mechanism().map_or_else(Vec::new, |mechanism| mechanism.spent());
         let mut run = Self {
             model,
@@ -446,16 +452,10 @@ where
         };
         let validation = score(&self.data.validation);
         let test = (purpose == Purpose::Report).then(|| score(&self.data.test));
-        let burned = match self.training.noise() {
-            Noise::Durable(durable) => durable.burned().count(),
-            _ => 0,
-        };
+        let private = self.training.private_run();
+        let burned = private.map_or(0, |run| run.burned().len());
         let diverged = !validation.loss.is_finite() || validation.loss > self.untrained;
-        let key = match self.training.noise() {
-            Noise::None => None,
-            Noise::Stream(stream) => Some(stream.key().origin()),
-            Noise::Durable(durable) => Some(durable.stream().key().origin()),
-        };
+        let key = private.map(PrivateRun::origin);
         let (seconds, curve) = (self.seconds(), self.curve.clone());
         let outcome = Outcome { test, validation, curve, diverged, burned, seconds, key };
         if let Some(folder) = &self.folder {

@@ -38,6 +38,11 @@ impl Server {
         })
     }
 
+    /// Steps in all.
+    pub fn steps(&self) -> usize {
+        self.learning_rates.len()
+    }
+
     /// Steps taken.
     pub fn step(&self) -> usize {
         self.step

@@ -1,7 +1,6 @@
 //! What a training gave, as data: terminal, JSON and the report only render it.
 
 use crate::plan::Plan;
-use crate::recipe::Choice;
 use crate::run::Outcome;
 use crate::stats::Estimate;
 use dpmf::Representation;
@@ -22,7 +21,8 @@ impl Ended {
     pub fn statement(&self) -> Option<PrivacyStatement> {
         let statement = self.plan.mechanism()?.privacy()?.clone();
         let arithmetic = self.plan.recipe().arithmetic;
-        Some(statement.with_key(self.outcome.key.unwrap_or_default()).with_arithmetic(arithmetic))
+        let key = self.outcome.key.unwrap_or_default();
+        Some(statement.with_key(key).with_arithmetic(arithmetic).of_training())
     }
 }
 
@@ -79,8 +79,8 @@ pub struct Together {
 pub struct RunRow {
     /// What was asked for: `planned`, `dp-sgd`, or the mechanism.
     pub asked: String,
-    /// The mechanism.
-    pub mechanism: Choice,
+    /// The mechanism by name, with its choices.
+    pub mechanism: String,
     /// By what chance users came into rounds.
     pub sampling: String,
     /// The noise multiplier; nothing without noise.
@@ -114,8 +114,8 @@ pub struct RunRow {
 pub struct MechanismRow {
     /// What was asked for: `planned`, `dp-sgd`, or the mechanism.
     pub asked: String,
-    /// The mechanism.
-    pub mechanism: Choice,
+    /// The mechanism by name, with its choices.
+    pub mechanism: String,
     /// By what chance users came into rounds.
     pub sampling: String,
     /// Mean over the runs, with its confidence interval; nothing where numbers are predicted.
@@ -149,14 +149,14 @@ impl Summary {
     ) -> crate::Result<Self> {
         let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
         let statement = statements.first().cloned();
-        let recipe = ended.first().map(|run| run.plan.recipe());
+        let plan = ended.first().map(|run| &run.plan);
         let runs: Vec<RunRow> = ended.iter().map(|run| RunRow::new(run, scale)).collect();
         Ok(Self {
             data: data.to_owned(),
             users,
-            rounds: recipe.map_or(0, |recipe| recipe.rounds),
-            clients: recipe.map_or(0, |recipe| recipe.clients),
-            participation: recipe.map(|recipe| recipe.participation.pattern(recipe.rounds)).transpose()?,
+            rounds: plan.map_or(0, Plan::rounds),
+            clients: plan.map_or(0, |plan| plan.recipe().clients),
+            participation: plan.map(|plan| plan.participation().pattern(plan.rounds())).transpose()?,
             parameters,
             epsilon: statements.iter().map(|s| s.calibration().epsilon()).reduce(f64::max),
             delta: statement.as_ref().map(|s| s.calibration().delta()),
@@ -177,9 +177,10 @@ impl Summary {
         let alone = statement.calibration().epsilon();
         Some(match &self.together {
             Some(together) => format!(
-                "each model alone ε = {}; all {} together, which saw the same users, ε = {} (δ = {:e})",
+                "each model alone ε = {}; all {} together, which saw the same {}s, ε = {} (δ = {:e})",
                 shown(together.epsilon_alone),
                 together.models,
+                statement.unit().name(),
                 shown(together.epsilon),
                 together.delta
             ),
@@ -214,14 +215,14 @@ impl Together {
 
 impl RunRow {
     fn new(run: &Ended, scale: Option<f64>) -> Self {
-        let (recipe, outcome, mechanism) = (run.plan.recipe(), &run.outcome, run.plan.mechanism());
+        let (plan, outcome, mechanism) = (&run.plan, &run.outcome, run.plan.mechanism());
         Self {
-            asked: recipe.label(),
-            mechanism: recipe.mechanism,
-            sampling: recipe.sampling.to_string(),
+            asked: plan.label(),
+            mechanism: plan.mechanism_name(),
+            sampling: plan.sampling().to_string(),
             noise_multiplier: mechanism
                 .and_then(|mechanism| Some(mechanism.privacy()?.calibration().noise_multiplier())),
-            seed: recipe.seed,
+            seed: plan.recipe().seed,
             test_accuracy: outcome.test.and_then(|test| test.accuracy),
             test_rmse: outcome.test.and_then(|test| Some(scale? * (2.0 * test.loss).sqrt())),
             test_loss: outcome.test.map(|test| test.loss),
@@ -251,7 +252,7 @@ impl MechanismRow {
             let plain = |pick| mean(pick).map_or(f64::NAN, |estimate: Estimate| estimate.mean);
             rows.push(Self {
                 asked: run.asked.clone(),
-                mechanism: run.mechanism,
+                mechanism: run.mechanism.clone(),
                 sampling: run.sampling.clone(),
                 test_accuracy: mean(|run| run.test_accuracy),
                 test_rmse: mean(|run| run.test_rmse),

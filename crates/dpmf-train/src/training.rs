@@ -1,7 +1,6 @@
-//! A run of private training: cohorts, clipped sums, noise, and the server's optimizer.
+//! Private training round by round: cohorts, clipped sums, noise, and the server's optimizer.
 
 use crate::clients::Clients;
-use crate::clip::Clip;
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -9,51 +8,22 @@ use crate::recipe::Recipe;
 use crate::server::Server;
 use crate::{Model, Users};
 use chacha20::ChaCha20Rng;
-use dpmf::noise::{DurableStream, NoiseStream};
+use dpmf::{Clip, PrivateRun};
 use rand::{Rng, SeedableRng};
 
-/// Where the noise of a run comes from.
-#[allow(clippy::large_enum_variant, reason = "a run has one")]
-pub enum Noise {
-    /// None: no privacy.
-    None,
-    /// A stream in memory: training starts anew after a crash, with another key or run.
-    Stream(NoiseStream),
-    /// A stream with a journal, which survives crashes.
-    Durable(DurableStream),
+/// What turns the clipped sum of a round into what the server steps with.
+#[allow(clippy::large_enum_variant, reason = "a training has one")]
+enum Release {
+    /// Counted, journalled if the run has a journal, and noisy.
+    Private(PrivateRun),
+    /// As it is: no privacy.
+    Plain(Clip),
 }
 
-impl Noise {
-    fn steps(&self) -> Option<usize> {
-        match self {
-            Noise::None => None,
-            Noise::Stream(stream) => Some(stream.steps()),
-            Noise::Durable(durable) => Some(durable.stream().steps()),
-        }
-    }
-
-    /// The step that is released next, `done` without noise.
-    fn next_step(&self, done: usize) -> usize {
-        match self {
-            Noise::None => done,
-            Noise::Stream(stream) => stream.next_step(),
-            Noise::Durable(durable) => durable.next_step(),
-        }
-    }
-
-    fn release(&mut self, values: &mut [f32]) -> dpmf::Result<()> {
-        match self {
-            Noise::None => Ok(()),
-            Noise::Stream(stream) => stream.add_next(values).map(drop),
-            Noise::Durable(durable) => durable.release(values).map(drop),
-        }
-    }
-}
-
-/// A run of private training, one round at a time.
+/// Private training, one round at a time.
 ///
 /// Guarantee: what it releases is a function of `C G + Z` for the clipped sums `G` of the cohorts of its assignment, with
-/// the encoder `C` and the noise of the stream it was given.
+/// the encoder `C` and the noise of the [`PrivateRun`] it was given, which every round goes through.
 ///
 /// Reference: Algorithm "DP Matrix Factorization SGD" of \[DMRST22\], with the federated averaging of its Section 5.
 pub struct Training<'a, M, D> {
@@ -61,7 +31,9 @@ pub struct Training<'a, M, D> {
     clients: Clients<'a, M, D>,
     assignment: Assignment,
     server: Server,
-    noise: Noise,
+    release: Release,
+    /// What the server steps with.
+    released: Vec<f32>,
 }
 
 impl<'a, M, D> Training<'a, M, D>
@@ -69,40 +41,71 @@ where
     M: Model,
     D: Users<Domain = M::Domain>,
 {
-    /// A run at its first round.
+    /// Training at its first round, or where `run` is.
     ///
-    /// `assignment` is what [`Plan::cohorts`] gives for the data.
+    /// `assignment` is what [`Plan::cohorts`] gives for the data, `run` what [`Plan::private_run`] gives for the model.
     ///
-    /// Errors: examples that the model does not admit, a recipe outside its ranges, a stream of another number of steps, or
-    /// none for a plan with a mechanism.
-    pub fn new(model: &'a M, data: &'a D, plan: &Plan, assignment: Assignment, noise: Noise) -> Result<Self> {
+    /// Errors: examples that the model does not admit, a recipe outside its ranges; a run of another number of steps or
+    /// parameters, or none for a plan with a mechanism; cohorts that another run draws, or that nobody draws where the
+    /// guarantee counts on sampling.
+    pub fn new(
+        model: &'a M,
+        data: &'a D,
+        plan: &Plan,
+        mut assignment: Assignment,
+        run: Option<PrivateRun>,
+    ) -> Result<Self> {
         let recipe = plan.recipe().clone();
-        if let Some(actual) = noise.steps().filter(|steps| *steps != recipe.rounds) {
-            return Err(
-                dpmf::Error::WrongLength { name: "noise stream", actual, expected: recipe.rounds }.into()
-            );
-        }
-        if plan.mechanism().is_some() && matches!(noise, Noise::None) {
-            return Err(Error::argument("noise", "none", "the plan has a mechanism: give its stream"));
-        }
         if !(0.0..1.0).contains(&recipe.dropout) {
             return Err(Error::argument("dropout", recipe.dropout, "it must be at least 0 and below 1"));
         }
         check_examples(model, data)?;
-        let clip = Clip::new(recipe.clip, assignment.most())?;
+        let parameters = model.parameters();
+        let release = match run {
+            Some(mut run) => {
+                let coordinates = run.coordinates();
+                for (name, actual, expected) in [
+                    ("noise stream", run.steps(), plan.rounds()),
+                    ("released row", (coordinates.end - coordinates.start) as usize, parameters),
+                ] {
+                    if actual != expected {
+                        return Err(dpmf::Error::WrongLength { name, actual, expected }.into());
+                    }
+                }
+                run.follow(assignment.bind(run.id())?)?;
+                run.set_denominator(assignment.denominator())?;
+                Release::Private(run)
+            }
+            None if plan.mechanism().is_some() => {
+                return Err(Error::argument("run", "none", "the plan has a mechanism: give its private run"));
+            }
+            None => Release::Plain(Clip::new(plan.clip(), parameters as u64)?),
+        };
+        let clip = match &release {
+            Release::Private(run) => *run.clip(),
+            Release::Plain(clip) => *clip,
+        };
         let clients = Clients::new(model, data, recipe.local, clip)?;
         let server = Server::new(plan.workload(), model.initial(recipe.seed))?;
-        Ok(Self { recipe, clients, assignment, server, noise })
+        Ok(Self { recipe, clients, assignment, server, release, released: vec![0.0; parameters] })
     }
 
     /// Rounds in all.
     pub fn rounds(&self) -> usize {
-        self.recipe.rounds
+        self.server.steps()
     }
 
-    /// Rounds that are done.
+    /// Rounds that the server has taken up.
     pub fn done(&self) -> usize {
         self.server.step()
+    }
+
+    /// The round that comes next: behind [`Training::done`] where rounds were burned.
+    fn next_round(&self) -> usize {
+        match &self.release {
+            Release::Private(run) => run.next_step(),
+            Release::Plain(_) => self.server.step(),
+        }
     }
 
     /// The server.
@@ -110,9 +113,12 @@ where
         &self.server
     }
 
-    /// The noise.
-    pub fn noise(&self) -> &Noise {
-        &self.noise
+    /// The run that every round goes through; nothing without noise.
+    pub fn private_run(&self) -> Option<&PrivateRun> {
+        match &self.release {
+            Release::Private(run) => Some(run),
+            Release::Plain(_) => None,
+        }
     }
 
     /// The parameters that are released: the last iterate, or its average.
@@ -127,49 +133,58 @@ where
 
     /// Does one round; `false` when all are done.
     ///
-    /// Errors: those of the noise stream, with nothing released and the parameters unmoved.
+    /// Errors: those of [`PrivateRun::release`], with nothing released and the parameters unmoved.
     pub fn advance(&mut self) -> Result<bool> {
-        let round = self.noise.next_step(self.server.step());
+        let round = self.next_round();
         // Rounds that were burned are over without a release.
         while self.server.step() < round {
             self.server.idle();
         }
-        if round >= self.recipe.rounds {
+        if round >= self.rounds() {
             return Ok(false);
         }
-        let present = self.present(round);
-        if present.len() > self.assignment.most() {
-            // Sums of more would not be exact. Whoever is there moves this by a chance of e⁻⁵⁵.
-            let most = self.assignment.most();
-            return Err(Error::plan(format!(
-                "round {round} drew {} users, and sums are exact for {most} only: begin a new run",
-                present.len()
-            )));
+        let (drawn, present) = self.cohort(round);
+        if let Release::Private(run) = &mut self.release {
+            // What an attempt that failed had counted.
+            run.clear();
+            run.hand_out(round, Some(drawn))?;
+            run.contribute(present.len())?;
         }
         let mut sum = self.clients.sum(self.server.parameters(), &present);
-        self.noise.release(&mut sum)?;
-        self.server.apply(&sum, (1.0 / self.assignment.denominator()) as f32);
+        let denominator = match &mut self.release {
+            Release::Private(run) => {
+                run.release(&mut sum, &mut self.released)?;
+                run.denominator()
+            }
+            Release::Plain(clip) => {
+                let unit = clip.unit();
+                self.released.iter_mut().zip(&sum).for_each(|(x, whole)| *x = (*whole as f64 * unit) as f32);
+                None
+            }
+        };
+        let denominator = denominator.unwrap_or_else(|| self.assignment.denominator());
+        self.server.apply(&self.released, (1.0 / denominator) as f32);
         Ok(true)
     }
 
     /// Gives up the next round, which a crash left journalled with another input.
     ///
-    /// Errors: noise that has no journal; those of [`DurableStream::burn`].
+    /// Errors: a run that has no journal; those of [`PrivateRun::burn`].
     pub fn burn(&mut self) -> Result<usize> {
-        match &mut self.noise {
-            Noise::Durable(durable) => Ok(durable.burn()?),
+        match &mut self.release {
+            Release::Private(run) if run.is_durable() => Ok(run.burn()?),
             _ => Err(Error::argument("noise", "without a journal", "only a journalled step can be burned")),
         }
     }
 
-    /// Who of the cohort turns up.
-    fn present(&self, round: usize) -> Vec<u32> {
+    /// Members of the cohort of a round, and who of them turns up.
+    fn cohort(&self, round: usize) -> (usize, Vec<u32>) {
         let cohort = self.assignment.cohort(round);
         if self.recipe.dropout == 0.0 {
-            return cohort.to_vec();
+            return (cohort.len(), cohort.into_owned());
         }
         let mut turns_up = coins(self.recipe.seed, round, self.recipe.dropout);
-        cohort.iter().copied().filter(|user| turns_up(*user)).collect()
+        (cohort.len(), cohort.iter().copied().filter(|user| turns_up(*user)).collect())
     }
 }
 

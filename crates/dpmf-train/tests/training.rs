@@ -1,12 +1,12 @@
 //! The training loop on a problem small enough to check by hand: every user pulls the parameters to its point.
 #![allow(clippy::unwrap_used, reason = "a failed test should panic")]
 
-use dpmf::factorize::quiet;
-use dpmf::noise::{Arithmetic, DurableStream, NoiseKey, NoiseStream, Output, RunId};
-use dpmf::{Optimizer, Participation, Sampling};
+use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
+use dpmf::planner::silent;
+use dpmf::{Optimizer, Participation, PrivateRun, Sampling};
 use dpmf_train::{
-    Checkpoints, Clients, Clip, Domain, Labelled, LabelledExample, Local, Model, Noise, Plan, Privacy,
-    Recipe, Result, Score, Secret, Steps, Training, Users,
+    Assignment, Checkpoints, Clients, Domain, Labelled, LabelledExample, Local, Model, Plan, PlanLimits,
+    Privacy, Recipe, Result, RunPlanner, Score, Secret, Settings, Steps, Training, Users,
 };
 
 const DIMENSION: usize = 70;
@@ -17,6 +17,10 @@ struct Points;
 impl Model for Points {
     type Domain = Labelled;
     type Workspace = ();
+
+    fn kind(&self) -> &'static str {
+        "points"
+    }
 
     fn parameters(&self) -> usize {
         DIMENSION
@@ -82,44 +86,50 @@ impl Users for Sample {
 const ROUNDS: usize = 12;
 const CLIENTS: usize = 5;
 
-fn recipe(mechanism: &str, local: Local) -> Recipe {
-    Recipe {
-        mechanism: mechanism.parse().unwrap(),
-        wish: None,
+fn settings(mechanism: &str, local: Local) -> Settings {
+    Settings {
+        recipe: Recipe {
+            mechanism: mechanism.parse().unwrap(),
+            clients: CLIENTS,
+            local,
+            dropout: 0.0,
+            arithmetic: Arithmetic::default(),
+            seed: 1,
+        },
         participation: Participation::default(),
         sampling: Sampling::default(),
         rounds: ROUNDS,
-        clients: CLIENTS,
         clip: 0.5,
         optimizer: Optimizer { momentum: 0.5, ..Default::default() },
         schedule: Steps::Values((0..ROUNDS).map(|i| if i < 8 { 1.0 } else { 0.5 }).collect()),
         server_learning_rate: 0.2,
-        local,
         unit: dpmf::accounting::PrivacyUnit::User,
-        dropout: 0.0,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
-        arithmetic: Arithmetic::default(),
-        seed: 1,
+        limits: PlanLimits::new(100),
     }
 }
 
-fn plan(recipe: Recipe) -> Plan {
-    Plan::make(recipe, &mut quiet).unwrap()
+fn plan(settings: Settings) -> Plan {
+    RunPlanner::default().plan(&settings, &mut silent).unwrap()
+}
+
+fn secret() -> Secret {
+    Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) }
 }
 
 fn private() -> Plan {
-    plan(recipe("state-space", SGD))
+    plan(settings("state-space", SGD))
 }
 
 const SGD: Local = Local::Sgd { learning_rate: 0.1, passes: 2, batch: 1 };
 
-fn stream(output: Output) -> NoiseStream {
-    let (key, run) = (NoiseKey::from_seed(4), RunId([0; 16]));
-    private().mechanism().unwrap().stream(&key, run, 0..DIMENSION as u64, output, Arithmetic::Float).unwrap()
+fn run() -> PrivateRun {
+    let (plan, key, d) = (private(), NoiseKey::from_seed(4), DIMENSION as u64);
+    PrivateRun::new(plan.mechanism().unwrap(), &key, RunId([0; 16]), 0..d, d, Arithmetic::Float).unwrap()
 }
 
-fn start<'a>(data: &'a Sample, plan: &Plan, noise: Noise) -> Result<Training<'a, Points, Sample>> {
-    Training::new(&Points, data, plan, plan.cohorts(data.users(), None)?, noise)
+fn start<'a>(data: &'a Sample, plan: &Plan, run: Option<PrivateRun>) -> Result<Training<'a, Points, Sample>> {
+    Training::new(&Points, data, plan, plan.cohorts(data.users(), &secret())?, run)
 }
 
 fn all_rounds(training: &mut Training<'_, Points, Sample>) -> Result<Vec<f32>> {
@@ -135,8 +145,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
     // Nobody has examples: noise alone is released.
     let empty = Sample { points: vec![Vec::new(); ROUNDS * CLIENTS] };
-    let mut training = start(&empty, &private(), Noise::Stream(stream(Output::Gradient))).unwrap();
-    let mut iterates = stream(Output::Iterate);
+    let mut training = start(&empty, &private(), Some(run())).unwrap();
+    let (plan, key) = (private(), NoiseKey::from_seed(4));
+    let (mechanism, all) = (plan.mechanism().unwrap(), 0..DIMENSION as u64);
+    let mut iterates =
+        mechanism.stream(&key, RunId([0; 16]), all, Output::Iterate, Arithmetic::Float).unwrap();
     let mut largest = 0.0_f32;
     while training.advance().unwrap() {
         let mut expected = vec![0.0; DIMENSION];
@@ -154,26 +167,25 @@ fn the_noise_of_the_iterates_is_the_workload_of_the_noise() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let data = Sample::new(100, 0.0);
-    let run = |threads: usize| {
+    let trained = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let noise = Noise::Stream(stream(Output::Gradient));
-            let mut training = start(&data, &private(), noise).unwrap();
+            let mut training = start(&data, &private(), Some(run())).unwrap();
             bits(&all_rounds(&mut training).unwrap())
         })
     };
-    let one = run(1);
+    let one = trained(1);
     for threads in [2, 3, 5, 8] {
-        assert_eq!(run(threads), one, "{threads} threads");
+        assert_eq!(trained(threads), one, "{threads} threads");
     }
 }
 
 #[test]
 fn training_without_noise_is_clipped_sgd() {
     let data = Sample::new(100, 0.0);
-    let plan = plan(recipe("none", Local::Gradient));
-    let mut training = start(&data, &plan, Noise::None).unwrap();
-    let assignment = plan.cohorts(100, None).unwrap();
+    let plan = plan(settings("none", Local::Gradient));
+    let mut training = start(&data, &plan, None).unwrap();
+    let assignment = plan.cohorts(100, &secret()).unwrap();
     let (mut theta, mut momentum) = (vec![1.0_f64; DIMENSION], vec![0.0_f64; DIMENSION]);
     for round in 0..ROUNDS {
         let mut mean = vec![0.0_f64; DIMENSION];
@@ -208,8 +220,10 @@ fn the_denominator_stays_when_users_drop_out() {
     let data = Sample { points: vec![vec![vec![100.0; DIMENSION]]; 200] };
     let mut lengths = Vec::new();
     for seed in 0..40 {
-        let plan = plan(Recipe { dropout: 0.4, seed, ..recipe("none", Local::Gradient) });
-        let mut training = start(&data, &plan, Noise::None).unwrap();
+        let mut settings = settings("none", Local::Gradient);
+        (settings.recipe.dropout, settings.recipe.seed) = (0.4, seed);
+        let plan = plan(settings);
+        let mut training = start(&data, &plan, None).unwrap();
         training.advance().unwrap();
         let moved =
             training.released().iter().map(|x| f64::from(x - seed as f32).powi(2)).sum::<f64>().sqrt();
@@ -237,13 +251,14 @@ impl Folder {
 
     /// Begins the run, or takes it up where the newest checkpoint is.
     fn open<'a>(&self, data: &'a Sample) -> Result<Training<'a, Points, Sample>> {
-        let (plan, stream) = (private(), stream(Output::Gradient));
+        let plan = private();
         let journal = self.0.path().join("journal");
-        let noise = match journal.exists() {
-            false => DurableStream::create(stream, &journal, plan.hash())?,
-            true => DurableStream::open(self.checkpoints().restore_stream(stream)?, &journal, plan.hash())?,
+        let run = match (journal.exists(), self.checkpoints().newest()?) {
+            (false, _) => run().with_journal(&journal, plan.hash())?,
+            (true, None) => run().resumed(&journal, plan.hash(), None)?,
+            (true, Some(_)) => run().restored(&journal, plan.hash(), self.checkpoints().noise()?)?,
         };
-        let mut training = start(data, &plan, Noise::Durable(noise))?;
+        let mut training = start(data, &plan, Some(run))?;
         self.checkpoints().restore_server(&mut training)?;
         Ok(training)
     }
@@ -319,21 +334,21 @@ fn only_the_newest_checkpoint_stays() {
 fn what_does_not_fit_together_is_refused() {
     let data = Sample::new(100, 0.0);
     let schedule = Steps::Values(vec![1.0; ROUNDS + 1]);
-    let longer = plan(Recipe { rounds: ROUNDS + 1, schedule, ..recipe("none", SGD) });
-    let noise = Noise::Stream(stream(Output::Gradient));
-    let error = start(&data, &longer, noise).err().unwrap();
+    let longer = plan(Settings { rounds: ROUNDS + 1, schedule, ..settings("none", SGD) });
+    let error = start(&data, &longer, Some(run())).err().unwrap();
     assert_eq!(error.kind(), "wrong-length");
-    let refused = |recipe: Recipe| start(&data, &plan(recipe), Noise::None).err().unwrap().kind();
-    let base = || recipe("none", SGD);
-    assert_eq!(refused(Recipe { clients: 10, ..base() }), "too-few-users");
-    assert_eq!(refused(Recipe { dropout: 1.0, ..base() }), "invalid-argument");
-    assert_eq!(refused(Recipe { clip: 0.0, ..base() }), "invalid-argument");
+    let refused = |settings: Settings| start(&data, &plan(settings), None).err().unwrap().kind();
+    let base = || settings("none", SGD);
+    let with = |recipe: Recipe| Settings { recipe, ..base() };
+    assert_eq!(refused(with(Recipe { clients: 10, ..base().recipe })), "too-few-users");
+    assert_eq!(refused(with(Recipe { dropout: 1.0, ..base().recipe })), "invalid-argument");
+    assert_eq!(refused(Settings { clip: 0.0, ..base() }), "invalid-argument");
     for local in [
         Local::Sgd { learning_rate: 0.0, passes: 1, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 0, batch: 1 },
         Local::Sgd { learning_rate: 0.1, passes: 1, batch: 0 },
     ] {
-        assert_eq!(refused(recipe("none", local)), "invalid-argument");
+        assert_eq!(refused(settings("none", local)), "invalid-argument");
     }
 }
 
@@ -343,24 +358,38 @@ fn a_sampled_sum_is_divided_by_the_expected_batch() {
     let data = Sample::new(100, 0.0);
     let sampling: Sampling = "balls-in-bins:3".parse().unwrap();
     let participation = sampling.participation(ROUNDS).unwrap().unwrap();
-    let plan = plan(Recipe { sampling, participation, ..recipe("blt:buffers=1", Local::Gradient) });
-    let secret = Secret { key: NoiseKey::from_seed(4), run: RunId([0; 16]) };
-    let stream = || plan.stream(&secret, DIMENSION).unwrap().unwrap();
-    let cohorts = || plan.cohorts(100, Some(&secret)).unwrap();
-    let mut training = Training::new(&Points, &data, &plan, cohorts(), Noise::Stream(stream())).unwrap();
+    let plan = plan(Settings { sampling, participation, ..settings("blt:buffers=1", Local::Gradient) });
+    let secret = secret();
+    let run = || plan.private_run(&secret, DIMENSION).unwrap().unwrap();
+    let cohorts = || plan.cohorts(100, &secret).unwrap();
+    let mut training = Training::new(&Points, &data, &plan, cohorts(), Some(run())).unwrap();
     training.advance().unwrap();
 
-    let clip = Clip::new(plan.recipe().clip, cohorts().most()).unwrap();
-    let clients = Clients::new(&Points, &data, Local::Gradient, clip).unwrap();
+    let mut run = run();
+    let clients = Clients::new(&Points, &data, Local::Gradient, *run.clip()).unwrap();
     let start = Points.initial(plan.recipe().seed);
-    let mut sum = clients.sum(&start, &cohorts().cohort(0));
-    stream().add_next(&mut sum).unwrap();
+    let mut counts = clients.sum(&start, &cohorts().cohort(0));
+    run.follow(cohorts().bind(secret.run).unwrap()).unwrap();
+    run.set_denominator(1.0).unwrap();
+    run.contribute(0).unwrap();
+    let mut sum = vec![0.0; DIMENSION];
+    run.release(&mut counts, &mut sum).unwrap();
     let rate = plan.workload().optimizer().unwrap().1[0];
     for ((theta, start), sum) in training.released().iter().zip(&start).zip(&sum) {
         let step = rate * f64::from(*sum) / (100.0 / 3.0);
         assert!((f64::from(*theta) - (f64::from(*start) - step)).abs() < 1e-5, "{theta} {start} {step}");
         assert!(step.abs() > 1e-4, "something moved");
     }
-    let refused = Training::new(&Points, &data, &plan, cohorts(), Noise::None).err().unwrap();
-    assert!(refused.to_string().contains("its stream"), "{refused}");
+    let refused = Training::new(&Points, &data, &plan, cohorts(), None).err().unwrap();
+    assert!(refused.to_string().contains("its private run"), "{refused}");
+
+    // Cohorts by a seed where the guarantee counts on sampling, and cohorts that another run draws.
+    let listed = Assignment::new(participation, 100, ROUNDS, CLIENTS, 1).unwrap();
+    let run = || Some(plan.private_run(&secret, DIMENSION).unwrap().unwrap());
+    let refused = Training::new(&Points, &data, &plan, listed, run()).err().unwrap();
+    assert!(refused.to_string().contains("counts on sampling balls-in-bins:3"), "{refused}");
+    let mut taken = cohorts();
+    taken.bind(RunId([1; 16])).unwrap();
+    let refused = Training::new(&Points, &data, &plan, taken, run()).err().unwrap();
+    assert!(refused.to_string().contains("a sampler of its own"), "{refused}");
 }

@@ -140,6 +140,18 @@ impl PrivateRun {
         })
     }
 
+    /// The same run as its journal and the file of a checkpoint left it.
+    ///
+    /// Errors: those of [`NoiseStream::restore`] and [`DurableStream::open`]; a run that has a journal.
+    pub fn restored(
+        self,
+        place: impl Into<Place>,
+        plan: [u8; 32],
+        checkpoint: impl Into<Place>,
+    ) -> Result<Self> {
+        self.journalled(|stream| DurableStream::open(stream.restore(checkpoint)?, place, plan))
+    }
+
     fn journalled(self, open: impl FnOnce(NoiseStream) -> Result<DurableStream>) -> Result<Self> {
         match self.noise {
             Noise::Stream(stream) => Ok(Self { noise: Noise::Durable(open(stream)?), ..self }),
@@ -346,11 +358,14 @@ impl PrivateRun {
         }
         let unit = self.clip.unit();
         // Integers below 2⁵³ times a power of two: nothing is rounded, here or on the way back.
-        if let Some(index) = sum.par_iter().position_first(|whole| whole.unsigned_abs() > 1 << 53) {
+        let beyond = |whole: &i64| whole.unsigned_abs() > 1 << 53;
+        if sum.par_chunks(CHUNK).any(|part| part.iter().any(beyond))
+            && let Some(index) = sum.iter().position(beyond)
+        {
             let rule = "it is more than the planned contributions add up to";
             return Err(Error::InvalidEntry { name: "sum", index, value: sum[index] as f64, rule });
         }
-        sum.par_iter_mut().for_each(|whole| *whole = (*whole as f64 * unit).to_bits() as i64);
+        each(sum, |whole| (whole as f64 * unit).to_bits() as i64);
         let values: &mut [f64] = bytemuck::cast_slice_mut(sum);
         let step = match &mut self.noise {
             Noise::Stream(stream) => stream.add_next(values),
@@ -359,12 +374,16 @@ impl PrivateRun {
         let step = match step {
             Ok(step) => step,
             Err(error) => {
-                sum.par_iter_mut().for_each(|bits| *bits = (f64::from_bits(*bits as u64) / unit) as i64);
+                each(sum, |bits| (f64::from_bits(bits as u64) / unit) as i64);
                 return Err(error);
             }
         };
-        released.par_iter_mut().zip(&*values).for_each(|(released, value)| *released = *value as f32);
-        sum.par_iter_mut().for_each(|whole| *whole = 0);
+        released.par_chunks_mut(CHUNK).zip(sum.par_chunks_mut(CHUNK)).for_each(|(released, sum)| {
+            for (released, bits) in released.iter_mut().zip(sum) {
+                *released = f64::from_bits(*bits as u64) as f32;
+                *bits = 0;
+            }
+        });
         self.advance();
         Ok(step)
     }
@@ -457,6 +476,16 @@ impl PrivateRun {
     pub fn id(&self) -> RunId {
         self.stream().key().run()
     }
+}
+
+/// Numbers that a thread works on at a time: one by one they would cost more to hand out than to convert.
+const CHUNK: usize = 1 << 14;
+
+/// Changes every number, on all threads.
+fn each(numbers: &mut [i64], change: impl Fn(i64) -> i64 + Sync) {
+    numbers
+        .par_chunks_mut(CHUNK)
+        .for_each(|part| part.iter_mut().for_each(|number| *number = change(*number)));
 }
 
 #[cfg(test)]

@@ -6,9 +6,8 @@ use crate::page::Page;
 use crate::plot::figure::{COLORS, Mark, Panel, Series};
 use crate::report::{rounded, small};
 use crate::train::html::capitalized;
-use crate::train::task::Task;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf_train::{Asked, Choice, Privacy};
+use dpmf_train::{MechanismChoice, Privacy, Task};
 
 /// Columns of the table, with what they count in.
 const HEAD: [(&str, &str); 12] = [
@@ -112,11 +111,7 @@ fn cells(row: &Row) -> Vec<String> {
     // Before a run has ended nothing is chosen.
     let chosen = |text: String| if row.runs > 0 { text } else { "–".into() };
     vec![
-        match row.asked {
-            Asked::Named(choice) => choice.to_string(),
-            wish if row.runs > 0 => format!("{wish} ({})", row.best.mechanism),
-            wish => wish.to_string(),
-        },
+        row.asked(),
         row.tested("\u{a0}±\u{a0}"),
         number(row.epsilon),
         number(row.noise_multiplier),
@@ -124,15 +119,15 @@ fn cells(row: &Row) -> Vec<String> {
         chosen(row.client_rate().map_or("–".into(), |rate| rate.to_string())),
         chosen(row.best.clip.to_string()),
         chosen(row.best.optimizer.momentum.to_string()),
-        chosen(rounded(&row.best.sampling.to_string())),
+        chosen(rounded(&row.sampling.to_string())),
         row.schedule().to_owned(),
-        row.best.clients.to_string(),
+        row.best.recipe.clients.to_string(),
         format!("{} ({} diverged)", row.runs, row.diverged),
     ]
 }
 
 fn without_noise(row: &Row) -> bool {
-    row.asked == Asked::Named(Choice::None)
+    row.best.recipe.mechanism == MechanismChoice::None
 }
 
 /// The amount of noise that was asked for, and its name.
@@ -149,8 +144,8 @@ fn circumstances(row: &Row, rows: &[Row]) -> String {
     if rows.iter().any(|other| other.schedule() != row.schedule()) {
         words += &format!(", {}", row.schedule());
     }
-    if rows.iter().any(|other| other.best.clients != row.best.clients) {
-        words += &format!(", {} users a round", row.best.clients);
+    if rows.iter().any(|other| other.best.recipe.clients != row.best.recipe.clients) {
+        words += &format!(", {} users a round", row.best.recipe.clients);
     }
     words
 }
@@ -168,8 +163,8 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 /// Every mechanism has one colour on the whole page.
 fn color(row: &Row, rows: &[Row]) -> crate::plot::figure::Color {
-    let names = distinct(rows.iter().map(|row| row.asked));
-    COLORS[names.iter().position(|name| *name == row.asked).unwrap_or(0) % COLORS.len()]
+    let names = distinct(rows.iter().map(|row| row.choice()));
+    COLORS[names.iter().position(|name| *name == row.choice()).unwrap_or(0) % COLORS.len()]
 }
 
 /// A panel for each amount of noise, schedule and cohort, with a curve for each mechanism that has one.
@@ -190,7 +185,12 @@ fn panels(
             |row: &&Row| circumstances(row, rows) == around && (without_noise(row) || noise(row) == noise_of);
         let series = rows.iter().filter(belongs).filter_map(|row| {
             let mark = if x_log { Mark::LineAndPoints } else { Mark::Line };
-            Some(Series { label: row.asked.to_string(), points: points(row)?, mark, color: color(row, rows) })
+            Some(Series {
+                label: row.choice().to_string(),
+                points: points(row)?,
+                mark,
+                color: color(row, rows),
+            })
         });
         Panel {
             title: format!("{title}, {} = {}{around}", noise_of.1, noise_of.0),
@@ -210,8 +210,8 @@ fn against_noise(rows: &[Row], measure: Measure) -> Vec<Panel> {
     let panel = |around: String| {
         let here: Vec<&Row> = scored().filter(|row| circumstances(row, rows) == around).collect();
         let (mut series, mut amounts) = (Vec::new(), Vec::new());
-        for asked in distinct(here.iter().map(|row| row.asked)) {
-            let mut same: Vec<&&Row> = here.iter().filter(|row| row.asked == asked).collect();
+        for asked in distinct(here.iter().map(|row| row.choice())) {
+            let mut same: Vec<&&Row> = here.iter().filter(|row| row.choice() == asked).collect();
             same.sort_by(|a, b| noise(a).0.total_cmp(&noise(b).0));
             let mean = |row: &Row| row.test.map_or(f64::NAN, |test| test.mean);
             let color = color(same[0], rows);

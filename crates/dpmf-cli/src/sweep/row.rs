@@ -2,17 +2,20 @@
 
 use super::Line;
 use crate::report::number;
-use crate::train::task::Task;
-use dpmf_train::{Asked, Estimate, Local, Outcome, Point, Recipe, Steps};
+use dpmf::{Participation, Sampling};
+use dpmf_train::{Estimate, Local, MechanismChoice, Outcome, Point, Settings, Steps, Task};
 use serde_json::{Value, json};
 
 /// A row of the result.
 pub(super) struct Row {
     pub(super) id: String,
     pub(super) measure: Measure,
-    pub(super) asked: Asked,
-    /// As planned, where a run has ended.
-    pub(super) best: Recipe,
+    /// The best of what was asked for.
+    pub(super) best: Settings,
+    /// Mechanism, sampling and participation as planned, where a run has ended; else as asked for.
+    pub(super) mechanism: String,
+    pub(super) sampling: Sampling,
+    pub(super) participation: Participation,
     pub(super) tuned_over: usize,
     pub(super) epsilon: Option<f64>,
     pub(super) noise_multiplier: Option<f64>,
@@ -92,8 +95,7 @@ impl Row {
     pub(super) fn new(
         id: String,
         measure: Measure,
-        asked: Asked,
-        best: &Recipe,
+        best: &Settings,
         tuned_over: usize,
         lines: &[Line],
     ) -> Self {
@@ -116,8 +118,12 @@ impl Row {
         Self {
             id,
             measure,
-            asked,
-            best: lines.first().map_or(best, |line| &line.recipe).clone(),
+            best: best.clone(),
+            mechanism: lines
+                .first()
+                .map_or_else(|| best.recipe.mechanism.to_string(), |line| line.mechanism.clone()),
+            sampling: lines.first().map_or(best.sampling, |line| line.sampling),
+            participation: lines.first().map_or(best.participation, |line| line.participation),
             tuned_over,
             epsilon: lines.iter().find_map(|line| line.epsilon),
             noise_multiplier: lines.iter().find_map(|line| line.noise_multiplier),
@@ -132,10 +138,22 @@ impl Row {
     }
 
     /// The mechanism without its choices, or what was asked for.
-    pub(super) fn name(&self) -> String {
-        match self.asked {
-            Asked::Named(choice) => choice.name().to_owned(),
-            wish => wish.to_string(),
+    pub(super) fn name(&self) -> &'static str {
+        self.choice().name()
+    }
+
+    /// How the mechanism was asked for.
+    pub(super) fn choice(&self) -> MechanismChoice {
+        self.best.recipe.mechanism
+    }
+
+    /// The same, with the mechanism that came of it.
+    pub(super) fn asked(&self) -> String {
+        match self.choice() {
+            asked @ (MechanismChoice::Planned | MechanismChoice::DpSgd) if self.runs > 0 => {
+                format!("{asked} ({})", self.mechanism)
+            }
+            asked => asked.to_string(),
         }
     }
 
@@ -147,7 +165,7 @@ impl Row {
     }
 
     pub(super) fn client_rate(&self) -> Option<f64> {
-        match self.best.local {
+        match self.best.recipe.local {
             Local::Sgd { learning_rate, .. } => Some(learning_rate),
             Local::Gradient => None,
         }
@@ -157,11 +175,11 @@ impl Row {
         let (accuracy, error) = (self.measure.accuracy(self.test), self.measure.error(self.test));
         json!({
             "mechanism": self.name(),
-            "sampling": self.best.sampling.to_string(),
-            "participation": self.best.participation,
-            "selector": self.best.mechanism,
+            "sampling": self.sampling.to_string(),
+            "participation": self.participation,
+            "selector": self.mechanism,
             "schedule": self.schedule(),
-            "clients": self.best.clients,
+            "clients": self.best.recipe.clients,
             "rounds": self.best.rounds,
             "noise_multiplier": self.noise_multiplier,
             "epsilon": self.epsilon,
@@ -197,15 +215,12 @@ impl Row {
     pub(super) fn cells(&self) -> Vec<String> {
         let optional = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
         vec![
-            match self.asked {
-                Asked::Named(choice) => choice.to_string(),
-                wish => format!("{wish} ({})", self.best.mechanism),
-            },
-            self.best.sampling.to_string(),
+            self.asked(),
+            self.sampling.to_string(),
             optional(self.noise_multiplier, 3),
             optional(self.epsilon, 3),
             self.schedule().to_owned(),
-            self.best.clients.to_string(),
+            self.best.recipe.clients.to_string(),
             self.tested(" ± "),
             format!("{} of {}", self.diverged, self.runs),
             self.best.server_learning_rate.to_string(),

@@ -1,13 +1,12 @@
 //! The report of a training: one page that opens without a network.
 
-use super::task::Task;
 use crate::compare::buffers;
 use crate::page::{Page, word};
 use crate::plot::figure::{COLORS, Color, Mark, Panel, Series};
 use crate::report::{duration, number, rounded};
 use dpmf::accounting::PrivacyUnit;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf_train::{Choice, Ended, Local, Recipe, Steps, Summary};
+use dpmf_train::{Ended, Local, Plan, Summary, Task};
 use std::path::Path;
 
 /// Columns of the table of results.
@@ -29,15 +28,15 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
             None => "–".into(),
         };
         vec![
-            match row.mechanism.to_string() {
-                mechanism if mechanism == row.asked => mechanism,
+            match &row.mechanism {
+                mechanism if *mechanism == row.asked => mechanism.clone(),
                 mechanism => format!("{} ({mechanism})", row.asked),
             },
             rounded(&row.sampling),
             merit,
             number(row.test_loss),
             row.ratio_to_bound.map_or("–".into(), |ratio| format!("{ratio:.4}")),
-            if row.mechanism == Choice::None { "–".into() } else { buffers(row.buffers) },
+            if row.mechanism == "none" { "–".into() } else { buffers(row.buffers) },
             duration(row.seconds),
         ]
     };
@@ -46,7 +45,7 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
 
 /// The page: what was planned and what came of it, as it was written down.
 pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> String {
-    let recipe = ended[0].plan.recipe();
+    let plan = &ended[0].plan;
     let statement = summary.statement.as_ref();
     let title = match statement {
         Some(statement) => format!(
@@ -57,11 +56,11 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
         ),
         None => format!("{}: training without privacy", task.name()),
     };
-    let (train, validation, test) = task.users();
+    let ((train, validation, test), unit) = (task.users(), plan.unit().name());
     let lead = format!(
-        "{} rounds of {} users; {train} users to train on, {validation} for validation, {test} for the test; {} parameters.",
-        recipe.rounds,
-        recipe.clients,
+        "{} rounds of {} {unit}s; {train} {unit}s to train on, {validation} for validation, {test} for the test; {} parameters.",
+        plan.rounds(),
+        plan.recipe().clients,
         task.parameters(),
     );
     let mut page = Page::new(&title, &lead);
@@ -87,13 +86,13 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
     let head: Vec<(&str, &str)> = head(summary).into_iter().zip(units).collect();
     page.table(&head, &cells(summary));
     page.note(
-        "The test users were used once, for this table. Error/bound is the root of the total squared error that the \
+        "The test data was used once, for this table; ε does not cover its scores. Error/bound is the root of the total squared error that the \
          mechanism's noise does to the iterates, over the certified least of all mechanisms. All rows share one learning \
          rate; a sweep gives each its own, smaller where there is more noise.",
     );
 
     page.heading("Learning curves");
-    let words = "On validation users, who never train. Not covered by ε.";
+    let words = "On validation data, which never trains. Not covered by ε.";
     let curves: Vec<_> = curves(ended, scores(task)).into_iter().map(|panel| (panel, words)).collect();
     page.figures(&curves);
     let first = first_of_each(ended);
@@ -129,7 +128,7 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
          run has its own directory with model.safetensors and its mechanism, plan.safetensors.",
     );
     page.heading("Settings");
-    page.pairs(&settings(recipe));
+    page.pairs(&settings(plan));
     page.finish()
 }
 
@@ -144,39 +143,47 @@ fn scores(task: &Task) -> [&'static str; 2] {
     }
 }
 
-fn settings(recipe: &Recipe) -> Vec<(&'static str, String)> {
-    let mut rows = vec![
-        ("clip ζ", recipe.clip.to_string()),
-        ("server learning rate", recipe.server_learning_rate.to_string()),
-        ("server momentum", recipe.optimizer.momentum.to_string()),
-        (
-            "schedule",
-            match &recipe.schedule {
-                Steps::Schedule(words) => words.clone(),
-                Steps::Values(values) => format!("{} numbers", values.len()),
-            },
-        ),
-    ];
+fn settings(plan: &Plan) -> Vec<(&'static str, String)> {
+    let recipe = plan.recipe();
+    let mut rows = vec![("clip ζ", plan.clip().to_string())];
+    let optimizer = plan.workload().optimizer();
+    if let Some((optimizer, rates)) = optimizer {
+        rows.push(("server learning rates", range(rates)));
+        rows.push(("server momentum", optimizer.momentum.to_string()));
+    }
     match recipe.local {
         Local::Sgd { learning_rate, passes, batch } => {
             rows.push(("client learning rate", learning_rate.to_string()));
             rows.push(("client passes, batch", format!("{passes}, {batch}")));
         }
         Local::Gradient => {
-            let whose = match recipe.unit {
+            let whose = match plan.unit() {
                 PrivacyUnit::Record => "the gradient of a record",
                 PrivacyUnit::User => "the mean gradient of a user's rows",
             };
             rows.push(("contribution", whose.into()));
         }
     }
-    if recipe.optimizer.weight_decay > 0.0 {
-        rows.push(("weight decay", recipe.optimizer.weight_decay.to_string()));
+    if let Some((optimizer, _)) = optimizer.filter(|(optimizer, _)| optimizer.weight_decay > 0.0) {
+        rows.push(("weight decay", optimizer.weight_decay.to_string()));
     }
     if recipe.dropout > 0.0 {
         rows.push(("drop-outs", recipe.dropout.to_string()));
     }
     rows
+}
+
+/// The first and the last of the learning rates, and the largest where it is another.
+fn range(rates: &[f64]) -> String {
+    let largest = rates.iter().copied().fold(0.0, f64::max);
+    match rates {
+        [first, .., last] if first == last && *first == largest => number(*first),
+        [first, .., last] if largest > first.max(*last) => {
+            format!("{} to {}, at most {}", number(*first), number(*last), number(largest))
+        }
+        [first, .., last] => format!("{} to {}", number(*first), number(*last)),
+        _ => number(largest),
+    }
 }
 
 fn color(index: usize) -> Color {
@@ -195,7 +202,7 @@ fn first_of_each(ended: &[Ended]) -> Vec<&Ended> {
 }
 
 fn name(run: &Ended) -> String {
-    run.plan.recipe().label()
+    run.plan.label()
 }
 
 /// Accuracy and loss, the mean over the repetitions.
@@ -241,7 +248,7 @@ fn of_plans(first: &[&Ended], title: &str, y_label: &str, of: fn(&Ended) -> Opti
 }
 
 fn errors(first: &[&Ended]) -> Panel {
-    let clip = first.first().map_or(1.0, |run| run.plan.recipe().clip);
+    let clip = first.first().map_or(1.0, |run| run.plan.clip());
     let unit = format!("Expected squared error of a coordinate (clip {clip}, learning rate 1)");
     let panel = of_plans(first, "error of every round", &unit, |run| {
         let mechanism = run.plan.mechanism()?;

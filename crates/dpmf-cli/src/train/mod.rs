@@ -22,12 +22,13 @@ use dpmf::accounting::{Arithmetic, LedgerFile, Release};
 use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
 use dpmf::noise::{NoiseKey, RunId};
-use dpmf::planner::{self, Planner, Request};
+use dpmf::planner::{self, Planner};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
+use dpmf_train::task::{self as usual, Length, Task};
 use dpmf_train::{
-    Asked, Card, Choice, Desk, Ended, KeySource, Local, Means, Model, Outcome, Pace, Plan, Privacy, Purpose,
-    Recipe, Steps, Summary, Users,
+    Card, Ended, KeySource, MechanismChoice, Model, Outcome, Pace, Plan, Privacy, Purpose, RunPlanner,
+    Settings, Steps, Summary, Users, with_task,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -36,7 +37,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use task::{Task, TaskArgs, with_task};
+use task::TaskArgs;
 
 /// Train a model under differential privacy, for one epoch or several.
 ///
@@ -70,9 +71,9 @@ pub struct Args {
     /// others beside it
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
-        value_parser = words::trained::<Asked>(), hide_possible_values = true
+        value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
     )]
-    mechanism: Vec<Asked>,
+    mechanism: Vec<MechanismChoice>,
 
     /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
     /// own times --server-lr
@@ -82,7 +83,7 @@ pub struct Args {
     plan: Option<PathBuf>,
 
     /// ε of the guarantee
-    #[arg(long, value_name = "ε", default_value_t = 2.0, conflicts_with = "noise_multiplier")]
+    #[arg(long, value_name = "ε", default_value_t = usual::EPSILON, conflicts_with = "noise_multiplier")]
     epsilon: f64,
 
     /// Take this noise multiplier and state the ε it gives
@@ -141,7 +142,7 @@ pub struct RecipeArgs {
     pub clip: Option<f64>,
 
     /// δ of the guarantee
-    #[arg(long, value_name = "δ", default_value_t = 1e-6)]
+    #[arg(long, value_name = "δ", default_value_t = usual::DELTA)]
     pub delta: f64,
 
     /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
@@ -152,14 +153,14 @@ pub struct RecipeArgs {
     pub arithmetic: Arithmetic,
 
     /// Server momentum β
-    #[arg(long, value_name = "β", default_value_t = 0.9)]
+    #[arg(long, value_name = "β", default_value_t = usual::MOMENTUM)]
     pub momentum: f64,
 
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
 
     /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r
-    #[arg(long, default_value = SCHEDULE)]
+    #[arg(long, default_value = usual::SCHEDULE)]
     pub schedule: String,
 
     /// Server step sizes from a file, one number a round
@@ -175,11 +176,11 @@ pub struct RecipeArgs {
     pub client_lr: Option<f64>,
 
     /// Passes of a user over its examples
-    #[arg(long, value_name = "k", value_parser = count, default_value = "1")]
+    #[arg(long, value_name = "k", value_parser = count, default_value_t = usual::CLIENT_PASSES)]
     pub client_passes: usize,
 
     /// Examples in a user's batch
-    #[arg(long, value_name = "b", value_parser = count, default_value = "16")]
+    #[arg(long, value_name = "b", value_parser = count, default_value_t = usual::CLIENT_BATCH)]
     pub client_batch: usize,
 
     /// Share of users that fail to turn up; the denominator stays
@@ -234,109 +235,48 @@ impl Chance {
     }
 }
 
-/// Rounds of a pass.
-pub fn enough(clients: usize, users: usize) -> anyhow::Result<usize> {
-    match users / clients.max(1) {
-        0 => bail!("--clients is {clients}, but there are {users} users to train on"),
-        rounds => Ok(rounds),
-    }
-}
-
-/// Server step sizes where nothing is said.
-pub const SCHEDULE: &str = "cooldown:0.25:0.05";
-
-/// Users in a round where nothing is said.
-const CLIENTS: usize = 100;
-
-/// The same for so many users: of few, not all in one round.
-pub fn cohort(users: usize) -> usize {
-    CLIENTS.min(users / 10).max(1)
-}
-
 /// A mechanism with --dense or --buffers, where it leaves that choice and has not made it.
-pub fn budgeted(asked: Asked, dense: bool, buffers: Option<usize>) -> anyhow::Result<Asked> {
-    let Asked::Named(Choice::Private(selector)) = asked else { return Ok(asked) };
+pub fn budgeted(
+    choice: MechanismChoice,
+    dense: bool,
+    buffers: Option<usize>,
+) -> anyhow::Result<MechanismChoice> {
+    let MechanismChoice::Named(selector) = choice else { return Ok(choice) };
     if selector.budget() != Budget::default() {
-        return Ok(asked);
+        return Ok(choice);
     }
     let budget = match (dense && selector.takes(Knob::Dense), buffers) {
         (true, _) => Budget { dense, ..Budget::default() },
         (false, Some(_)) if selector.takes(Knob::Buffers) => Budget { buffers, ..Budget::default() },
-        _ => return Ok(asked),
+        _ => return Ok(choice),
     };
-    Ok(Asked::Named(Choice::Private(selector.with(budget)?)))
+    Ok(MechanismChoice::Named(selector.with(budget)?))
 }
 
 impl RecipeArgs {
-    /// The recipe for a task, with the mechanism and its noise still to be chosen.
-    pub fn build(&self, task: &Task) -> anyhow::Result<Recipe> {
-        let (defaults, users) = (task.defaults(), task.users().0);
-        let sampling = self.sampling.sampling();
-        let clients = drawn(self.clients, sampling, users)?.unwrap_or(cohort(users));
-        let rounds = match (self.rounds, self.epochs, &self.schedule_file) {
-            (Some(rounds), _, _) => rounds,
-            (None, Some(epochs), _) => Request::steps(users as u64, clients as u64, epochs)?,
-            (None, None, Some(_)) => self.schedule_values()?.map_or(0, |values| values.len()),
-            (None, None, None) => enough(clients, users)?.min(defaults.rounds),
+    /// The settings of a run on a task, with the mechanism and its noise still to be chosen.
+    pub fn settings(&self, task: &Task) -> anyhow::Result<Settings> {
+        let values = self.schedule_file.as_deref().map(read_vector).transpose()?;
+        let length = match (self.rounds, self.epochs, &values) {
+            (Some(rounds), _, _) => Length::Rounds(rounds),
+            (None, Some(epochs), _) => Length::Epochs(epochs),
+            (None, None, Some(values)) => Length::Rounds(values.len()),
+            (None, None, None) => Length::Pass,
         };
-        memory::check("--rounds", rounds, rounds as f64 * BYTES_A_STEP)?;
-        let participation = match (sampling.participation(rounds)?, self.participation, self.epochs) {
-            (Some(meant), None, _) => meant,
-            (_, Some(participation), _) => participation,
-            (None, None, None | Some(1)) => Participation::Single,
-            (None, None, Some(times)) => Participation::Epochs { times },
-        };
-        let local = match defaults.client_learning_rate {
-            Some(rate) => Local::Sgd {
-                learning_rate: self.client_lr.unwrap_or(rate),
-                passes: self.client_passes,
-                batch: self.client_batch,
-            },
-            None if self.client_lr.is_some() && task.is_images() => {
-                bail!("--client-lr has no meaning where every user is one example")
-            }
-            None => match self.client_lr {
-                Some(learning_rate) => {
-                    Local::Sgd { learning_rate, passes: self.client_passes, batch: self.client_batch }
-                }
-                None => Local::Gradient,
-            },
-        };
-        Ok(Recipe {
-            mechanism: Choice::None,
-            wish: None,
-            participation,
-            sampling,
-            rounds,
-            clients,
-            clip: self.clip.unwrap_or(defaults.clip),
-            optimizer: self.optimizer.with_momentum(self.momentum),
-            schedule: self
-                .schedule_values()?
-                .map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values),
-            server_learning_rate: self.server_lr.unwrap_or(defaults.server_learning_rate),
-            local,
-            unit: task.unit(),
-            dropout: self.dropout,
-            privacy: Privacy::Epsilon { epsilon: 1.0, delta: self.delta },
-            arithmetic: self.arithmetic,
-            seed: 0,
-        })
-    }
-
-    /// What a plan may use.
-    pub fn means(&self, task: &Task) -> Means {
-        Means {
-            users: task.users().0,
-            epochs: self.epochs,
-            buffers: self.buffers.unwrap_or(planner::BUFFERS),
-            trusted: self.sampling != Chance::Fixed(Sampling::None),
-            pull: self.pull,
-        }
-    }
-
-    fn schedule_values(&self) -> anyhow::Result<Option<Vec<f64>>> {
-        Ok(self.schedule_file.as_deref().map(read_vector).transpose()?)
+        let mut settings =
+            task.settings(length, self.clients, self.sampling.sampling(), self.participation)?;
+        memory::check("--rounds", settings.rounds, settings.rounds as f64 * BYTES_A_STEP)?;
+        settings.recipe.local = task.local(self.client_lr, self.client_passes, self.client_batch)?;
+        settings.recipe.dropout = self.dropout;
+        settings.recipe.arithmetic = self.arithmetic;
+        settings.clip = self.clip.unwrap_or(settings.clip);
+        settings.optimizer = self.optimizer.with_momentum(self.momentum);
+        settings.schedule = values.map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values);
+        settings.server_learning_rate = self.server_lr.unwrap_or(settings.server_learning_rate);
+        settings.limits.buffers = self.buffers.unwrap_or(settings.limits.buffers);
+        settings.limits.trusted = self.sampling != Chance::Fixed(Sampling::None);
+        settings.limits.pull = self.pull;
+        Ok(settings)
     }
 }
 
@@ -352,7 +292,7 @@ pub struct Experiment {
     pub runs: Vec<String>,
 }
 
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 const EXPERIMENT: &str = "experiment.json";
 const RESULTS: &str = "results.json";
 const REPORT: &str = "report.html";
@@ -363,7 +303,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         Some(folder) => {
             let experiment = Experiment::read(folder)?;
             let lock = hold(folder)?;
-            let task = Task::open(&experiment.task)?;
+            let task = experiment.task.open()?;
             fits(&task)?;
             (folder.clone(), experiment, task, lock, Hold::new())
         }
@@ -378,7 +318,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             if let Some(path) = &args.ledger {
                 LedgerFile::read(path)?;
             }
-            let task = Task::open(&args.task)?;
+            let task = args.task.open()?;
             fits(&task)?;
             let plans = plans(args, &task)?;
             caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
@@ -400,7 +340,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     for (index, name) in experiment.runs.iter().enumerate() {
         let place = folder.join(name);
         let plan = run::plan(&place)?;
-        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), plan.recipe().label());
+        let label = format!("[{}/{}] {}", index + 1, experiment.runs.len(), plan.label());
         let outcome = match run::outcome(&place)? {
             Some(outcome) => outcome,
             None => with_task!(&task, |model, split| {
@@ -425,7 +365,8 @@ fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<Strin
 /// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread, noise.
 pub fn fits(task: &Task) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let copies = 12 + 2 * threads;
+    // A thread's parameters and gradient, and its sum of integers that are twice as long.
+    let copies = 12 + 4 * threads;
     let parameters = task.parameters();
     let widths = "the model's number of parameters (--hidden, --embedding, --projection, --vocabulary-size)";
     memory::check(widths, parameters, parameters as f64 * 4.0 * copies as f64)
@@ -547,29 +488,29 @@ fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
         return seeds.map(|seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed)?))).collect();
     }
     let recipe_args = RecipeArgs { epochs: epochs(args)?, ..args.recipe.clone() };
-    let base = recipe_args.build(task)?;
+    let mut settings = recipe_args.settings(task)?;
     let delta = args.recipe.delta;
-    let privacy = match args.noise_multiplier {
+    settings.privacy = match args.noise_multiplier {
         Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
     };
-    let (mut desk, means) = (Desk::new(Planner::new(shelf(false))), recipe_args.means(task));
+    let mut planner = RunPlanner::new(Planner::new(shelf(false)));
     let spinner = Spinner::new("planning");
     let mut listen = |line: &str| {
         spinner.say(line);
         ControlFlow::Continue(())
     };
-    let asked = asked(args, recipe_args.epochs)?;
+    let choices = choices(args, recipe_args.epochs)?;
     let mut plans = Vec::new();
     for seed in seeds {
-        for &asked in &asked {
-            let recipe = Recipe { privacy, seed, ..base.clone() };
-            let name = format!("{}-{seed}", asked.to_string().replace([':', '='], "-"));
-            plans.push((name, desk.plan(asked, recipe, means, &mut listen)?));
+        for &mechanism in &choices {
+            (settings.recipe.mechanism, settings.recipe.seed) = (mechanism, seed);
+            let name = format!("{}-{seed}", mechanism.to_string().replace([':', '='], "-"));
+            plans.push((name, planner.plan(&settings, &mut listen)?));
         }
     }
     drop(spinner);
-    if let Some(choice) = desk.choice() {
+    if let Some(choice) = planner.choice() {
         note(&format!("planned: {choice}"));
     }
     Ok(plans)
@@ -602,7 +543,7 @@ fn epochs(args: &Args) -> anyhow::Result<Option<usize>> {
 
 /// What to train with. Several models of the same users add up: on somebody's own data there is one unless more are asked
 /// for.
-fn asked(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<Asked>> {
+fn choices(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<MechanismChoice>> {
     let names: &[&str] = match (epochs, args.task.is_own()?) {
         (Some(_), true) => &["planned"],
         (Some(_), false) => &["planned", "dp-sgd"],
@@ -610,34 +551,18 @@ fn asked(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<Asked>> {
         (None, false) => &["optimal", "honaker-online", "dp-sgd"],
     };
     let wanted = match args.mechanism.is_empty() {
-        true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<Asked>>>()?,
+        true => names.iter().map(|name| name.parse()).collect::<dpmf::Result<Vec<MechanismChoice>>>()?,
         false => args.mechanism.clone(),
     };
-    let mut asked: Vec<Asked> = Vec::new();
-    for one in wanted {
-        let one = budgeted(one, args.recipe.dense, args.recipe.buffers)?;
-        if asked.contains(&one) {
-            bail!("--mechanism names {one} twice");
+    let mut choices: Vec<MechanismChoice> = Vec::new();
+    for choice in wanted {
+        let choice = budgeted(choice, args.recipe.dense, args.recipe.buffers)?;
+        if choices.contains(&choice) {
+            bail!("--mechanism names {choice} twice");
         }
-        asked.push(one);
+        choices.push(choice);
     }
-    Ok(asked)
-}
-
-/// Users in a round: those asked for, or those that a sampler draws on average; nothing where neither says.
-fn drawn(clients: Option<usize>, sampling: Sampling, users: usize) -> anyhow::Result<Option<usize>> {
-    if sampling == Sampling::None {
-        return Ok(clients);
-    }
-    let expected = (dpmf::sampler::expected_batch(sampling, users).round() as usize).max(1);
-    match clients {
-        Some(clients) if clients != expected => {
-            bail!(
-                "--clients is {clients}, but {sampling} draws {expected} of {users} users on average: leave it out"
-            )
-        }
-        _ => Ok(Some(expected)),
-    }
+    Ok(choices)
 }
 
 /// A run by a file of `dpmf plan`: mechanism, sampler, optimizer, clip and ε are the file's.
@@ -646,14 +571,19 @@ fn planned(args: &Args, task: &Task, path: &Path, seed: u64) -> anyhow::Result<P
     let Some((optimizer, rates)) = mechanism.workload().optimizer() else {
         bail!("{} is for a matrix, and training needs the step sizes of an optimizer", path.display());
     };
+    let Some(selector) = mechanism.family() else {
+        bail!("{} does not say of which family its mechanism is", path.display());
+    };
     let (users, rounds) = (task.users().0, mechanism.workload().steps());
     let phases = mechanism.participation().spacing(rounds)?.max(1);
-    let clients = drawn(args.recipe.clients, mechanism.sampling(), users)?.unwrap_or((users / phases).max(1));
-    let schedule = Steps::Values(rates.to_vec());
-    let base =
-        RecipeArgs { rounds: Some(rounds), clients: Some(clients), ..args.recipe.clone() }.build(task)?;
-    let recipe = Recipe { optimizer: *optimizer, schedule, seed, ..base };
-    Plan::adopt(recipe, mechanism).with_context(|| format!("cannot train with {}", path.display()))
+    let clients = task.drawn(args.recipe.clients, mechanism.sampling())?.unwrap_or((users / phases).max(1));
+    let mut settings =
+        RecipeArgs { rounds: Some(rounds), clients: Some(clients), ..args.recipe.clone() }.settings(task)?;
+    settings.optimizer = *optimizer;
+    settings.schedule = Steps::Values(rates.to_vec());
+    settings.recipe.mechanism = MechanismChoice::Named(selector);
+    settings.recipe.seed = seed;
+    Plan::adopt(&settings, mechanism).with_context(|| format!("cannot train with {}", path.display()))
 }
 
 #[allow(clippy::too_many_arguments)]

@@ -272,12 +272,24 @@ fn object(
         fields.push(match row.get(*name) {
             None | Some(Value::Null) => None,
             Some(Value::String(text)) => Some(text.clone()),
-            Some(Value::Number(number)) => Some(number.to_string()),
+            Some(Value::Number(number)) => Some(written(number)),
             Some(Value::Bool(truth)) => Some(truth.to_string()),
             Some(_) => return Err(format!("`{name}` must be a string, a number, true or false")),
         });
     }
     each(&fields.iter().map(Option::as_deref).collect::<Vec<_>>())
+}
+
+/// A number as it is written plainly: 7, 7.0 and 7e0 are one number, hence one user. The text "7" is the same user, since programs
+/// write one identifier both ways, and two people taken for one are both protected; the text "7.0" is another.
+fn written(number: &serde_json::Number) -> String {
+    match number.as_f64() {
+        // Beyond, a whole number is as long as it is meaningless; and those without a fraction keep all their digits.
+        Some(value) if number.is_f64() && value.fract() == 0.0 && value.abs() < 1e21 => {
+            format!("{:.0}", value + 0.0)
+        }
+        _ => number.to_string(),
+    }
 }
 
 /// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
@@ -295,4 +307,37 @@ fn filled_line(path: &Path, position: &csv::Position) -> u64 {
         Ok(skipped)
     });
     position.line() + skipped.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_number_is_one_user_however_json_writes_it() {
+        let users = |ids: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("t.jsonl");
+            let lines: String = ids.iter().map(|id| format!("{{\"user\": {id}}}\n")).collect();
+            std::fs::write(&path, lines).unwrap();
+            let mut users = Vec::new();
+            let take = |cells: &[Cell<'_>]| {
+                users.push(cells[0].unwrap().to_owned());
+                Ok(())
+            };
+            assert!(Table::open(&path).unwrap().each(&["user"], take).unwrap().sentence().is_none());
+            users
+        };
+        let mut same = users(&["7", "7.0", "7e0", "0.7e1", "70E-1", "\"7\""]);
+        same.dedup();
+        assert_eq!(same, ["7"]);
+        assert_eq!(users(&["0", "-0.0", "0e5"]), ["0"; 3]);
+        assert_eq!(users(&["-3.0", "2.5", "\"7.0\"", "true"]), ["-3", "2.5", "7.0", "true"]);
+        assert_eq!(
+            users(&["9007199254740993", "18446744073709551615"]),
+            ["9007199254740993", "18446744073709551615"]
+        );
+        assert_eq!(users(&["1e20", "100000000000000000000"]), ["100000000000000000000"; 2]);
+        assert_eq!(users(&["1e300", "10e299"]), ["1e300", "1e300"]);
+    }
 }

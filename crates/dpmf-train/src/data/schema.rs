@@ -1,6 +1,6 @@
 //! What the columns of a table mean to a model: numbers with a scale, categories, words, and what is to be predicted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -105,12 +105,12 @@ pub enum Predict {
     Regression,
 }
 
-/// What was filled in while rows became features.
+/// In which columns something was filled in while rows became features. In how many rows nobody needs to know, and ε would not cover.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
-    missing: BTreeMap<String, usize>,
-    unknown: BTreeMap<String, usize>,
-    far: BTreeMap<String, usize>,
+    missing: BTreeSet<String>,
+    unknown: BTreeSet<String>,
+    far: BTreeSet<String>,
 }
 
 impl Filled {
@@ -121,11 +121,9 @@ impl Filled {
             (&self.unknown, "a value that is not among the known ones", "counts as none of them"),
             (&self.far, "a number more than 8 scales from the centre", "counts as 8"),
         ];
-        let of = |(columns, what, counts): (&BTreeMap<String, usize>, &'static str, &'static str)| {
-            let sentence = move |(column, count): (&String, &usize)| {
-                let rows = if *count == 1 { "row" } else { "rows" };
-                format!("column `{column}` has {what} in {count} {rows}, which {counts}")
-            };
+        let of = |(columns, what, counts): (&BTreeSet<String>, &'static str, &'static str)| {
+            let sentence =
+                move |column: &String| format!("column `{column}` has {what} in some rows, which {counts}");
             columns.iter().map(sentence).collect::<Vec<_>>()
         };
         kinds.into_iter().flat_map(of).collect()
@@ -182,8 +180,11 @@ impl Feature {
         out: &mut Vec<f32>,
         filled: &mut Filled,
     ) -> std::result::Result<(), Fault> {
-        let count =
-            |tally: &mut BTreeMap<String, usize>| *tally.entry(self.column().to_owned()).or_default() += 1;
+        let count = |columns: &mut BTreeSet<String>| {
+            if !columns.contains(self.column()) {
+                columns.insert(self.column().to_owned());
+            }
+        };
         match self {
             Self::Number { center, scale, column } => {
                 if is_missing(cell) {
@@ -557,8 +558,8 @@ mod tests {
         assert_eq!(out[3 + BUCKETS..][..3], [8.0, 0.0, 1.0]);
         let remarks = filled.remarks().join("\n");
         for part in [
-            "`c` has nothing in 1 row, which",
-            "`b` has a value that is not among the known ones in 1 row",
+            "`c` has nothing in some rows, which",
+            "`b` has a value that is not among the known ones in some rows",
             "`a` has a number more than 8 scales",
         ] {
             assert!(remarks.contains(part), "{remarks}");

@@ -125,8 +125,11 @@ pub struct Options {
     pub columns: Columns,
     /// What the label of a table is; guessed where nothing is said.
     pub predict: Option<Predict>,
-    /// A file of a [`Schema`](super::Schema) for a table; by default it is made from the same users as a vocabulary.
+    /// A file of a [`Schema`](super::Schema) for a table; without one it is made from the same users as a vocabulary.
     pub schema: Option<PathBuf>,
+    /// Thousandths of the users that are taken for public where words, or the meaning of columns, are to come from users. By default
+    /// none of a table, whose owner has to say so, and a tenth of the quotations, which are public data.
+    pub public_share: Option<u32>,
     /// Rows that cannot be read are left out, and told of; by default they are an error.
     pub skip_malformed: bool,
 }
@@ -173,6 +176,14 @@ impl Options {
 
     /// Refuses limits of zero, and choices that a source whose form is fixed does not have.
     fn check(&self, source: &Source) -> Result<()> {
+        if self.public_share.is_some_and(|share| share > 500) {
+            let value = format!("{} thousandths", self.public_share.unwrap_or(0));
+            return Err(Error::InvalidArgument {
+                name: "public share",
+                value,
+                rule: "it must be at most half",
+            });
+        }
         for (name, limit) in [
             ("users", self.users),
             ("examples per user", self.examples_per_user),

@@ -9,8 +9,8 @@ use super::vocabulary::{WordCounts, printable};
 use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
 use crate::{Error, Hint, Remark, Result};
 
-/// Thousandths of the users that are public when something is made from them.
-pub(super) const PUBLIC: u32 = 100;
+/// Thousandths of the authors of quotations, which are public data, that words are taken from.
+const QUOTED: u32 = 100;
 /// Where `scripts/data/quotes` writes.
 pub(super) const QUOTES: &str = "data/cache/quotes.jsonl";
 /// Columns where nothing else is said.
@@ -26,7 +26,7 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<TextData> {
     } else {
         format!("A user is a value of the column `{user}`; a person under two values is two users.")
     };
-    read("file", name_of(path), path, tokens, &note, options)
+    read("file", name_of(path), path, tokens, &note, options, 0)
 }
 
 /// What a privacy statement says where nothing tells whose a row is.
@@ -92,13 +92,23 @@ pub(super) fn quotes(path: Option<&Path>, options: &Options) -> Result<TextData>
         });
     }
     let note = "A user is an author, known by the first two parts of the name: several authors may be one user, but hardly one several.";
-    read("quotes", "quotes".into(), path, tokens, note, options)
+    read("quotes", "quotes".into(), path, tokens, note, options, QUOTED)
+}
+
+/// Whom something is taken from that ε does not cover, for a privacy statement.
+pub(super) fn public_users(what: &str, count: usize, share: u32) -> String {
+    format!(
+        "{what} come from {count} users who are taken for public, chosen as {} % of all by a hash of their names: they are in none of the \
+         sets for training, validation and test, and ε does not cover them.",
+        f64::from(share) / 10.0
+    )
 }
 
 /// Texts of each user, by the user's name.
 type Texts = HashMap<String, Vec<String>>;
 
-/// Reads a table; `label` keys the hashes.
+/// Reads a table; `label` keys the hashes, and `usual` thousandths of the users are public where nothing is said.
+#[allow(clippy::too_many_arguments, reason = "two callers")]
 fn read(
     label: &str,
     name: String,
@@ -106,6 +116,7 @@ fn read(
     tokens: Tokens,
     note: &str,
     options: &Options,
+    usual: u32,
 ) -> Result<TextData> {
     let table = Table::open(path)?;
     let mut remarks = Vec::new();
@@ -115,7 +126,17 @@ fn read(
         (_, None) => Some(&VocabularyFrom::PublicUsers),
         (_, given) => given.as_ref(),
     };
-    let public = if from == Some(&VocabularyFrom::PublicUsers) { PUBLIC } else { 0 };
+    let public = match from {
+        Some(VocabularyFrom::PublicUsers) => match options.public_share.unwrap_or(usual) {
+            0 => {
+                return Err(table
+                    .fault("the words of a vocabulary tell about the texts that they come from")
+                    .with_hint(Hint::PublicWords));
+            }
+            share => share,
+        },
+        _ => 0,
+    };
 
     let mut users: Vec<_> = texts
         .iter()
@@ -142,10 +163,7 @@ fn read(
         }
         Some(VocabularyFrom::PublicUsers) => {
             let count = users.iter().filter(|&&(_, part, _)| part == Part::Public).count();
-            notes.push(format!(
-                "The vocabulary comes from {count} users, a tenth chosen by a hash of their names, who are taken for public: they are in \
-                 none of the sets for training, validation and test, and ε does not cover them."
-            ));
+            notes.push(public_users("The words of the vocabulary", count, public));
             counted(Part::Public).vocabulary(tokens, options.word_limit())
         }
         Some(VocabularyFrom::TrainingUsers) => {
@@ -165,29 +183,30 @@ fn read(
         other => other,
     })?;
 
-    let (mut beyond, mut cut) = (0, 0);
+    let (mut beyond, mut cut) = (false, false);
     let mut split = Split::<Corpus>::default();
     for (_, part, texts) in &users {
         let Some(corpus) = split.part_mut(*part) else { continue };
         if corpus.len() >= options.user_limit() {
             continue;
         }
-        beyond += texts.len().saturating_sub(options.example_limit());
+        beyond |= texts.len() > options.example_limit();
         for text in texts.iter().take(options.example_limit()) {
             corpus.push_example(|out| {
                 let start = out.len();
                 vocabulary.encode(text, options.length(tokens), out);
-                cut += usize::from(out.len() > start && out.last() != Some(&Vocabulary::END));
+                cut |= out.len() > start && out.last() != Some(&Vocabulary::END);
             });
         }
         corpus.finish_user();
     }
-    for (count, what, hint) in [
-        (beyond, "texts are beyond the most that a user may have, and left out", Hint::ExamplesPerUser),
-        (cut, "texts are longer than an example may be, and cut", Hint::ExampleLength),
+    // How many is an exact count of private rows.
+    for (some, what, hint) in [
+        (beyond, "some texts are beyond the most that a user may have, and left out", Hint::ExamplesPerUser),
+        (cut, "some texts are longer than an example may be, and cut", Hint::ExampleLength),
     ] {
-        if count > 0 {
-            remarks.push(Remark::hinted(format!("{count} {what}"), hint));
+        if some {
+            remarks.push(Remark::hinted(what, hint));
         }
     }
     filled(&table, users.len(), split.parts().map(|(set, corpus)| (set, corpus.is_empty())))?;
@@ -232,20 +251,20 @@ fn texts(table: &Table, options: &Options, remarks: &mut Vec<Remark>) -> Result<
     let mut who = Who::new(table, options)?;
     table.need(column, Some(Hint::TextOrLabelColumn))?;
     let wanted: Vec<&str> = who.column().into_iter().chain([column]).collect();
-    let (mut texts, mut blank) = (Texts::new(), 0);
+    let (mut texts, mut blank) = (Texts::new(), false);
     let malformed = table.each(&wanted, |cells| {
         let Some(text) = cells[wanted.len() - 1] else { return Err(format!("`{column}` is missing")) };
         let texts = texts.entry(who.of(cells)?).or_default();
         if text.trim().is_empty() {
-            blank += 1;
+            blank = true;
         } else {
             texts.push(text.into());
         }
         Ok(())
     })?;
     options.judge(table, &malformed, remarks)?;
-    if blank > 0 {
-        remarks.push(format!("{blank} texts are blank, and teach nothing").into());
+    if blank {
+        remarks.push(String::from("some texts are blank, and teach nothing").into());
     }
     Ok(texts)
 }
@@ -332,7 +351,11 @@ mod tests {
     #[test]
     fn words_come_from_public_users_who_are_in_no_set() {
         let (_directory, path) = write("t.csv", table(0..300));
-        let options = Options { tokens: Some(Tokens::Words), ..Options::default() };
+        const PUBLIC: u32 = 100;
+        let mut options = Options { tokens: Some(Tokens::Words), ..Options::default() };
+        let refused = file(&path, &options).unwrap_err().to_string();
+        assert!(refused.ends_with(&Hint::PublicWords.to_string()), "{refused}");
+        options.public_share = Some(PUBLIC);
         let data = file(&path, &options).unwrap();
         let public: HashSet<String> = (0..300)
             .filter(|user| Part::of("file", &format!("user{user}"), PUBLIC) == Part::Public)

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::part::{Split, digest};
 use super::rows::{Cell, Fault, Table};
 use super::schema::{Draft, Filled};
-use super::table::{PUBLIC, ROWS, Who, filled, name_of};
+use super::table::{ROWS, Who, filled, name_of, public_users};
 use super::{
     Columns, Dataset, Label, Meaning, Options, Part, SampleData, Samples, Schema, Target, VocabularyFrom,
 };
@@ -24,14 +24,9 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
     let table = Table::open(path)?;
     let who = Who::new(&table, options)?;
     let columns = Wanted::new(&table, &options.columns, who.column())?;
-    let (schema, mut notes, public) = match (&options.schema, &options.vocabulary) {
-        (Some(given), _) => {
-            let schema = Schema::read(given)?;
-            let note = "Classes, categories and scales come from a given schema; they cost no privacy if it is public.";
-            (schema, vec![note.to_owned()], 0)
-        }
-        (None, from) => drafted(&table, &columns, options, from == &Some(VocabularyFrom::TrainingUsers))?,
-    };
+    let from = SchemaFrom::new(&table, options)?;
+    let (schema, note) = from.schema(&table, &columns, options)?;
+    let (mut notes, public) = (vec![note], from.public());
     for column in schema.columns().into_iter().chain([schema.label.column()]) {
         table.need(column, None)?;
     }
@@ -82,15 +77,72 @@ impl Wanted {
     }
 }
 
-/// A schema from public users, or from those trained on, with what has to be said of it, and the share of public users.
+/// Where classes, categories and scales come from.
+enum SchemaFrom<'a> {
+    /// What somebody has written down.
+    File(&'a Path),
+    /// Users who are taken for public, in thousandths of all.
+    PublicUsers(u32),
+    /// The users who are trained on: ε does not cover it.
+    TrainingUsers,
+}
+
+impl<'a> SchemaFrom<'a> {
+    /// Errors: none of them was asked for.
+    fn new(table: &Table, options: &'a Options) -> Result<Self> {
+        match (&options.schema, &options.vocabulary, options.public_share.unwrap_or(0)) {
+            (Some(path), _, _) => Ok(Self::File(path)),
+            (None, Some(VocabularyFrom::TrainingUsers), _) => Ok(Self::TrainingUsers),
+            (None, _, 0) => Err(table
+                .fault(
+                    "nothing says what the columns mean, and classes, categories and scales tell about the rows that they \
+                     come from",
+                )
+                .with_hint(Hint::PublicScales)),
+            (None, _, share) => Ok(Self::PublicUsers(share)),
+        }
+    }
+
+    /// Thousandths of the users that are public.
+    fn public(&self) -> u32 {
+        match self {
+            Self::PublicUsers(share) => *share,
+            Self::File(_) | Self::TrainingUsers => 0,
+        }
+    }
+
+    /// The schema, with what a privacy statement has to say of it.
+    fn schema(&self, table: &Table, columns: &Wanted, options: &Options) -> Result<(Schema, String)> {
+        const WHAT: &str = "Classes, categories and scales";
+        match self {
+            Self::File(path) => {
+                let note = format!("{WHAT} come from a given schema; they cost no privacy if it is public.");
+                Ok((Schema::read(path)?, note))
+            }
+            Self::PublicUsers(share) => {
+                let (schema, users) = drafted(table, columns, options, Part::Public, *share)?;
+                Ok((schema, public_users(WHAT, users, *share)))
+            }
+            Self::TrainingUsers => {
+                let (schema, _) = drafted(table, columns, options, Part::Train, 0)?;
+                let note = format!(
+                    "{WHAT} are made of the training users' rows: ε does not cover what they tell about them. Give a schema to \
+                     avoid this."
+                );
+                Ok((schema, note))
+            }
+        }
+    }
+}
+
+/// A schema from the users of one part, and how many these are.
 fn drafted(
     table: &Table,
     columns: &Wanted,
     options: &Options,
-    from_training: bool,
-) -> Result<(Schema, Vec<String>, u32)> {
-    let public = if from_training { 0 } else { PUBLIC };
-    let part = if from_training { Part::Train } else { Part::Public };
+    part: Part,
+    public: u32,
+) -> Result<(Schema, usize)> {
     let mut who = Who::new(table, options)?;
     let skipped = usize::from(who.column().is_some());
     let names: Vec<(&str, bool)> =
@@ -117,18 +169,7 @@ fn drafted(
             .with_hint(Hint::Schema));
     }
     let schema = draft.finish(options.predict).map_err(|fault| table.hinted(fault))?;
-    let note = if from_training {
-        "Classes, categories and scales are made of the training users' rows: ε does not cover what they tell about them. Give a \
-         schema to avoid this."
-            .to_owned()
-    } else {
-        format!(
-            "Classes, categories and scales come from {} users, a tenth chosen by a hash of their names, who are taken for public: \
-             they are in none of the sets for training, validation and test, and ε does not cover them.",
-            users.len()
-        )
-    };
-    Ok((schema, vec![note], public))
+    Ok((schema, users.len()))
 }
 
 /// A table whose meaning is known.
@@ -151,13 +192,13 @@ impl Read<'_> {
         let wanted: Vec<&str> =
             who.column().into_iter().chain(schema.columns()).chain([schema.label.column()]).collect();
         let mut users: HashMap<String, (Vec<f32>, Vec<T>)> = HashMap::new();
-        let (mut replaced, mut remarks, mut beyond) = (Filled::default(), Vec::new(), 0);
+        let (mut replaced, mut remarks, mut beyond) = (Filled::default(), Vec::new(), false);
         let malformed = table.each(&wanted, |cells| {
             let user = who.of(cells)?;
             let value = target(&schema.label, cells[cells.len() - 1])?;
             let (features, targets) = users.entry(user).or_default();
             if targets.len() >= options.example_limit() {
-                beyond += 1;
+                beyond = true;
                 return Ok(());
             }
             schema.encode(&cells[skipped..cells.len() - 1], features, &mut replaced)?;
@@ -165,8 +206,8 @@ impl Read<'_> {
             Ok(())
         })?;
         options.judge(&table, &malformed, &mut remarks)?;
-        if beyond > 0 {
-            let left_out = format!("{beyond} rows are beyond the most that a user may have, and left out");
+        if beyond {
+            let left_out = "some rows are beyond the most that a user may have, and left out";
             remarks.push(Remark::hinted(left_out, Hint::ExamplesPerUser));
         }
         remarks.extend(replaced.remarks().into_iter().map(Remark::from));
@@ -268,6 +309,8 @@ mod tests {
     use crate::Users;
     use crate::data::Predict;
 
+    const PUBLIC: u32 = 100;
+
     fn write(name: &str, content: impl AsRef<[u8]>) -> (tempfile::TempDir, std::path::PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name);
@@ -277,7 +320,7 @@ mod tests {
 
     fn options(label: &str) -> Options {
         let columns = Columns { user: Some("who".into()), label: Some(label.into()), ..Columns::default() };
-        Options { columns, ..Options::default() }
+        Options { columns, public_share: Some(PUBLIC), ..Options::default() }
     }
 
     /// Two rows for each of 400 people: age, city, a class and a price that follow from them.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Where a vocabulary comes from when it is no fixed alphabet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VocabularyFrom {
-    /// A tenth of the users, chosen by hash, who are taken for public and are in none of the sets.
+    /// A share of the users, chosen by hash, who are taken for public and are in none of the sets.
     PublicUsers,
     /// The users trained on. Guarantee: none; ε does not cover what the choice of words tells about them.
     TrainingUsers,

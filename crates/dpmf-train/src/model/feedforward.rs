@@ -394,9 +394,13 @@ fn scattered(shape: Shape<'_>, seed: u64) -> Vec<f32> {
 
 /// What all do by their shape.
 macro_rules! by_shape {
-    ($domain:ty, $example:ident) => {
+    ($kind:literal, $domain:ty, $example:ident) => {
         type Domain = $domain;
         type Workspace = FeedforwardWorkspace;
+
+        fn kind(&self) -> &'static str {
+            $kind
+        }
 
         fn parameters(&self) -> usize {
             self.shape().parameters()
@@ -433,7 +437,7 @@ macro_rules! by_shape {
 }
 
 impl Model for Logistic {
-    by_shape!(Labelled, LabelledExample);
+    by_shape!("logistic", Labelled, LabelledExample);
 
     /// Zero: the loss is convex, and `ln classes` there, whatever the seed.
     fn initial(&self, _seed: u64) -> Vec<f32> {
@@ -442,7 +446,7 @@ impl Model for Logistic {
 }
 
 impl Model for Mlp {
-    by_shape!(Labelled, LabelledExample);
+    by_shape!("mlp", Labelled, LabelledExample);
 
     /// Parameters before training: a pure function of `seed`, which is public.
     ///
@@ -454,7 +458,7 @@ impl Model for Mlp {
 }
 
 impl Model for Regressor {
-    by_shape!(Valued, ValuedExample);
+    by_shape!("regressor", Valued, ValuedExample);
 
     fn classifies(&self) -> bool {
         false

@@ -398,6 +398,10 @@ impl Model for Lstm {
     type Domain = Text;
     type Workspace = LstmWorkspace;
 
+    fn kind(&self) -> &'static str {
+        "lstm"
+    }
+
     fn parameters(&self) -> usize {
         self.places().output_bias.end
     }

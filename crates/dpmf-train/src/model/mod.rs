@@ -63,6 +63,9 @@ pub trait Model: Sync {
     /// Memory that calls reuse; one for each thread.
     type Workspace: Send;
 
+    /// What it is, in a word that never changes: runs are bound to it, so that other gradients never meet the same noise.
+    fn kind(&self) -> &'static str;
+
     /// Number of parameters.
     fn parameters(&self) -> usize;
 

@@ -29,7 +29,7 @@ pub(super) struct Manifest {
     pub(super) pace: Pace,
 }
 
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 
 /// The one field that every version of a manifest has.
 #[derive(Deserialize)]
@@ -135,7 +135,8 @@ pub(super) fn needed(place: Place, what: &str) -> Result<Place> {
 pub(super) fn write_json(place: &Place, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec_pretty(value)
         .map_err(|error| Error::Run { path: place.path().into(), message: error.to_string() })?;
-    Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&text))?)
+    // Scores of held-out users, marks of data, paths of keys: nobody but the owner needs them.
+    Ok(disk::replace(place, Access::Owner, |file| file.write_all(&text))?)
 }
 
 pub(super) fn read_json<T: for<'d> Deserialize<'d>>(place: &Place) -> Result<T> {

@@ -5,8 +5,10 @@
 
 use super::tests::{CLIENTS, PACE, Points, SEED, Sample, data, plan};
 use super::*;
-use crate::{Clients, Clip, Server};
+use crate::{Clients, Server};
+use dpmf::Clip;
 use dpmf::disk::simulated::{Simulated, Trials, schedule};
+use dpmf::noise::Output;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -22,23 +24,31 @@ impl Setting {
         Self { model: Points::default(), data: data(), plan: plan() }
     }
 
-    /// What a round releases for a sum, from a stream of its own.
-    fn release(&self, round: usize, sum: &mut [f32]) {
-        let id = SEED.run_id(&Binding::new(&self.plan, &digest(&self.data.train), &self.model)).unwrap();
-        let key = SEED.key(&Place::from(".")).unwrap();
-        let secret = Secret { key, run: id };
-        let mut stream = self.plan.stream(&secret, self.model.parameters()).unwrap().unwrap();
+    /// What a round releases for a sum, from a stream of its own, as [`PrivateRun::release`] gives it.
+    fn release(&self, round: usize, sum: &[f64]) -> Vec<f32> {
+        let secret = self.secret();
+        let (mechanism, arithmetic) = (self.plan.mechanism().unwrap(), self.plan.recipe().arithmetic);
+        let coordinates = 0..self.model.parameters() as u64;
+        let stream = mechanism.stream(&secret.key, secret.run, coordinates, Output::Gradient, arithmetic);
+        let (mut stream, mut noisy) = (stream.unwrap(), sum.to_vec());
         stream.skip_to(round).unwrap();
-        stream.add_next(sum).unwrap();
+        stream.add_next(&mut noisy).unwrap();
+        noisy.iter().map(|x| *x as f32).collect()
+    }
+
+    fn secret(&self) -> Secret {
+        SEED.secret(&Place::from("."), &self.plan, &digest(&self.data.train), &self.model).unwrap()
     }
 
     /// The clipped sum of a round.
-    fn sum(&self, server: &Server, round: usize) -> Vec<f32> {
+    fn sum(&self, server: &Server, round: usize) -> Vec<f64> {
         let recipe = self.plan.recipe();
-        let clip = Clip::new(recipe.clip, CLIENTS).unwrap();
+        let clip = Clip::new(self.plan.clip(), self.model.parameters() as u64).unwrap();
         let clients = Clients::new(&self.model, &self.data.train, recipe.local, clip).unwrap();
-        let cohort = self.plan.cohorts(self.data.train.users(), None).unwrap().cohort(round).to_vec();
-        clients.sum(server.parameters(), &cohort)
+        let cohort =
+            self.plan.cohorts(self.data.train.users(), &self.secret()).unwrap().cohort(round).to_vec();
+        let sum = clients.sum(server.parameters(), &cohort);
+        sum.iter().map(|whole| *whole as f64 * clip.unit()).collect()
     }
 }
 
@@ -48,7 +58,7 @@ struct Watch {
     seed: u64,
     begun: bool,
     shifts: BTreeMap<usize, u32>,
-    sums: BTreeMap<usize, Vec<u32>>,
+    sums: BTreeMap<usize, Vec<f64>>,
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -76,13 +86,11 @@ impl Watch {
             expected.idle();
         }
         if after.step() > round {
-            let mut sum = setting.sum(&expected, round);
-            let first = self.sums.entry(round).or_insert_with(|| bits(&sum));
-            if *first != bits(&sum) {
+            let sum = setting.sum(&expected, round);
+            if *self.sums.entry(round).or_insert_with(|| sum.clone()) != sum {
                 return Some(format!("round {round} was released with two sums"));
             }
-            setting.release(round, &mut sum);
-            expected.apply(&sum, 1.0 / CLIENTS as f32);
+            expected.apply(&setting.release(round, &sum), 1.0 / CLIENTS as f32);
         }
         let same = expected.buffers().map(|(_, x)| bits(x)) == after.buffers().map(|(_, x)| bits(x));
         (!same).then(|| format!("round {round} moved the server by something else"))
@@ -106,8 +114,7 @@ fn live(setting: &Setting, disk: &Simulated, watch: &mut Watch, trials: &mut Tri
     watch.begun = true;
     loop {
         let before = run.training.server().clone();
-        let Noise::Durable(durable) = run.training.noise() else { panic!("the run has a journal") };
-        let round = durable.next_step();
+        let round = run.training.private_run().expect("the plan has a mechanism").next_step();
         model.shift.store(watch.shift(round), Ordering::Relaxed);
         let advanced = run.advance();
         trials.wrong.extend(watch.see(setting, &before, run.training.server(), round));

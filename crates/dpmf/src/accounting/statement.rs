@@ -104,6 +104,8 @@ pub struct PrivacyStatement {
     key: KeyOrigin,
     arithmetic: Arithmetic,
     calibration: Calibration,
+    /// Whether it is of a training, which some of the data was kept out of.
+    trained: bool,
 }
 
 /// The statement as programs read it.
@@ -146,12 +148,17 @@ impl PrivacyStatement {
         }
         participation.pattern(steps)?;
         let arithmetic = Arithmetic::default();
-        Ok(Self { unit, participation, steps, key, arithmetic, calibration })
+        Ok(Self { unit, participation, steps, key, arithmetic, calibration, trained: false })
     }
 
     /// The same statement for noise from a key of another origin.
     pub fn with_key(self, key: KeyOrigin) -> Self {
         Self { key, ..self }
+    }
+
+    /// The same statement of a training: it covers those that were trained on, not public or held-out ones.
+    pub fn of_training(self) -> Self {
+        Self { trained: true, ..self }
     }
 
     /// The same statement for noise in another arithmetic.
@@ -229,6 +236,10 @@ impl PrivacyStatement {
             "The initial model, the schedule, the cohort size and the denominator, all taken as public.".into(),
             key.into(),
             arithmetic.into(),
+            format!(
+                "Scores and learning curves on held-out {}s: they are computed from their data, without noise.",
+                self.unit.name()
+            ),
         ];
         if self.calibration.terms().sampled != Sampled::None {
             lines.push(
@@ -281,9 +292,10 @@ impl fmt::Display for PrivacyStatement {
         let (terms, unit) = (c.terms(), self.unit.name());
         writeln!(
             f,
-            "({}, {:e})-differential privacy for every {unit}, over {} steps.",
+            "({}, {:e})-differential privacy for every {unit}{}, over {} steps.",
             epsilon_for_people(c.epsilon()),
             c.delta(),
+            if self.trained { " that is trained on" } else { "" },
             self.steps
         )?;
         let relation = match terms.adjacency {
@@ -387,6 +399,9 @@ mod tests {
         let seeded = statement(Adjacency::ReplaceOne, KeyOrigin::Seeded).to_string();
         assert!(seeded.contains("only if that number is secret") && !seeded.contains("operating system"));
         assert!(seeded.contains("twice the sensitivity"));
+        let trained = statement(Adjacency::ReplaceOne, KeyOrigin::System).of_training().to_string();
+        assert!(trained.contains("for every user that is trained on, over 2048 steps."), "{trained}");
+        assert!(trained.contains("Scores and learning curves on held-out users"), "{trained}");
         let added = statement(Adjacency::AddOrRemove, KeyOrigin::System).to_string();
         assert!(added.contains("An assignment to steps that moves when a user joins"));
     }
@@ -410,7 +425,7 @@ mod tests {
             (&json["epsilon"], &json["noise_std"]),
             (&8.0.into(), &statement.calibration().noise_std().into())
         );
-        assert_eq!(json["does_not_cover"].as_array().unwrap().len(), 4);
+        assert_eq!(json["does_not_cover"].as_array().unwrap().len(), 5);
         assert_eq!(json["words"], statement.to_string());
     }
 

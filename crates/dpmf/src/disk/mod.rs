@@ -54,6 +54,10 @@ pub trait Handle: Read + Write + Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// What the file is.
     fn metadata(&self) -> io::Result<Metadata>;
+    /// Locks the file itself, whatever its names, for as long as it is open; whether it was free.
+    fn try_lock(&mut self) -> io::Result<bool>;
+    /// Whether a path leads to this very file.
+    fn is_at(&self, path: &Path) -> io::Result<bool>;
 }
 
 /// Who may read a file, where the system knows of owners.
@@ -210,6 +214,30 @@ impl Place {
         access: Access,
         write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> Result<File> {
+        self.put(access, false, write)
+    }
+
+    /// The same, with a lock on the new file that is held from before it has its name until it is closed.
+    ///
+    /// Errors: those of [`Place::replace`]; [`Error::Locked`] where another process was faster.
+    pub fn replace_locked(
+        &self,
+        access: Access,
+        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<File> {
+        let file = self.put(access, true, write)?;
+        match file.is_at(self)? {
+            true => Ok(file),
+            false => Err(Error::Locked { path: self.path.clone() }),
+        }
+    }
+
+    fn put(
+        &self,
+        access: Access,
+        locked: bool,
+        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<File> {
         let target = match self.disk.find(&self.path).map_err(|cause| self.io(cause))? {
             Found::Nothing => self.clone(),
             Found::File(path) => self.at(path),
@@ -220,7 +248,10 @@ impl Place {
         let partial = target.beside(".partial")?;
         // What a crash left of an earlier attempt.
         partial.remove()?;
-        let written = partial.create_new(access).and_then(|file| {
+        let written = partial.create_new(access).and_then(|mut file| {
+            if locked {
+                file.lock()?;
+            }
             let mut writer = BufWriter::with_capacity(1 << 18, file);
             let whole = write(&mut writer).and_then(|()| writer.into_inner().map_err(|e| e.into_error()));
             let mut file = whole.map_err(|cause| self.io(cause))?;
@@ -298,7 +329,7 @@ impl Place {
     }
 
     /// Locks a file `*.lock` beside this one, where links lead to it. This one may then be replaced: the lock of a file
-    /// does not pass to its successor.
+    /// does not pass to its successor. It keeps out whoever comes by the same path; [`File::lock`] whoever comes by another.
     ///
     /// Errors: [`Error::Locked`], with the path of this one.
     pub fn lock_beside(&self) -> Result<Lock> {
@@ -350,6 +381,21 @@ impl File {
     /// Errors: [`Error::Io`], after which it is not known what is there; see [the module](self).
     pub fn sync(&self) -> Result<()> {
         self.handle.sync().map_err(|cause| self.place.io(cause))
+    }
+
+    /// Locks the file itself against whoever opens it, by whatever name, until this is dropped.
+    ///
+    /// Errors: [`Error::Locked`].
+    pub fn lock(&mut self) -> Result<()> {
+        match self.handle.try_lock().map_err(|cause| self.place.io(cause))? {
+            true => Ok(()),
+            false => Err(Error::Locked { path: self.place.path.clone() }),
+        }
+    }
+
+    /// Whether a place leads to this very file, and not to one that has taken its name.
+    pub fn is_at(&self, place: &Place) -> Result<bool> {
+        self.handle.is_at(&place.path).map_err(|cause| place.io(cause))
     }
 
     /// What the file is.

@@ -72,12 +72,8 @@ impl Disk for Real {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
         restrict(&mut options);
-        let file = options.open(path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(file))),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(cause)) => Err(cause),
-        }
+        let mut file = options.open(path)?;
+        Ok(Handle::try_lock(&mut file)?.then(|| Box::new(file) as Box<dyn Any + Send + Sync>))
     }
 }
 
@@ -93,5 +89,32 @@ impl Handle for fs::File {
         #[cfg(not(unix))]
         let mode = None;
         Ok(Metadata { length: metadata.len(), regular: metadata.is_file(), mode })
+    }
+
+    fn try_lock(&mut self) -> io::Result<bool> {
+        match fs::File::try_lock(self) {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(cause)) => Err(cause),
+        }
+    }
+
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let ours = fs::File::metadata(self)?;
+            match fs::metadata(path) {
+                Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(cause) => Err(cause),
+            }
+        }
+        // Elsewhere a file that is open keeps its name.
+        #[cfg(not(unix))]
+        {
+            let _ = path;
+            Ok(true)
+        }
     }
 }

@@ -354,13 +354,13 @@ impl Disk for Simulated {
     fn create_new(&self, path: &Path, access: Access) -> io::Result<Box<dyn Handle>> {
         let (file, generation) = self
             .operation("create error", true, |state| Ok((state.create(path, access)?, state.generation)))?;
-        Ok(Box::new(Open { disk: self.clone(), file, generation, position: 0 }))
+        Ok(Box::new(Open { disk: self.clone(), file, generation, position: 0, lock: None }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn Handle>> {
         let (file, generation) =
             self.operation("open error", false, |state| Ok((state.file(path)?, state.generation)))?;
-        Ok(Box::new(Open { disk: self.clone(), file, generation, position: 0 }))
+        Ok(Box::new(Open { disk: self.clone(), file, generation, position: 0, lock: None }))
     }
 
     fn find(&self, path: &Path) -> io::Result<Found> {
@@ -459,6 +459,7 @@ struct Open {
     file: usize,
     generation: u64,
     position: usize,
+    lock: Option<Held>,
 }
 
 impl Open {
@@ -541,6 +542,23 @@ impl Handle for Open {
         let state = self.state()?;
         let content = &state.files[self.file];
         Ok(Metadata { length: content.bytes.len() as u64, regular: true, mode: Some(content.mode) })
+    }
+
+    fn try_lock(&mut self) -> io::Result<bool> {
+        let mut state = self.state()?;
+        if let fate @ (Fate::Failed | Fate::Stopped) = state.fate()? {
+            return Err(state.failure(fate, "lock error"));
+        }
+        let free = state.locked.insert(self.file);
+        drop(state);
+        if free {
+            self.lock = Some(Held { disk: self.disk.clone(), file: self.file, generation: self.generation });
+        }
+        Ok(free)
+    }
+
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.state()?.names.get(path) == Some(&Node::File(self.file)))
     }
 }
 

@@ -24,8 +24,8 @@ use std::io::{ErrorKind, Read, Write};
 /// provided that the file system keeps what it has synced, that the journal is not exchanged for an older
 /// copy, and that the key and run id are used with this journal alone.
 ///
-/// Steps that were burned are passed over, here and after every restart. A file `*.lock` beside the journal keeps a
-/// second process away.
+/// Steps that were burned are passed over, here and after every restart. A lock on the journal itself keeps a second process
+/// away, by whatever name it comes, and a file `*.lock` beside it whoever comes before there is a journal.
 pub struct DurableStream {
     stream: NoiseStream,
     journal: Box<Journal>,
@@ -184,8 +184,10 @@ impl DurableStream {
 /// The file of the records.
 struct Journal {
     records: Records,
-    /// Positioned behind the last record, and durable up to there.
+    /// Positioned behind the last record, durable up to there, and locked.
     file: File,
+    /// The file that it was read from, locked too: another name may still lead to it.
+    _before: Option<File>,
     _lock: Lock,
 }
 
@@ -197,13 +199,24 @@ impl Journal {
         }
         let mut records = Records::new(stream.key(), plan);
         let header = records.begin(stream);
-        let file = place.replace(Access::Owner, |file| file.write_all(&header))?;
-        Ok(Self { records, file, _lock })
+        let file = place.replace_locked(Access::Owner, |file| file.write_all(&header))?;
+        Ok(Self { records, file, _before: None, _lock })
     }
 
     fn open(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
         let _lock = place.lock_beside()?;
-        let bytes = place.read_if_any()?.ok_or_else(|| records::gone(place.path()))?;
+        let mut before = place.open().map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => records::gone(place.path()),
+            other => other,
+        })?;
+        before.lock()?;
+        if !before.is_at(&place)? {
+            // Whoever put another file in its place holds that one, or has just let it go.
+            return Err(Error::Locked { path: place.path().into() });
+        }
+        let mut bytes = Vec::new();
+        let read = before.read_to_end(&mut bytes);
+        read.map_err(|source| Error::Io { path: place.path().into(), source })?;
         let mut records = Records::new(stream.key(), plan);
         let whole = records.read(stream, &bytes, place.path())?;
         let (reached, recorded) = (stream.next_step(), records.steps());
@@ -211,8 +224,8 @@ impl Journal {
             let reason = format!("it records {recorded} steps, but the stream has passed {reached}");
             return Err(damaged(place.path(), &reason));
         }
-        let file = place.replace(Access::Owner, |file| file.write_all(&bytes[..whole]))?;
-        Ok(Self { records, file, _lock })
+        let file = place.replace_locked(Access::Owner, |file| file.write_all(&bytes[..whole]))?;
+        Ok(Self { records, file, _before: Some(before), _lock })
     }
 
     /// Appends a record and waits until it is on disk.

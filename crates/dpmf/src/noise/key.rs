@@ -62,6 +62,15 @@ impl NoiseKey {
         Fingerprint::of(&derive(&self.secret, "dpmf 1 key fingerprint", &[]))
     }
 
+    /// A mark that tells some bytes apart from others, for whoever has the key alone.
+    ///
+    /// Guarantee: to everybody else it is a random number, independent of all other uses of the key, as long as the bytes are as
+    /// unknown as the key or the key is as unknown as it should be.
+    pub fn mark(&self, purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
+        let secret = derive(&self.secret, "dpmf 1 mark", &[purpose.as_bytes()]);
+        *derive(&secret, purpose, parts)
+    }
+
     /// The key of one run of one mechanism.
     ///
     /// Guarantee: streams of two different `(key, mechanism, run)` triples are computationally independent,

@@ -88,7 +88,7 @@ fn open_trusting(stream: NoiseStream, place: &Place) -> Result<DurableStream> {
     let mut file = place.open()?;
     let read = file.read_exact(&mut vec![0; whole]);
     read.map_err(|source| Error::Io { path: place.path().into(), source })?;
-    DurableStream::resume(stream, Journal { records, file, _lock })
+    DurableStream::resume(stream, Journal { records, file, _before: None, _lock })
 }
 
 fn create_in_place(stream: NoiseStream, place: &Place) -> Result<DurableStream> {
@@ -98,7 +98,7 @@ fn create_in_place(stream: NoiseStream, place: &Place) -> Result<DurableStream> 
     file.append(&records.begin(&stream))?;
     file.sync()?;
     place.sync_entry()?;
-    DurableStream::resume(stream, Journal { records, file, _lock })
+    DurableStream::resume(stream, Journal { records, file, _before: None, _lock })
 }
 
 fn checkpoint_early(durable: &DurableStream, disk: &Simulated, path: &Path) -> Result<()> {

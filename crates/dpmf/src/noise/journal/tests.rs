@@ -315,6 +315,32 @@ fn two_processes_cannot_share_a_stream() {
     assert!(run.open().is_ok());
 }
 
+/// The lock is the journal's own: no other name of it, and no lock file that somebody removed, lets a second process in.
+#[cfg(unix)]
+#[test]
+fn other_names_and_a_removed_lock_file_let_nobody_in() {
+    let locked = |opened: Result<DurableStream>| matches!(opened.err(), Some(Error::Locked { .. }));
+    for resumed in [false, true] {
+        let run = Run::new();
+        let [earlier, later] = ["earlier", "later"].map(|name| run.folder.path().join(name));
+        let mut durable = run.create();
+        if resumed {
+            drop(durable);
+            // A name of the file that is about to be replaced.
+            fs::hard_link(run.journal(), &earlier).unwrap();
+            durable = run.open().unwrap();
+            assert!(locked(DurableStream::open(stream(), &earlier, PLAN)));
+        }
+        fs::hard_link(run.journal(), &later).unwrap();
+        assert!(locked(DurableStream::open(stream(), &later, PLAN)));
+        fs::remove_file(run.folder.path().join("journal.lock")).unwrap();
+        assert!(locked(run.open()));
+        release(&mut durable, 0);
+        drop(durable);
+        assert_eq!(run.open().unwrap().recorded_steps(), 1);
+    }
+}
+
 #[test]
 fn bad_input_is_neither_journalled_nor_released() {
     let run = Run::new();
