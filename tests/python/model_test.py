@@ -78,7 +78,7 @@ def test_classes_are_predicted_from_rows_in_any_form(trained):
         model.predict({"age": [1, 2], "member": [True], "town": ["A", "B"]})
     with pytest.raises(ValueError, match="rows have 2 features, but the model reads 6"):
         model.predict(np.zeros((3, 2)))
-    with pytest.raises(ValueError, match="dpmf predict"):
+    with pytest.raises(ValueError, match=r"see Model\.predict"):
         model.sample()
 
 

@@ -1,5 +1,6 @@
 //! Failures of the program itself, each with the word that JSON has for its kind.
 
+use crate::hints;
 use std::fmt;
 
 /// What went wrong, for errors that the libraries do not know.
@@ -40,7 +41,7 @@ pub fn kind(error: &anyhow::Error) -> &'static str {
 /// The whole story of an error. A cause that the sentence before already tells is not told again.
 pub fn told(error: &anyhow::Error) -> String {
     let mut story = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain().map(hints::error) {
         if story.is_empty() {
             story = cause;
         } else if !story.ends_with(&cause) {

@@ -11,6 +11,7 @@ mod clock;
 mod compare;
 mod factorize;
 mod failure;
+mod hints;
 mod inspect;
 mod interrupt;
 mod ledger;

@@ -36,7 +36,7 @@ mod core {
     #[pymodule_export]
     use crate::noise::{DurableStream, NoiseKey, NoiseStream, new_run, white_noise};
     #[pymodule_export]
-    use crate::plan::{Plan, make_plan, planned_steps};
+    use crate::plan::{Plan, cache_folder, make_plan, planned_steps};
     #[pymodule_export]
     use crate::privacy::{
         PrivacyStatement, account, audit, calibrate_noise, compose, phases_delta, phases_epsilon,
@@ -55,6 +55,8 @@ mod core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("_BUFFERS", dpmf::planner::BUFFERS)?;
+        module.add("_PULL", dpmf::planner::PULL)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

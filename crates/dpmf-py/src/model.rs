@@ -4,7 +4,7 @@ use crate::data::objects;
 use crate::error::{raise, to_python, type_error, value_error};
 use dpmf_train::data::{Meaning, Schema};
 use dpmf_train::saved::likeliest;
-use dpmf_train::{Input, Predictions, SavedModel, Writing};
+use dpmf_train::{Hint, Input, Predictions, SavedModel, Writing};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList};
@@ -20,12 +20,29 @@ pub(crate) struct Model(SavedModel);
 /// Errors of training as Python's.
 fn failed(error: dpmf_train::Error) -> PyErr {
     use dpmf_train::Error as E;
+    let (error, hint) = match error {
+        E::Hinted { error, hint } => (*error, Some(hint)),
+        error => (error, None),
+    };
+    let message = match hint {
+        Some(hint) => format!("{error}: {}", arguments(hint)),
+        None => error.to_string(),
+    };
     match error {
         E::Dpmf(error) => to_python(error),
-        E::InvalidArgument { .. } => value_error(error.to_string()),
-        E::Run { .. } => Python::attach(|py| raise(py, "format", error.to_string())),
-        E::Io { .. } => Python::attach(|py| raise(py, "io", error.to_string())),
-        error => value_error(error.to_string()),
+        E::Run { .. } => Python::attach(|py| raise(py, "format", message)),
+        E::Io { .. } => Python::attach(|py| raise(py, "io", message)),
+        _ => value_error(message),
+    }
+}
+
+/// What an error hints at, in methods and keyword arguments.
+fn arguments(hint: Hint) -> String {
+    match hint {
+        Hint::TextColumn => "name it with text=".into(),
+        Hint::Sample => "see Model.sample".into(),
+        Hint::Predict => "see Model.predict".into(),
+        other => other.to_string(),
     }
 }
 

@@ -190,6 +190,13 @@ fn count(number: u64, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
+/// The user's folder for the fits of plans; None where neither XDG_CACHE_HOME nor HOME names one.
+#[pyfunction]
+#[pyo3(name = "_cache_folder")]
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    planner::cache_folder()
+}
+
 /// Steps of all epochs.
 #[pyfunction]
 #[pyo3(name = "_planned_steps")]

@@ -1,5 +1,6 @@
 //! What can go wrong in training.
 
+use crate::hint::Hint;
 use std::path::PathBuf;
 
 /// Result of a training operation.
@@ -52,6 +53,14 @@ pub enum Error {
         /// What is wrong, and where in the file.
         message: String,
     },
+    /// An error with a way out of it, which front ends put into words of their own.
+    #[error("{error}: {hint}")]
+    Hinted {
+        /// What is wrong.
+        error: Box<Error>,
+        /// What to do.
+        hint: Hint,
+    },
     /// A file that cannot be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -65,6 +74,11 @@ pub enum Error {
 impl Error {
     pub(crate) fn argument(name: &'static str, value: impl std::fmt::Display, rule: &'static str) -> Self {
         Self::InvalidArgument { name, value: value.to_string(), rule }
+    }
+
+    /// The same error with a way out of it.
+    pub(crate) fn with_hint(self, hint: Hint) -> Self {
+        Self::Hinted { error: Box::new(self), hint }
     }
 
     /// A file that a run cannot go on without.
@@ -89,6 +103,7 @@ impl Error {
             Self::TooFewUsers { .. } => "too-few-users",
             Self::Run { .. } => "run",
             Self::Data { .. } => "data",
+            Self::Hinted { error, .. } => error.kind(),
             Self::Io { .. } => "io",
         }
     }

@@ -1,6 +1,7 @@
 //! From what is asked of a run to its plan.
 
 use crate::error::{Error, Result};
+use crate::hint::Hint;
 use crate::plan::Plan;
 use crate::recipe::{MechanismChoice, Privacy, Settings};
 use dpmf::mechanism::Conditions;
@@ -122,10 +123,8 @@ impl RunPlanner {
     fn planned(&mut self, settings: &Settings, listen: Listener<'_>) -> Result<Mechanism> {
         let limits = settings.limits;
         let Some(epochs) = limits.epochs else {
-            return Err(Error::plan(
-                "the planner needs to know how many epochs there are: give their number, or name a mechanism"
-                    .into(),
-            ));
+            let message = "the planner needs to know how many epochs there are";
+            return Err(Error::plan(message.into()).with_hint(Hint::EpochsOrMechanism));
         };
         let Privacy::Epsilon { epsilon, delta } = settings.privacy else {
             return Err(Error::plan(

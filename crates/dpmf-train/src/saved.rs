@@ -4,6 +4,7 @@ mod evaluation;
 
 use crate::data::{Meaning, Tokens, Vocabulary};
 use crate::error::{Error, Result};
+use crate::hint::Hint;
 use crate::model::{Lstm, Network};
 use crate::plan::Plan;
 use crate::summary::Ended;
@@ -262,11 +263,8 @@ impl SavedModel {
         let (Input::Text { tokens, symbols, .. }, Network::Lstm(model)) =
             (&self.card.input, &self.card.model)
         else {
-            return Err(Error::argument(
-                "model",
-                "of features",
-                "only a model of text writes: see `dpmf predict`",
-            ));
+            return Err(Error::argument("model", "of features", "only a model of text writes")
+                .with_hint(Hint::Predict));
         };
         let Writing { count, length, start, temperature, seed } = writing;
         if !(*temperature > 0.0 && temperature.is_finite()) {
@@ -335,7 +333,9 @@ impl SavedModel {
     /// Errors: a model that reads text; features that are no whole number of vectors.
     pub fn predict(&self, features: &[f32]) -> Result<Predictions> {
         let Input::Features { meaning } = &self.card.input else {
-            return Err(Error::argument("model", "of text", "it predicts the next token: see `dpmf sample`"));
+            return Err(
+                Error::argument("model", "of text", "it predicts the next token").with_hint(Hint::Sample)
+            );
         };
         if !features.len().is_multiple_of(meaning.features().max(1)) {
             return Err(Error::argument(

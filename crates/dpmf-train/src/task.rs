@@ -3,6 +3,7 @@
 use crate::clients::Local;
 use crate::data::{self, Dataset, Meaning, Options, SampleData, Source, TextData, Users};
 use crate::error::{Error, Result};
+use crate::hint::Remark;
 use crate::model::{Logistic, Lstm, Mlp, Model, Network, Regressor};
 use crate::recipe::{MechanismChoice, PlanLimits, Privacy, Recipe, Settings, Steps};
 use crate::saved::{Card, Input};
@@ -294,7 +295,7 @@ impl Task {
     }
 
     /// What was left out, cut or filled in, for whoever holds the data.
-    pub fn remarks(&self) -> &[String] {
+    pub fn remarks(&self) -> &[Remark] {
         with_data!(self, |_model, data| &data.remarks)
     }
 

@@ -207,10 +207,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 
 /// Where fits are kept between calls: the user's cache folder, if there is one.
 pub fn shelf(without: bool) -> Shelf {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
-    match cache {
-        Some(cache) if !without => Shelf::in_folder(cache.join("dpmf").join("plans")),
+    match planner::cache_folder() {
+        Some(folder) if !without => Shelf::in_folder(folder),
         _ => Shelf::default(),
     }
 }

@@ -6,6 +6,7 @@ pub mod task;
 use crate::caution;
 use crate::clock;
 use crate::failure::Failure;
+use crate::hints;
 use crate::interrupt::{self, Hold};
 use crate::matrix::read_vector;
 use crate::memory;
@@ -328,7 +329,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         }
     };
     note(&task.describe());
-    task.remarks().iter().for_each(|remark| note(&format!("{}: {remark}", task.name())));
+    task.remarks().iter().for_each(|remark| note(&format!("{}: {}", task.name(), hints::remark(remark))));
     let card = task.card();
     let key = match (&experiment.key_file, experiment.seed) {
         (Some(path), _) => KeySource::File(path.clone()),

@@ -1,6 +1,7 @@
 """The library in Rust behind dpmf; import dpmf instead."""
 
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeAlias, final
@@ -26,6 +27,9 @@ __all__ = [
     "Progress",
     "Sampler",
     "Workload",
+    "_BUFFERS",
+    "_PULL",
+    "_cache_folder",
     "_load_mechanism",
     "_load_workload",
     "_make_plan",
@@ -59,6 +63,9 @@ _Form: TypeAlias = Literal["banded", "blt", "dense", "recall", "state-space", "s
 _Listener: TypeAlias = Callable[[Progress], Any] | bool | None
 
 __version__: str
+
+_BUFFERS: int
+_PULL: float
 
 @final
 class Workload:
@@ -1221,6 +1228,8 @@ def _make_plan(
     progress: Callable[[str], Any] | bool | None = None,
 ) -> Plan:
     """The call behind dpmf.plan."""
+def _cache_folder() -> pathlib.Path | None:
+    """The user's folder for the fits of plans; None where neither XDG_CACHE_HOME nor HOME names one."""
 def _planned_steps(examples: int, batch: int, epochs: int) -> int:
     """Steps of all epochs."""
 def _white_noise(stream: NoiseStream, row: int) -> NDArray[np.float32] | NDArray[np.float64]:

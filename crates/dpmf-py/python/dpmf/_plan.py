@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _optimizers
-from ._core import Mechanism, Plan, Progress, Workload, _make_plan, _planned_steps, make_mechanism
+from ._core import _BUFFERS, _PULL, Mechanism, Plan, Progress, Workload, _cache_folder, _make_plan, _planned_steps, make_mechanism
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ._core import _Accountant, _Adjacency, _Unit
 
 #: The pull that training is planned with where nothing is said; dpmf.plan itself counts on none.
-PULL = 0.03
+PULL = _PULL
 
 #: Model-sized buffers that the noise of a plan may take where nothing is said.
-BUFFERS = 8
+BUFFERS = _BUFFERS
 
 
 @overload
@@ -260,12 +260,4 @@ def _folder(cache: bool | str | os.PathLike[str]) -> str | os.PathLike[str] | No
     """Where fits are kept; None for nowhere."""
     if not isinstance(cache, bool):
         return cache
-    if not cache:
-        return None
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        home = os.environ.get("HOME", "")
-        if not home:
-            return None
-        base = os.path.join(home, ".cache")
-    return os.path.join(base, "dpmf", "plans")
+    return _cache_folder() if cache else None

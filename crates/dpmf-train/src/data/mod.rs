@@ -4,7 +4,7 @@
 //! name ([`Part::of`]), never of a position, so adding or removing one user moves no other. Users come in the order of another
 //! hash: neighbours have nothing in common, and the first `n` are a random sample.
 
-use crate::{Domain, Text};
+use crate::{Domain, Remark, Text};
 use dpmf::accounting::PrivacyUnit;
 
 mod corpus;
@@ -58,7 +58,7 @@ pub struct TextData {
     /// What a privacy statement has to add: what a user is, where the vocabulary comes from.
     pub notes: Vec<String>,
     /// What was left out or cut, for whoever holds the data: counts that no ε covers.
-    pub remarks: Vec<String>,
+    pub remarks: Vec<Remark>,
 }
 
 impl Users for Corpus {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// Malformed rows that a message tells of one by one.
 const SHOWN: usize = 20;
@@ -136,11 +136,23 @@ impl Table {
         Error::Data { path: self.path.clone(), message: message.into() }
     }
 
+    /// An error of this file, with a way out of it if there is one.
+    pub(super) fn hinted(&self, Remark { text, hint }: Remark) -> Error {
+        let fault = self.fault(text);
+        match hint {
+            Some(hint) => fault.with_hint(hint),
+            None => fault,
+        }
+    }
+
     /// Refuses a column that is not there, or there twice.
-    pub(super) fn need(&self, column: &str, hint: &str) -> Result<()> {
+    pub(super) fn need(&self, column: &str, hint: Option<Hint>) -> Result<()> {
         match self.columns.iter().filter(|name| *name == column).count() {
             1 => Ok(()),
-            0 => Err(self.fault(format!("there is no column `{column}` among {:?}{hint}", self.columns))),
+            0 => {
+                let text = format!("there is no column `{column}` among {:?}", self.columns);
+                Err(self.hinted(Remark { text, hint }))
+            }
             more => Err(self.fault(format!("there are {more} columns `{column}`: rename all but one"))),
         }
     }

@@ -3,7 +3,7 @@
 use super::{Schema, Split, Users};
 use dpmf::accounting::PrivacyUnit;
 
-use crate::{Domain, Labelled, LabelledExample, Valued, ValuedExample};
+use crate::{Domain, Labelled, LabelledExample, Remark, Valued, ValuedExample};
 
 /// What belongs to a feature vector: a class, or a number.
 pub trait Target: Copy + Send + Sync + 'static {
@@ -117,7 +117,7 @@ pub struct SampleData<T> {
     /// What a privacy statement has to add: what a user is, where classes and scales come from.
     pub notes: Vec<String>,
     /// What was left out or filled in, for whoever holds the data: counts that no ε covers.
-    pub remarks: Vec<String>,
+    pub remarks: Vec<Remark>,
 }
 
 /// What features and targets mean.

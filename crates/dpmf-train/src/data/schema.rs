@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Tokens;
 use super::part::digest;
 use super::rows::{Cell, Fault};
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// Most different words that a column of categories may have.
 const MOST_CATEGORIES: usize = 100;
@@ -473,7 +473,7 @@ impl<'a> Draft<'a> {
     }
 
     /// The schema; `predict` says what the label is, and is guessed where it does not.
-    pub(super) fn finish(self, predict: Option<Predict>) -> std::result::Result<Schema, String> {
+    pub(super) fn finish(self, predict: Option<Predict>) -> std::result::Result<Schema, Remark> {
         let rows = self.rows;
         let of = |(column, words, seen): (&str, bool, Seen)| {
             let column = column.to_owned();
@@ -485,17 +485,17 @@ impl<'a> Draft<'a> {
                 return Ok(Feature::Number { column, center, scale });
             }
             match seen.values.len() {
-                0 => Err(format!(
+                0 => Err(Remark::from(format!(
                     "column `{column}` has no value in any of the {rows} rows that scales come from"
-                )),
-                many if many > MOST_CATEGORIES => Err(format!(
-                    "column `{column}` has {many} different values, too many for categories: leave it out with --features, give it as \
-                     --text, or say what it means with --schema"
+                ))),
+                many if many > MOST_CATEGORIES => Err(Remark::hinted(
+                    format!("column `{column}` has {many} different values, too many for categories"),
+                    Hint::LeaveOutOrDescribe,
                 )),
                 _ => Ok(Feature::Category { column, values: seen.sorted() }),
             }
         };
-        let features = self.features.into_iter().map(of).collect::<std::result::Result<Vec<_>, _>>()?;
+        let features = self.features.into_iter().map(of).collect::<std::result::Result<Vec<_>, Remark>>()?;
         let (column, seen) = self.label;
         let column = column.to_owned();
         let predict =
@@ -511,16 +511,17 @@ impl<'a> Draft<'a> {
             }
             Predict::Regression => {
                 let other = seen.sorted().into_iter().find(|value| number(Some(value)).is_none());
-                return Err(match other {
+                let fault = match other {
                     Some(value) => {
                         format!("the label `{column}` is {value:?} in a row, which is not a number")
                     }
                     None => format!("the label `{column}` has no value in any of {rows} rows"),
-                });
+                };
+                return Err(fault.into());
             }
             Predict::Classification => Label::Class { column, values: seen.sorted() },
         };
-        Schema { features, label }.checked().map_err(|error| error.to_string())
+        Schema { features, label }.checked().map_err(|error| error.to_string().into())
     }
 }
 
@@ -533,7 +534,7 @@ mod tests {
         for [a, b, c, y] in rows {
             draft.add(&[Some(a), Some(b), Some(c)], Some(y));
         }
-        draft.finish(predict)
+        draft.finish(predict).map_err(|fault| fault.to_string())
     }
 
     #[test]

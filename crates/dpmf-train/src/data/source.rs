@@ -10,7 +10,7 @@ use super::rows::{self, Malformed};
 #[cfg(feature = "stackoverflow")]
 use super::stackoverflow;
 use super::{Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular};
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 use dpmf::accounting::PrivacyUnit;
 
 /// Where data comes from.
@@ -162,12 +162,12 @@ impl Options {
         &self,
         table: &rows::Table,
         malformed: &Malformed,
-        remarks: &mut Vec<String>,
+        remarks: &mut Vec<Remark>,
     ) -> Result<()> {
         match malformed.sentence() {
             None => Ok(()),
             Some(sentence) if self.skip_malformed => {
-                remarks.push(format!("left out: {sentence}"));
+                remarks.push(format!("left out: {sentence}").into());
                 Ok(())
             }
             Some(sentence) => Err(table.fault(sentence)),
@@ -226,8 +226,8 @@ impl Options {
                 ("predict", self.predict.is_some()),
             ];
             if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
-                let rule = "it needs a column that is to be predicted: name it with --label";
-                return Err(Error::InvalidArgument { name, value: "given".into(), rule });
+                let rule = "it needs a column that is to be predicted";
+                return Err(Error::argument(name, "given", rule).with_hint(Hint::LabelColumn));
             }
         }
         if matches!(source, Source::StackOverflow(_))
@@ -290,7 +290,7 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
         Source::StackOverflow(_) => Err(Error::argument(
             "data",
             source,
-            "this program was built without SQLite: build it with `--features stackoverflow`",
+            "this program was built without SQLite: build it with the feature `stackoverflow`",
         )),
         Source::File(path) if options.columns.label.is_some() => tabular::file(path, options),
         Source::File(path) => table::file(path, options).map(Dataset::Text),
@@ -341,7 +341,7 @@ mod tests {
         let error =
             open(&Source::StackOverflow("so.sqlite".into()), &Options::default()).unwrap_err().to_string();
         assert!(
-            error.contains("stackoverflow:so.sqlite") && error.contains("--features stackoverflow"),
+            error.contains("stackoverflow:so.sqlite") && error.contains("feature `stackoverflow`"),
             "{error}"
         );
     }

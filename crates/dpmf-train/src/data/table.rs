@@ -7,7 +7,7 @@ use super::part::{Split, digest};
 use super::rows::{Cell, Fault, Table};
 use super::vocabulary::{WordCounts, printable};
 use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// Thousandths of the authors of quotations, which are public data, that words are taken from.
 const QUOTED: u32 = 100;
@@ -52,10 +52,7 @@ impl<'a> Who<'a> {
             return Ok(Self::Row(HashMap::new()));
         }
         let column = options.columns.user.as_deref().unwrap_or(USER);
-        table.need(
-            column,
-            ": name it with --user, or say --rows-are-users if every row is of another person",
-        )?;
+        table.need(column, Some(Hint::UserColumn))?;
         Ok(Self::Column(column))
     }
 
@@ -98,11 +95,6 @@ pub(super) fn quotes(path: Option<&Path>, options: &Options) -> Result<TextData>
     read("quotes", "quotes".into(), path, tokens, note, options, QUOTED)
 }
 
-/// What is said where words are to be learned and nobody's may be shown.
-const NO_WORDS: &str = "the words of a vocabulary tell about the texts that they come from: pass --public-share 0.1 to take a tenth of the users for \
-     public, --vocabulary FILE for a public list of words, or --vocabulary-from-training, which ε does not cover; \
-     --tokens characters needs no words";
-
 /// Whom something is taken from that ε does not cover, for a privacy statement.
 pub(super) fn public_users(what: &str, count: usize, share: u32) -> String {
     format!(
@@ -136,7 +128,11 @@ fn read(
     };
     let public = match from {
         Some(VocabularyFrom::PublicUsers) => match options.public_share.unwrap_or(usual) {
-            0 => return Err(table.fault(NO_WORDS)),
+            0 => {
+                return Err(table
+                    .fault("the words of a vocabulary tell about the texts that they come from")
+                    .with_hint(Hint::PublicWords));
+            }
             share => share,
         },
         _ => 0,
@@ -205,15 +201,12 @@ fn read(
         corpus.finish_user();
     }
     // How many is an exact count of private rows.
-    for (some, what) in [
-        (
-            beyond,
-            "some texts are beyond the most that a user may have, and left out: see --examples-per-user",
-        ),
-        (cut, "some texts are longer than an example may be, and cut: see --example-length"),
+    for (some, what, hint) in [
+        (beyond, "some texts are beyond the most that a user may have, and left out", Hint::ExamplesPerUser),
+        (cut, "some texts are longer than an example may be, and cut", Hint::ExampleLength),
     ] {
         if some {
-            remarks.push(what.into());
+            remarks.push(Remark::hinted(what, hint));
         }
     }
     filled(&table, users.len(), split.parts().map(|(set, corpus)| (set, corpus.is_empty())))?;
@@ -226,7 +219,7 @@ fn read(
 pub fn encoded(path: &Path, column: Option<&str>, vocabulary: &Vocabulary, length: usize) -> Result<Corpus> {
     let table = Table::open(path)?;
     let column = column.unwrap_or(TEXT);
-    table.need(column, ": name it with --text")?;
+    table.need(column, Some(Hint::TextColumn))?;
     let mut corpus = Corpus::default();
     let malformed = table.each(&[column], |cells| {
         let Some(text) = cells[0] else { return Err(format!("`{column}` is missing")) };
@@ -253,10 +246,10 @@ pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Re
 }
 
 /// Texts of all users. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
-fn texts(table: &Table, options: &Options, remarks: &mut Vec<String>) -> Result<Texts> {
+fn texts(table: &Table, options: &Options, remarks: &mut Vec<Remark>) -> Result<Texts> {
     let column = options.columns.text.as_deref().unwrap_or(TEXT);
     let mut who = Who::new(table, options)?;
-    table.need(column, ": name it with --text, or the column that is to be predicted with --label")?;
+    table.need(column, Some(Hint::TextOrLabelColumn))?;
     let wanted: Vec<&str> = who.column().into_iter().chain([column]).collect();
     let (mut texts, mut blank) = (Texts::new(), false);
     let malformed = table.each(&wanted, |cells| {
@@ -271,7 +264,7 @@ fn texts(table: &Table, options: &Options, remarks: &mut Vec<String>) -> Result<
     })?;
     options.judge(table, &malformed, remarks)?;
     if blank {
-        remarks.push("some texts are blank, and teach nothing".into());
+        remarks.push(String::from("some texts are blank, and teach nothing").into());
     }
     Ok(texts)
 }
@@ -361,7 +354,7 @@ mod tests {
         const PUBLIC: u32 = 100;
         let mut options = Options { tokens: Some(Tokens::Words), ..Options::default() };
         let refused = file(&path, &options).unwrap_err().to_string();
-        assert!(refused.contains("--public-share") && refused.contains("--vocabulary FILE"), "{refused}");
+        assert!(refused.ends_with(&Hint::PublicWords.to_string()), "{refused}");
         options.public_share = Some(PUBLIC);
         let data = file(&path, &options).unwrap();
         let public: HashSet<String> = (0..300)
@@ -431,7 +424,7 @@ mod tests {
             (
                 "t.csv",
                 "user,words\na,b\n",
-                "there is no column `text` among [\"user\", \"words\"]: name it with --text",
+                "there is no column `text` among [\"user\", \"words\"]: name the column of texts",
             ),
             ("t.csv", "user,text\na,b\n\nc\n", "line 4: there are 1 fields, but 2 columns"),
             ("t.csv", "user,text\na,\"b\nb\"\n ,c\n", "line 4: the user (column `user`) is empty"),

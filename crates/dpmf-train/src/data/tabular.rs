@@ -10,7 +10,7 @@ use super::table::{ROWS, Who, filled, name_of, public_users};
 use super::{
     Columns, Dataset, Label, Meaning, Options, Part, SampleData, Samples, Schema, Target, VocabularyFrom,
 };
-use crate::{Error, Result};
+use crate::{Error, Hint, Remark, Result};
 
 /// The name that keys the hashes: that of a table of texts, so that a user is in the same set of both.
 const HASHED: &str = "file";
@@ -18,7 +18,7 @@ const HASHED: &str = "file";
 /// Reads a table with a label.
 pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
     if options.tokens.is_some() || options.vocabulary_size.is_some() || options.example_length.is_some() {
-        let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without --label";
+        let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without a label";
         return Err(Error::argument("data", path.display(), rule));
     }
     let table = Table::open(path)?;
@@ -28,7 +28,7 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
     let (schema, note) = from.schema(&table, &columns, options)?;
     let (mut notes, public) = (vec![note], from.public());
     for column in schema.columns().into_iter().chain([schema.label.column()]) {
-        table.need(column, "")?;
+        table.need(column, None)?;
     }
     notes.insert(
         0,
@@ -55,7 +55,7 @@ struct Wanted {
 impl Wanted {
     fn new(table: &Table, columns: &Columns, user: Option<&str>) -> Result<Self> {
         let label = columns.label.clone().unwrap_or_default();
-        table.need(&label, ": name it with --label")?;
+        table.need(&label, Some(Hint::LabelColumn))?;
         let text = columns.text.as_deref();
         let others = || {
             let mine = |name: &&String| Some(name.as_str()) != user && **name != label;
@@ -71,7 +71,7 @@ impl Wanted {
             features.push((text.to_owned(), true));
         }
         for (name, _) in &features {
-            table.need(name, ": name the columns with --features")?;
+            table.need(name, Some(Hint::FeatureColumns))?;
         }
         Ok(Self { features, label })
     }
@@ -93,11 +93,12 @@ impl<'a> SchemaFrom<'a> {
         match (&options.schema, &options.vocabulary, options.public_share.unwrap_or(0)) {
             (Some(path), _, _) => Ok(Self::File(path)),
             (None, Some(VocabularyFrom::TrainingUsers), _) => Ok(Self::TrainingUsers),
-            (None, _, 0) => Err(table.fault(
-                "nothing says what the columns mean, and classes, categories and scales tell about the rows that they come from: \
-                 pass --schema FILE to give them, --public-share 0.1 to take a tenth of the users for public, or \
-                 --schema-from-training to take them from the training users, which ε does not cover",
-            )),
+            (None, _, 0) => Err(table
+                .fault(
+                    "nothing says what the columns mean, and classes, categories and scales tell about the rows that they \
+                     come from",
+                )
+                .with_hint(Hint::PublicScales)),
             (None, _, share) => Ok(Self::PublicUsers(share)),
         }
     }
@@ -163,11 +164,11 @@ fn drafted(
         Ok(())
     })?;
     if users.is_empty() {
-        return Err(table.fault(
-            "no users from whom classes and scales could come: there must be more, or say what the columns mean with --schema",
-        ));
+        return Err(table
+            .fault("no users from whom classes and scales could come: there must be more")
+            .with_hint(Hint::Schema));
     }
-    let schema = draft.finish(options.predict).map_err(|fault| table.fault(fault))?;
+    let schema = draft.finish(options.predict).map_err(|fault| table.hinted(fault))?;
     Ok((schema, users.len()))
 }
 
@@ -206,11 +207,10 @@ impl Read<'_> {
         })?;
         options.judge(&table, &malformed, &mut remarks)?;
         if beyond {
-            let what =
-                "some rows are beyond the most that a user may have, and left out: see --examples-per-user";
-            remarks.push(what.into());
+            let left_out = "some rows are beyond the most that a user may have, and left out";
+            remarks.push(Remark::hinted(left_out, Hint::ExamplesPerUser));
         }
-        remarks.extend(replaced.remarks());
+        remarks.extend(replaced.remarks().into_iter().map(Remark::from));
 
         let mut order: Vec<_> =
             users.into_iter().map(|(user, rows)| (digest(HASHED, "order", &user), user, rows)).collect();
@@ -281,7 +281,7 @@ impl Rows {
         let table = Table::open(path)?;
         let wanted: Vec<&str> = beside.iter().copied().chain(schema.columns()).collect();
         for column in &wanted {
-            table.need(column, ", which the model was trained with")?;
+            table.need(column, Some(Hint::TrainedColumns))?;
         }
         let (mut features, mut targets, mut replaced) = (Vec::new(), Vec::new(), Filled::default());
         let malformed = table.each(&wanted, |cells| {
@@ -504,7 +504,7 @@ mod tests {
         else {
             panic!("classes")
         };
-        assert_eq!(data.remarks, [format!("left out: {expected}")]);
+        assert_eq!(data.remarks, [format!("left out: {expected}").into()]);
 
         lines.truncate(1);
         lines.extend((0..60).map(|_| "p,x,y,z,w".to_owned()));
@@ -525,7 +525,7 @@ mod tests {
         for (error, part) in [
             (
                 said(|c| c.user = None),
-                "no column `user` among [\"who\", \"age\", \"city\", \"bought\", \"price\"]: name it with --user",
+                "no column `user` among [\"who\", \"age\", \"city\", \"bought\", \"price\"]: name the column of users",
             ),
             (said(|c| c.label = Some("y".into())), "no column `y`"),
             (said(|c| c.features = Some(vec!["height".into()])), "no column `height`"),

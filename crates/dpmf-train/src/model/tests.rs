@@ -551,3 +551,15 @@ fn numbers_are_fitted_by_the_gradient_of_half_the_squared_error() {
         assert!(odd.iter().all(|example| !model.admits(*example)));
     }
 }
+
+/// Runs are bound to these words: another one here, and runs that began before cannot be resumed.
+#[test]
+fn kinds_are_those_that_runs_are_bound_to() {
+    let kinds = [
+        Lstm { vocabulary: 5, embedding: 2, hidden: 3, projection: None }.kind(),
+        Logistic { features: 2, classes: 3 }.kind(),
+        Mlp { features: 2, hidden: vec![3], classes: 3 }.kind(),
+        Regressor { features: 2, hidden: vec![] }.kind(),
+    ];
+    assert_eq!(kinds, ["lstm", "logistic", "mlp", "regressor"]);
+}

@@ -4,6 +4,7 @@ use super::{Input, Predictions, SavedModel};
 use crate::clients::evaluate;
 use crate::data::{self, Dataset, Meaning, Options, Rows, Schema, Source, Tokens, Vocabulary};
 use crate::error::{Error, Result};
+use crate::hint::Hint;
 use crate::model::Network;
 use serde::Serialize;
 use std::path::Path;
@@ -58,11 +59,10 @@ impl SavedModel {
     pub fn meaning(&self) -> Result<&Meaning> {
         match &self.card.input {
             Input::Features { meaning } => Ok(meaning),
-            Input::Text { .. } => Err(Error::argument(
-                "model",
-                "of text",
-                "it writes texts and predicts no rows: see `dpmf sample`",
-            )),
+            Input::Text { .. } => {
+                Err(Error::argument("model", "of text", "it writes texts and predicts no rows")
+                    .with_hint(Hint::Sample))
+            }
         }
     }
 

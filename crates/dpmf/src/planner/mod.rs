@@ -20,9 +20,11 @@
 //! ```
 
 mod candidate;
+mod folder;
 mod shelf;
 
 pub use candidate::{Candidate, Row};
+pub use folder::cache_folder;
 pub use shelf::Shelf;
 
 use crate::accounting::{check_delta, check_epsilon, check_positive};
@@ -150,7 +152,7 @@ impl Request {
         if self.workload.recurrence().is_none() {
             return Err(Error::Unsupported {
                 what: "a plan for a matrix".into(),
-                hint: "plans are for optimizers; use `dpmf factorize` with `--matrix`",
+                hint: "plans are for optimizers; factorize the matrix itself",
             });
         }
         check_epsilon(self.epsilon)?;
