@@ -123,11 +123,15 @@ impl Problem {
         self.participation
     }
 
-    /// The optimum of the workload under the participation.
+    /// The optimum of the workload under the participation. For several participations the gap may be larger than was asked
+    /// for; [`Optimum::stopped`] says why.
     ///
     /// Errors: those of [`optimal_for`].
     pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
-        let solve = || optimal_for(&self.workload, self.participation, self.solver, &self.options, observe);
+        let solve = || {
+            optimal_for(&self.workload, self.participation, self.solver, &self.options, observe)
+                .or_else(|error| Optimum::despite(error, &self.workload, self.participation))
+        };
         solved(&self.optimum, solve)
     }
 
@@ -191,15 +195,14 @@ impl Problem {
     /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
     /// buffers and recalls, and of several with the same numbers the first.
     ///
-    /// Errors: those of [`Problem::mechanism`]; a mechanism whose dense matrix does not fit is left out and named, where
-    /// there are others.
+    /// Errors: those of [`Problem::mechanism`]; where there are others, a mechanism that cannot be made is left out and named.
     pub fn compare(&self, selectors: &[Selector], observe: Observer<'_>) -> Result<Comparison> {
         let lower_bound = self.optimum(observe)?.certificate.lower_bound;
         let mut rows: Vec<Row> = Vec::new();
         let mut left_out = Vec::new();
         for selector in selectors {
             let mechanism = match self.mechanism(*selector, observe) {
-                Err(error @ Error::Unsupported { .. }) if selectors.len() > 1 => {
+                Err(error) if selectors.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
                     // One sentence for all sizes of a family.
                     let reason = error.to_string();
                     let said = |(name, other): &(String, String)| {
