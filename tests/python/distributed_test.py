@@ -18,6 +18,7 @@ import dpmf.opacus  # noqa: E402
 import dpmf.torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
+from watching import watch  # noqa: E402
 
 STEPS, WORLD = 5, 2
 KEY = dpmf.NoiseKey.from_seed(8)
@@ -50,7 +51,9 @@ def private(model, directory=None, rank=None, **arguments):
 
 def noise_alone(optimizer):
     """The row that a step adds to a gradient of zero, before division."""
+    optimizer.denominator = 8
     optimizer.add_sum({}, 0)
+    optimizer._noise.check()
     optimizer._noise.release()
     return optimizer._noise.flat.clone()
 
@@ -82,8 +85,8 @@ def draw(rank, key, directory):
     model = model_of()
     optimizer = private(model, key=key, group=True)
     dimension = sum(p.numel() for p in model.parameters())
-    stream = optimizer._noise.stream
-    assert optimizer.coordinates == dpmf.torch.shard(dimension) == stream.coordinates
+    assert optimizer.coordinates == dpmf.torch.shard(dimension) == optimizer._noise.run.coordinates
+    stream = dpmf.NoiseStream(mechanism(), key, coordinates=optimizer.coordinates)
     # Whole packets of 64 coordinates, also at the edges of a shard.
     packets = -(-optimizer.coordinates.stop // 64) - optimizer.coordinates.start // 64
     assert stream.memory == optimizer.mechanism.buffers * 8 * 64 * packets
@@ -137,31 +140,16 @@ def test_training_on_two_ranks_is_training_on_one(directory):
         torch.testing.assert_close(models[0][name], expected, rtol=0, atol=1e-6)
 
 
-class Watched:
-    """A stream that keeps the last sum that it was given."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def add_to(self, values):
-        self.given = values.copy()
-        return self.stream.add_to(values)
-
-
 def releases(optimizer, model, mine):
     """The sums of all steps, and what is released of them, for gradients that are computed one by one, and so do not depend
     on what is beside them."""
-    stream = optimizer._noise.stream = Watched(optimizer._noise.stream)
-    sums, released = [], []
+    run = watch(optimizer)
+    released = []
     for inputs, targets in cohorts():
         optimizer.accumulate(model, cross_entropy, inputs[mine], targets[mine], vectorize=False)
         optimizer._noise.release()
-        sums.append(stream.given)
         released.append(optimizer._noise.flat.numpy().copy())
-    return np.stack(sums), np.stack(released)
+    return np.stack(run.sums), np.stack(released)
 
 
 def release_exactly(rank, key, directory):
@@ -184,7 +172,8 @@ def test_releases_of_two_ranks_equal_those_of_one_process_bit_for_bit(directory,
     for one in got:
         assert np.array_equal(one["released"].view(np.uint32), expected.view(np.uint32))
     if arithmetic == "exact":
-        units = expected.astype(np.float64) / alone._noise.stream.grid
+        grid = dpmf.NoiseStream(alone.mechanism, KEY, dimension=1).grid
+        units = expected.astype(np.float64) / grid
         assert np.array_equal(units, np.round(units))
 
 

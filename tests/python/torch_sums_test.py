@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import json
 import os
+import pathlib
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,10 +16,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
-from dpmf import _sums, _torch_gradients  # noqa: E402
+from dpmf.torch import _gradients  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
+from watching import watch  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning")
+
+VECTORS = pathlib.Path(__file__).parents[2] / "golden" / "clip.json"
 
 
 @functools.lru_cache(maxsize=None)
@@ -25,29 +30,18 @@ def mechanism(clip=0.5, unit="record"):
     return dpmf.plan(steps=4, epsilon=3, delta=1e-6, clip=clip, unit=unit)
 
 
-class Recorder:
-    """A stream that adds no noise and keeps what it was given."""
-
-    next_step = 0
-
-    def add_to(self, values):
-        assert values.dtype == np.float64
-        self.given = values.copy()
-        return 0
-
-
 def private(model, clip=0.5, **arguments):
     arguments = {"denominator": 8, **arguments}
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = dpmf.torch.PrivateOptimizer(sgd, mechanism(clip, arguments.pop("unit", "record")), **arguments)
-    optimizer._noise.stream = Recorder()
+    watch(optimizer, quiet=True)
     return optimizer
 
 
 def released(optimizer):
     """What the noise of the next step is added to."""
     optimizer.step()
-    return optimizer._noise.stream.given
+    return optimizer._noise.run.given
 
 
 def linear(width):
@@ -143,11 +137,6 @@ def test_no_more_contributions_than_are_added_without_error():
     optimizer.add_sum({}, 2**20)
     with pytest.raises(ValueError, match="1048577 contributions, but only 1048576 are added without error"):
         optimizer.add_sum({}, 1)
-    # On two ranks, half as many on each.
-    optimizer = private(layer)
-    optimizer._noise.world_size = 2
-    with pytest.raises(ValueError, match="524289 contributions, but only 524288"):
-        optimizer.add_sum({}, 2**19 + 1)
 
 
 def test_crafted_rounding():
@@ -449,17 +438,16 @@ def test_wrapped_modules():
 # Both ways to the clipped sum
 
 
-def both_ways(rows, clip):
-    """By torch, elementwise, and over the memory itself; in units of the grid."""
-    dimension = sum(row.shape[1:].numel() for row in rows)
-    bounds = _sums.target(clip, dimension), _sums.spacing(clip)
-    by_torch, longer = _torch_gradients._clipped_by_torch(rows, *bounds)
-    in_place, also_longer = _torch_gradients._clipped_in_place(rows, *bounds)
-    assert torch.equal(longer, also_longer)
-    for row, one, other in zip(rows, by_torch, in_place):
-        assert one.dtype == other.dtype == torch.float64 and one.shape == other.shape == row.shape[1:]
-        assert torch.equal(other, other.round())
-    return by_torch, in_place, longer
+def both_ways(rows, norm):
+    """By torch, elementwise, and over the memory itself; in units of the clip."""
+    clip = dpmf._core._Clip(norm, max(sum(row.shape[1:].numel() for row in rows), 1))
+    results, longer = [], []
+    for add in (_gradients.add_by_torch, _gradients.add_in_place):
+        sums = [torch.zeros(row.shape[1:], dtype=torch.int64) for row in rows]
+        longer.append(add(rows, sums, clip))
+        results.append(sums)
+    assert torch.equal(*longer)
+    return *results, longer[0]
 
 
 def contributions(count, dtype=torch.float32):
@@ -496,7 +484,7 @@ def test_both_ways_leave_out_what_is_not_finite(wrong):
         assert all(torch.equal(a, b) for a, b in zip(got, expected))
     assert both_ways(rows, 1e20)[2].tolist() == [index in (0, 2, 4) for index in range(9)]
     # Finite, but its square is not in float32.
-    assert float(both_ways([torch.full((1, 2), 3e38)], 1.0)[1][0].sum() * _sums.spacing(1.0)) == pytest.approx(2**0.5)
+    assert float(both_ways([torch.full((1, 2), 3e38)], 1.0)[1][0].sum() * 2.0**-32) == pytest.approx(2**0.5)
 
 
 def test_both_ways_see_memory_in_any_order():
@@ -507,14 +495,14 @@ def test_both_ways_see_memory_in_any_order():
     for got, expected in zip(both_ways(strided, 1.0)[:2], both_ways(rows, 1.0)[:2]):
         assert all(torch.equal(a, b) for a, b in zip(got, expected))
     same = torch.ones(1, 5).expand(4, 5)
-    assert torch.equal(both_ways([same], 10.0)[1][0] * _sums.spacing(10.0), torch.full((5,), 4.0).double())
+    assert torch.equal(both_ways([same], 10.0)[1][0] * 2.0**-29, torch.full((5,), 4.0))
 
 
 def test_a_sum_does_not_depend_on_the_number_of_threads():
     """Large enough to be shared out."""
     code = (
-        "import torch; from dpmf import _torch_gradients as g; torch.manual_seed(0); "
-        "rows = [torch.randn(64, 9000), torch.randn(64, 3)]; sums, _ = g.clipped_sum(rows, 0.7, 9003); "
+        "import dpmf, torch; from dpmf.torch import _gradients as g; torch.manual_seed(0); "
+        "rows = [torch.randn(64, 9000), torch.randn(64, 3)]; sums, _ = g.clipped_sum(rows, dpmf._core._Clip(0.7, 9003)); "
         "import hashlib; print(hashlib.sha256(torch.cat(sums).numpy().tobytes()).hexdigest())"
     )
     printed = {
@@ -530,20 +518,44 @@ def test_a_sum_does_not_depend_on_the_number_of_threads():
 
 
 def test_the_sum_over_memory_refuses_what_it_cannot_add():
-    rows, sums = np.ones((2, 3), np.float32), np.zeros(3)
-    add = dpmf._core._clipped_sum
-    assert add([rows], [sums], 1.0, 2.0**-32).tolist() == [True, True]
+    rows, sums = np.ones((2, 3), np.float32), np.zeros(3, np.int64)
+    add = dpmf._core._Clip(1.0, 3).add_rows
+    assert add([rows], [sums]).tolist() == [True, True]
+    assert add([rows.astype(np.float64)], [sums]).tolist() == [True, True]
     for wrong, match in [
-        (([rows.astype(np.float64)], [sums]), "float32"),
-        (([rows], [sums.astype(np.float32)]), "float64"),
-        (([rows.T], [np.zeros(2)]), "contiguous"),
-        (([rows], [np.zeros(4)]), "as many contributions"),
-        (([rows, rows[:1]], [sums, np.zeros(3)]), "as many contributions"),
-        (([rows], []), "as many contributions"),
+        (([rows.astype(np.int64)], [sums]), "float32 or all of float64"),
+        (([rows, rows.astype(np.float64)], [sums, sums.copy()]), "float32 or all of float64"),
+        (([rows], [sums.astype(np.float32)]), "int64"),
+        (([rows.T], [np.zeros(2, np.int64)]), "contiguous"),
+        (([rows], [np.zeros(4, np.int64)]), "contributions to a part"),
+        (([rows, rows[:1]], [sums, np.zeros(3, np.int64)]), "numbers differ"),
+        (([rows], []), "parts of the sum"),
         (([rows, rows], [sums, sums]), "comes twice"),
+        (([rows], [sums], 1.5), "share"),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):
-            add(*wrong, 1.0, 2.0**-32)
-    for target, spacing in ((1.0, 2.0**-34), (0.0, 1.0), (float("nan"), 1.0), (1.0, -1.0)):
-        with pytest.raises(ValueError, match=r"at most 2\^33 spacings"):
-            add([rows], [sums], target, spacing)
+            add(*wrong)
+
+
+@pytest.mark.parametrize("case", json.loads(VECTORS.read_text()), ids=lambda case: case["about"])
+def test_the_vectors_of_the_core(case):
+    """golden/clip.json, on the host and as any device computes it."""
+    bits = np.array(case["contributions"], np.uint32).view(np.float32)
+    rows = [torch.from_numpy(bits)]
+    clip = dpmf._core._Clip(case["clip"], bits.shape[1])
+    assert (clip.unit, clip.target) == (case["unit"], case["target"])
+    for add in (_gradients.add_by_torch, _gradients.add_in_place):
+        sums = [torch.zeros(bits.shape[1], dtype=torch.int64)]
+        longer = add(rows, sums, clip)
+        # A norm that is added up in another order may move an integer by one.
+        scaled = sum(case["clipped"])
+        assert longer.tolist() == case["clipped"]
+        assert int((sums[0] - torch.tensor(case["sum"])).abs().max()) <= (scaled if add is _gradients.add_by_torch else 0)
+
+
+def test_slices_change_nothing(monkeypatch):
+    rows = contributions(33)
+    whole = both_ways(rows, 1.0)[0]
+    monkeypatch.setattr(_gradients, "SLICE", 100)
+    for got, expected in zip(both_ways(rows, 1.0)[0], whole):
+        assert bool(((got - expected).abs() <= 33).all()) and float((got != expected).double().mean() if got.numel() else 0) < 0.02

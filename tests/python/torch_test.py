@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
-from dpmf import _sums  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning")
@@ -54,7 +53,7 @@ def flat(tensors):
 
 def waiting(optimizer):
     """The clipped sum that the next step releases."""
-    return optimizer._noise.exact.numpy() * _sums.spacing(optimizer.clip)
+    return optimizer._noise.exact.numpy() * optimizer._noise.run.clip.unit
 
 
 def train(optimizer, model, data):
@@ -564,7 +563,7 @@ def test_gradients_that_nobody_clipped(mechanism):
     model, (inputs, targets) = model_of(), batches(1)[0]
     optimizer = dpmf.torch.PrivateOptimizer(sgd(model), mechanism, denominator=8)
     cross_entropy(model(inputs), targets).backward()
-    with pytest.raises(ValueError, match=r"nothing to release: call accumulate.*loss\.backward\(\) are a mean"):
+    with pytest.raises(ValueError, match=r"nothing to release in step 0: call accumulate.*loss\.backward\(\) are a mean"):
         optimizer.step()
     optimizer.accumulate(model, cross_entropy, inputs, targets)
     optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 use crate::error::{IntoPython, type_error, value_error};
 use crate::parallel;
-use dpmf::clip::{self, MOST_CONTRIBUTIONS};
+use dpmf::clip::{self, MOST_CHARGED, MOST_CONTRIBUTIONS};
 use dpmf::noise::Value;
 use numpy::{
     Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray2, PyReadwriteArray1, PyUntypedArray,
@@ -47,6 +47,12 @@ impl Clip {
     #[classattr]
     fn most_contributions() -> usize {
         MOST_CONTRIBUTIONS
+    }
+
+    /// Share of the clip that may be given up for the errors of a sum that was taken elsewhere.
+    #[classattr]
+    fn most_charged() -> f64 {
+        MOST_CHARGED
     }
 
     /// Share of the clip by which to scale down a sum of so many contributions that was taken elsewhere, in arithmetic of so large

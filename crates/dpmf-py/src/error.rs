@@ -25,7 +25,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             value.setattr("gap", gap)?;
             value.setattr("target", target)?;
             value.setattr("iterations", iterations)?;
-            value.setattr("v", numpy::PyArray1::from_slice(py, dual.v()))?;
+            value.setattr("v", numpy::PyArray1::from_slice(py, &dual.v))?;
         }
         Error::Interrupted { iterations, gap } => {
             value.setattr("iterations", iterations)?;

@@ -1,6 +1,6 @@
 //! `dpmf._core`: the library as a Python extension module.
 //!
-//! Everything here translates; nothing here computes, but for [`sums`] over memory that a framework owns. Long work leaves the interpreter ([`parallel`]), errors
+//! Everything here translates; nothing here computes. Long work leaves the interpreter ([`parallel`]), errors
 //! become Python's ([`error`]), arrays are NumPy's.
 
 mod arrays;
@@ -17,7 +17,6 @@ mod privacy;
 mod run;
 mod sampler;
 mod solve;
-mod sums;
 mod workload;
 
 use pyo3::prelude::*;
@@ -46,8 +45,6 @@ mod core {
     use crate::sampler::Sampler;
     #[pymodule_export]
     use crate::solve::{Certificate, Optimum, Progress, compare, factorize, make_mechanism};
-    #[pymodule_export]
-    use crate::sums::clipped_sum;
     #[pymodule_export]
     use crate::workload::{Workload, load_workload};
 

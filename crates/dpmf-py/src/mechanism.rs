@@ -127,6 +127,14 @@ impl Mechanism {
         self.inner.participation().to_string()
     }
 
+    /// Least distance of two steps of one unit, and how often it takes part at most.
+    #[getter]
+    fn _participation(&self) -> PyResult<(usize, usize)> {
+        let steps = self.inner.workload().steps();
+        let pattern = self.inner.participation().pattern(steps).or_raise()?;
+        Ok((pattern.separation.unwrap_or(steps), pattern.times))
+    }
+
     /// The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none.
     #[getter]
     fn sampling(&self) -> String {

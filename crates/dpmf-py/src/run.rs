@@ -87,6 +87,19 @@ impl PrivateRun {
         })
     }
 
+    /// The name of the run that a journal belongs to.
+    #[staticmethod]
+    fn of_journal(journal: PathBuf) -> PyResult<String> {
+        Ok(DurableStream::run_of(&journal).or_raise()?.to_string())
+    }
+
+    /// Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
+    /// they were.
+    #[pyo3(signature = (order=None, denominator=None))]
+    fn recall(&mut self, py: Python<'_>, order: Option<String>, denominator: Option<f64>) -> PyResult<()> {
+        self.guarded.live_mut(py)?.recall(order, denominator).or_raise()
+    }
+
     /// Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
     ///
     /// by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes

@@ -18,12 +18,15 @@
 //! may move an integer by one. One that has no double precision (JAX) keeps the guarantee with another `ζ'`. All of them run the
 //! vectors of `golden/clip.json`.
 
+use crate::engine::Value;
 use crate::error::{Error, Result};
-use crate::noise::Value;
 use rayon::prelude::*;
 
 /// Contributions whose sum a double holds without error: 2²⁰ of at most 2³³ units each.
 pub const MOST_CONTRIBUTIONS: usize = 1 << 20;
+
+/// Share of the clip that may be given up for the errors of a sum that was taken elsewhere.
+pub const MOST_CHARGED: f64 = 0.25;
 
 /// Coordinates that are summed at once: their sums stay in the first cache.
 const BLOCK: usize = 1024;

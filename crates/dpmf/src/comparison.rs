@@ -1,8 +1,12 @@
 //! Mechanisms side by side, as data.
 
+use crate::error::{Error, Result};
+use crate::factorize::Observer;
+use crate::family::Selector;
 use crate::form::Representation;
 use crate::mechanism::Mechanism;
 use crate::participation::Participation;
+use crate::problem::Problem;
 use serde::{Serialize, Serializer};
 
 /// Mechanisms for one problem, each as it would be deployed.
@@ -62,4 +66,49 @@ impl Row {
 
 fn reasons<S: Serializer>(left_out: &[(String, String)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(left_out.iter().map(|(name, reason)| (name, reason)))
+}
+
+impl Problem {
+    /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
+    /// buffers and recalls, and of several with the same numbers the first.
+    ///
+    /// Errors: those of [`Problem::mechanism`]; where there are others, a mechanism that cannot be made is left out and named.
+    pub fn compare(&self, selectors: &[Selector], observe: Observer<'_>) -> Result<Comparison> {
+        let lower_bound = self.optimum(observe)?.certificate.lower_bound;
+        let mut rows: Vec<Row> = Vec::new();
+        let mut left_out = Vec::new();
+        for selector in selectors {
+            let mechanism = match self.mechanism(*selector, observe) {
+                Err(error) if selectors.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
+                    // One sentence for all sizes of a family.
+                    let reason = error.to_string();
+                    let said = |(name, other): &(String, String)| {
+                        other == &reason && name.split(':').next() == Some(selector.name())
+                    };
+                    if !left_out.iter().any(said) {
+                        left_out.push((selector.to_string(), reason));
+                    }
+                    continue;
+                }
+                made => made?,
+            };
+            let row = Row::new(selector.name(), &mechanism, lower_bound);
+            let known = |other: &Row| {
+                let size = |row: &Row| (row.mechanism.clone(), row.buffers, row.recalls);
+                row.buffers.is_some() && size(other) == size(&row)
+            };
+            if !rows.iter().any(known) {
+                rows.push(row);
+            }
+        }
+        rows.chunk_by_mut(|a, b| a.mechanism == b.mechanism)
+            .for_each(|same| same.sort_by_key(|row| (row.buffers, row.recalls)));
+        Ok(Comparison {
+            steps: self.steps(),
+            participation: self.participation(),
+            lower_bound,
+            rows,
+            left_out,
+        })
+    }
 }

@@ -5,6 +5,19 @@ use std::path::PathBuf;
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Where a solver stopped, as numbers alone; a [`Dual`](crate::factorize::Dual) is made of it by `TryFrom`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DualPoint {
+    /// Number of steps.
+    pub steps: usize,
+    /// Distance of two participations of one user; the number of steps for one participation.
+    pub separation: usize,
+    /// One number for each phase; for one participation, one for each step.
+    pub v: Vec<f64>,
+    /// Directions, step after step; none for one participation.
+    pub directions: Vec<f64>,
+}
+
 /// Everything that can go wrong, with the value, the place and the rule that was broken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -85,7 +98,7 @@ pub enum Error {
         /// Why it stopped there.
         reason: &'static str,
         /// The dual point reached; a certificate can be rebuilt from it.
-        dual: Box<crate::factorize::Dual>,
+        dual: Box<DualPoint>,
     },
     /// No stream with as many states as allowed comes as close to the bound as asked for.
     #[error(
@@ -262,7 +275,9 @@ pub enum Refusal {
         run: String,
     },
     /// No batch was handed out for the coming step, or the last one has had its step.
-    #[error("step {step} has no batch of its own, and that of the step before would take part twice")]
+    #[error(
+        "step {step} has no batch of its own: none was handed out for it, and any other would take part twice"
+    )]
     NoBatch {
         /// The coming step, zero-based.
         step: usize,

@@ -42,6 +42,7 @@ pub mod audit;
 pub mod clip;
 pub mod comparison;
 pub mod disk;
+pub mod engine;
 pub mod error;
 pub mod factorize;
 pub mod family;

@@ -5,16 +5,15 @@ use crate::accounting::{
     Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
 };
 use crate::error::{Error, Result};
-use crate::factorize::{Certificate, Dual, Optimum, lower_bound_at};
+use crate::factorize::{Certificate, Dual, Observer, Optimum, lower_bound_at};
 use crate::family::Selector;
 use crate::form::{Form, Representation, StateSpace};
 use crate::identity::Identity;
 use crate::loss::Loss;
-use crate::noise::{Arithmetic, NoiseKey, NoiseStream, Output, RunId};
 use crate::participation::{Participation, Sampling};
+use crate::problem::Problem;
 use crate::sensitivity;
 use crate::workload::Workload;
-use std::ops::Range;
 
 /// A validated mechanism: workload, deployed form, participation, sampling, noise, and what is known of them.
 ///
@@ -299,61 +298,6 @@ impl Mechanism {
         Identity::new(&self.workload, &self.form, self.participation, self.sampling(), noise)
     }
 
-    /// The noise of one run, at its first step: the rows of `N Z` with `Z` of standard deviation σγζ.
-    ///
-    /// This and [`Mechanism::unit_stream`] are the only ways to noise, so that scale and identity always fit.
-    ///
-    /// Guarantee: streams of other keys, runs, mechanisms or arithmetics are computationally independent.
-    /// Errors: [`Error::Unsupported`] for a mechanism that is not calibrated, for iterates of a matrix, and for iterates in
-    /// exact arithmetic; an empty range; [`Error::Memory`].
-    ///
-    /// ```
-    /// use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
-    /// use dpmf::{Participation, Problem, Workload};
-    ///
-    /// let problem = Problem::new(Workload::prefix_sum(100)?, Participation::default())?;
-    /// let mechanism = problem.mechanism("honaker-online".parse()?, &mut dpmf::factorize::quiet)?;
-    /// let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default())?;
-    /// let (key, run) = (NoiseKey::generate()?, RunId::generate()?);
-    /// let mut stream = mechanism.stream(&key, run, 0..1000, Output::Gradient, Arithmetic::Exact)?;
-    ///
-    /// let mut gradient = vec![0.0_f32; 1000]; // a sum of clipped contributions
-    /// stream.add_next(&mut gradient)?;
-    /// assert_eq!(stream.next_step(), 1);
-    /// # Ok::<(), dpmf::Error>(())
-    /// ```
-    pub fn stream(
-        &self,
-        key: &NoiseKey,
-        run: RunId,
-        coordinates: Range<u64>,
-        output: Output,
-        arithmetic: Arithmetic,
-    ) -> Result<NoiseStream> {
-        let statement = self.privacy.as_ref().ok_or_else(|| Error::Unsupported {
-            what: "noise of a mechanism that is not calibrated".into(),
-            hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
-        })?;
-        let scale = statement.calibration().noise_std();
-        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output, arithmetic)
-    }
-
-    /// The rows of `N Z` with `Z` of unit variance, before σ, sensitivity and clip: for those who look at noise, not
-    /// for a release. It is independent of what [`Mechanism::stream`] makes under the same key and run.
-    ///
-    /// Errors: those of [`Mechanism::stream`] but for the first.
-    pub fn unit_stream(
-        &self,
-        key: &NoiseKey,
-        run: RunId,
-        coordinates: Range<u64>,
-        output: Output,
-        arithmetic: Arithmetic,
-    ) -> Result<NoiseStream> {
-        let identity = Identity::new(&self.workload, &self.form, self.participation, self.sampling(), None);
-        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output, arithmetic)
-    }
-
     /// `k` of the grid `2^k` that noise of a scale is rounded to in exact arithmetic.
     ///
     /// Rounding to a grid `q` adds an error of variance `q²/12` to every gradient, and so `‖A‖_F² q²/12` to the iterates.
@@ -410,6 +354,24 @@ impl Mechanism {
             spent.resize(end, value);
         }
         spent
+    }
+}
+
+impl Problem {
+    /// A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
+    ///
+    /// Errors: those of [`Family::fit`](crate::family::Family::fit) and [`Mechanism::new`].
+    pub fn mechanism(&self, selector: Selector, observe: Observer<'_>) -> Result<Mechanism> {
+        let form = selector.family().fit(self, &selector.budget(), observe)?;
+        Ok(self.deploy(&form, observe)?.with_family(selector))
+    }
+
+    /// Any form as deployed for the workload, with its lower bound.
+    ///
+    /// Errors: those of the solver and of [`Mechanism::new`].
+    pub fn deploy(&self, form: &Form, observe: Observer<'_>) -> Result<Mechanism> {
+        let bound = Bound::from(self.optimum(observe)?);
+        Mechanism::new(self.workload().clone(), form, self.participation())?.with_bound(bound)
     }
 }
 

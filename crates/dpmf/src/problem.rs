@@ -1,12 +1,9 @@
 //! What mechanisms are made for: a workload and a participation, with what was solved for them so far.
 
 use crate::accounting::{check_delta, check_epsilon};
-use crate::comparison::{Comparison, Row};
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Optimum, Options, Solver, optimal_for};
-use crate::family::Selector;
 use crate::form::Form;
-use crate::mechanism::{Bound, Mechanism};
 use crate::participation::{Participation, Sampling};
 use crate::workload::{Recurrence, Workload};
 use faer::{Mat, MatRef};
@@ -174,59 +171,6 @@ impl Problem {
             Ok(decoder)
         })?;
         Ok(decoder.as_ref())
-    }
-
-    /// A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
-    ///
-    /// Errors: those of [`Family::fit`](crate::family::Family::fit) and [`Mechanism::new`].
-    pub fn mechanism(&self, selector: Selector, observe: Observer<'_>) -> Result<Mechanism> {
-        let form = selector.family().fit(self, &selector.budget(), observe)?;
-        Ok(self.deploy(&form, observe)?.with_family(selector))
-    }
-
-    /// Any form as deployed for the workload, with its lower bound.
-    ///
-    /// Errors: those of the solver and of [`Mechanism::new`].
-    pub fn deploy(&self, form: &Form, observe: Observer<'_>) -> Result<Mechanism> {
-        let bound = Bound::from(self.optimum(observe)?);
-        Mechanism::new(self.workload.clone(), form, self.participation)?.with_bound(bound)
-    }
-
-    /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
-    /// buffers and recalls, and of several with the same numbers the first.
-    ///
-    /// Errors: those of [`Problem::mechanism`]; where there are others, a mechanism that cannot be made is left out and named.
-    pub fn compare(&self, selectors: &[Selector], observe: Observer<'_>) -> Result<Comparison> {
-        let lower_bound = self.optimum(observe)?.certificate.lower_bound;
-        let mut rows: Vec<Row> = Vec::new();
-        let mut left_out = Vec::new();
-        for selector in selectors {
-            let mechanism = match self.mechanism(*selector, observe) {
-                Err(error) if selectors.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
-                    // One sentence for all sizes of a family.
-                    let reason = error.to_string();
-                    let said = |(name, other): &(String, String)| {
-                        other == &reason && name.split(':').next() == Some(selector.name())
-                    };
-                    if !left_out.iter().any(said) {
-                        left_out.push((selector.to_string(), reason));
-                    }
-                    continue;
-                }
-                made => made?,
-            };
-            let row = Row::new(selector.name(), &mechanism, lower_bound);
-            let known = |other: &Row| {
-                let size = |row: &Row| (row.mechanism.clone(), row.buffers, row.recalls);
-                row.buffers.is_some() && size(other) == size(&row)
-            };
-            if !rows.iter().any(known) {
-                rows.push(row);
-            }
-        }
-        rows.chunk_by_mut(|a, b| a.mechanism == b.mechanism)
-            .for_each(|same| same.sort_by_key(|row| (row.buffers, row.recalls)));
-        Ok(Comparison { steps: self.steps(), participation: self.participation, lower_bound, rows, left_out })
     }
 }
 

@@ -92,6 +92,8 @@ pub struct PrivateRun {
     sampling: Sampling,
     statement: PrivacyStatement,
     order: Option<Order>,
+    /// What decided the batches when the run began, as a state remembers it.
+    begun_with: Option<String>,
     /// Ranks that add up their contributions to one step.
     ranks: usize,
     batch: Option<Batch>,
@@ -155,6 +157,7 @@ impl PrivateRun {
             sampling: mechanism.sampling(),
             statement,
             order: None,
+            begun_with: None,
             ranks: 1,
             batch: None,
             contributions: None,
@@ -185,12 +188,24 @@ impl PrivateRun {
         if self.sampling != Sampling::None && !order.sampled {
             return Err(self.not_sampled());
         }
-        if let Some(begun) = &self.order
-            && begun.name != order.name
-        {
-            return Err(Refusal::OtherOrder { given: order.name, begun: begun.name.clone() }.into());
+        let begun = self.order.as_ref().map(|begun| &begun.name).or(self.begun_with.as_ref());
+        if let Some(begun) = begun.filter(|begun| **begun != order.name) {
+            return Err(Refusal::OtherOrder { given: order.name, begun: begun.clone() }.into());
         }
         self.order = Some(order);
+        Ok(())
+    }
+
+    /// Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
+    /// they were.
+    ///
+    /// Errors: those of [`PrivateRun::set_denominator`].
+    pub fn recall(&mut self, order: Option<String>, denominator: Option<f64>) -> Result<()> {
+        if let Some(denominator) = denominator {
+            self.set_denominator(denominator)?;
+            self.fixed_denominator = self.denominator;
+        }
+        self.begun_with = order;
         Ok(())
     }
 

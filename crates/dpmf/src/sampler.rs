@@ -8,8 +8,8 @@
 //! [`noise::field`]: crate::noise::field
 
 use crate::accounting::KeyOrigin;
+use crate::engine::field::{RowKeys, row_cipher};
 use crate::error::{Error, Refusal, Result};
-use crate::noise::field::{RowKeys, row_cipher};
 use crate::noise::{Fingerprint, NoiseKey, RunId};
 use crate::participation::Sampling;
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};

@@ -15,13 +15,77 @@ mod sampled;
 
 pub(crate) use sampled::{allocation, hidden, under};
 
+use crate::error::{Error, Result};
 use crate::form::{EncoderColumns, Products, Representation};
 use crate::linalg::alignment;
-use crate::participation::Sensitivity;
+use crate::participation::{Participation, Sensitivity};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatRef, Par};
 use rayon::prelude::*;
 use std::ops::Range;
+
+impl Participation {
+    /// The sensitivity `γ` of a form's encoder.
+    ///
+    /// With `X = CᵀC` it is the root of the largest `Σ_{i,j} |X_ij|` over the steps `i, j` of one unit: contributions are
+    /// vectors of any directions. For [`Participation::MinSeparation`] a bound on that, which is attained where `X` vanishes
+    /// from the separation on, and by Toeplitz encoders whose coefficients do not increase.
+    ///
+    /// Guarantee: `‖C(G − H)‖_F ≤ γζ` for all neighbouring streams whose rows differ by at most `ζ`, for any coefficients;
+    /// infinite where rounding hides it.
+    /// Cost: that of [`Representation::encoder_column_norms_sq`] for one participation; for `K` epochs `n` columns of
+    /// [`Representation::encoder_columns`] and `K n²` multiply-adds; for a separation `n²/16` columns at most and `n³/6`
+    /// multiply-adds.
+    /// Errors: those of [`Participation::pattern`].
+    pub fn sensitivity(self, form: &dyn Representation) -> Result<Sensitivity> {
+        let pattern = self.pattern(form.steps())?;
+        Ok(match (self, pattern.separation) {
+            (Participation::Epochs { .. }, Some(separation)) => epochs(form, separation),
+            (Participation::MinSeparation { .. }, Some(separation)) => {
+                min_separation(form, separation, pattern.times)
+            }
+            _ => {
+                // What is no number is larger than any.
+                let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
+                let largest = form.encoder_column_norms_sq().into_iter().fold(0.0, larger);
+                // The square root may round down by half a unit in the last place.
+                Sensitivity { gamma: largest.sqrt().next_up(), exact: true }
+            }
+        })
+    }
+
+    /// The sensitivity of the first `1, 2, …, n` rows of a form's encoder: what has been spent after each step. For
+    /// [`Participation::MinSeparation`] a bound on it, by the norms of columns.
+    ///
+    /// Guarantee: non-decreasing; the last is not above [`Participation::sensitivity`] but for rounding.
+    /// Cost: O(n²), times the number of epochs.
+    /// Errors: those of [`Participation::sensitivity`]; [`Error::Unsupported`] for a form whose rows of noise are not its
+    /// steps.
+    pub fn sensitivities(self, form: &dyn Representation) -> Result<Vec<f64>> {
+        let pattern = self.pattern(form.steps())?;
+        if form.noise_rows() != form.steps() {
+            return Err(Error::Unsupported {
+                what: "the sensitivity of the first steps of a tree".into(),
+                hint: "the rows of its encoder are nodes, not steps; take the sensitivity of all",
+            });
+        }
+        let encoder = form.encoder();
+        let mut spent: Vec<f64> = match (self, pattern.separation) {
+            (Participation::Epochs { .. }, Some(separation)) => {
+                epochs_by_row(encoder.as_ref(), separation).into_iter().map(f64::sqrt).collect()
+            }
+            (_, separation) => separated_by_row(encoder.as_ref(), separation.unwrap_or(form.steps())),
+        };
+        // Blocks of X need not grow entry by entry; what was spent once stays spent.
+        let total = if pattern.times > 1 { self.sensitivity(form)?.gamma } else { f64::INFINITY };
+        let mut most = 0.0_f64;
+        for gamma in &mut spent {
+            most = most.max(*gamma);
+            *gamma = most.min(total);
+        }
+        Ok(spent)
+    }
+}
 
 /// Numbers in the columns that are looked at together, where there is a choice.
 const TILE: usize = 1 << 22;

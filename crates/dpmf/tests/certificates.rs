@@ -67,7 +67,7 @@ impl Ends {
             Err(error @ Error::NotConverged { dual, gap, .. }) if gap.is_finite() => {
                 self.widest_gap = self.widest_gap.max(*gap);
                 self.sentences.push(format!("{solver:?} {:?} {:?}: {error}", case.optimizer, case.rates));
-                dual.v().to_vec()
+                dual.v.clone()
             }
             Err(error) => return Err(error.to_string()),
         };

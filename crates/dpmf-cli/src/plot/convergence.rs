@@ -4,7 +4,7 @@ use super::figure::{self, COLORS, Mark, Panel, Series};
 use crate::progress::Spinner;
 use crate::report::Report;
 use crate::workload::WorkloadArgs;
-use dpmf::factorize::{Iteration, Options, Progress, Solver, optimal_for};
+use dpmf::factorize::{Dual, Iteration, Options, Progress, Solver, lower_bound_at, optimal_for};
 use dpmf::{Error, Participation, Workload};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let several = participation.spacing(workload.steps())? < workload.steps();
     let bound = match best {
         Ok(optimum) => optimum.certificate.lower_bound,
-        Err(Error::NotConverged { dual, .. }) => dpmf::factorize::lower_bound_at(&workload, &dual)?,
+        Err(Error::NotConverged { dual, .. }) => lower_bound_at(&workload, &Dual::try_from(*dual)?)?,
         Err(error) => return Err(error.into()),
     };
     let mut series = Vec::new();

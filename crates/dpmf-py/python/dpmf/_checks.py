@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._core import Mechanism, NoiseKey, PrivacyStatement
-from ._errors import MismatchError, UnsupportedError
+from ._errors import MismatchError
 
 if TYPE_CHECKING:
     from ._core import _Unit
@@ -42,14 +42,4 @@ def check_experiment(key: NoiseKey | None, experiment: str | None) -> None:
 
 def participation_of(mechanism: Mechanism) -> tuple[int, int]:
     """How far apart two steps of one contributor are at least, and in how many it takes part at most."""
-    kind, *numbers = mechanism.participation.split(":")
-    steps = mechanism.steps
-    if kind == "single":
-        return steps, 1
-    if kind == "epochs":
-        times = int(numbers[0])
-        return -(-steps // times), times
-    if kind == "min-separation":
-        separation = int(numbers[0])
-        return separation, int(numbers[1]) if len(numbers) > 1 else -(-steps // separation)
-    raise UnsupportedError(f"participation {mechanism.participation} is not known here: use a newer dpmf")
+    return mechanism._participation

@@ -25,7 +25,6 @@ __all__ = [
     "Progress",
     "Sampler",
     "Workload",
-    "_clipped_sum",
     "_load_mechanism",
     "_load_workload",
     "_make_plan",
@@ -304,6 +303,9 @@ class Mechanism:
     @property
     def participation(self) -> str:
         """The participation that the sensitivity covers, as plan and make_mechanism take it: "single"."""
+    @property
+    def _participation(self) -> tuple[int, int]:
+        """Least distance of two steps of one unit, and how often it takes part at most."""
     @property
     def sampling(self) -> str:
         """The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none."""
@@ -660,6 +662,25 @@ class NoiseStream:
 
 @final
 class PrivateRun:
+    """One run of private training: which step comes next, whose batch was handed out for it, how many contributions it has, what a
+    mean divides by, and its noise. The adapters for PyTorch, Opacus, JAX and Flower go through it.
+
+        run.follow("what decides the batches", by_step=True)
+        run.denominator = 256
+        run.hand_out(step, members=len(batch))
+        run.contribute(len(batch))              # as often as the batch comes in parts
+        run.clip.add_rows([gradients], [sum])   # int64, in units of run.clip.unit
+        run.release(sum, released)              # float32: the noisy sum, not divided
+
+    What would let one example count more than the guarantee allows is refused with MismatchError, whose fault is a word for
+    programs: more contributions than members ("too-many"), a batch that has had its step, or none ("no-batch"), a batch of another
+    step ("other-step"), batches that others decide than at first ("other-order"), a sampler of another run ("sampler-in-use"), none
+    where the guarantee counts on it ("not-sampled"), another denominator ("other-denominator"), nothing to release ("nothing").
+
+    Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here. ranks add up
+    their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+    """
+
     def __init__(
         self,
         mechanism: Mechanism,
@@ -683,63 +704,124 @@ class PrivateRun:
         checkpoint: bytes | str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
-    ) -> PrivateRun: ...
-    def follow(self, order: str, *, by_step: bool, sampler: Sampler | None = None) -> None: ...
+    ) -> PrivateRun:
+        """Goes on with the run of a journal, from a checkpoint (a path or bytes) or from the first step.
+
+        Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
+        """
+    @staticmethod
+    def of_journal(journal: str | os.PathLike[str]) -> str:
+        """The name of the run that a journal belongs to."""
+    def recall(self, order: str | None = None, denominator: float | None = None) -> None:
+        """Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
+        they were.
+        """
+    def follow(self, order: str, *, by_step: bool, sampler: Sampler | None = None) -> None:
+        """Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
+
+        by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes
+        once in all. sampler is the one that draws them, for this run and no other.
+        """
     @property
-    def order(self) -> str | None: ...
-    def hand_out(self, step: int, members: int | None = None) -> None: ...
-    def contribute(self, count: int) -> None: ...
+    def order(self) -> str | None:
+        """What decides who is in which batch; None while nobody said."""
+    def hand_out(self, step: int, members: int | None = None) -> None:
+        """Hands out the batch of a step, or this rank's part of it, of so many members; None where nobody knows how many."""
+    def contribute(self, count: int) -> None:
+        """Counts contributions of the batch that was handed out last to the coming step."""
     @property
-    def contributions(self) -> int | None: ...
-    def clear(self) -> None: ...
+    def contributions(self) -> int | None:
+        """Contributions to the coming step; None if none were counted since the last one."""
+    def clear(self) -> None:
+        """Forgets the contributions to the coming step, whose sum must be forgotten too."""
     @property
-    def denominator(self) -> float | None: ...
+    def denominator(self) -> float | None:
+        """What a mean divides by, the planned size of a batch: fixed by the first release. None while nobody said."""
     @denominator.setter
-    def denominator(self, value: float) -> None: ...
-    def check_release(self) -> None: ...
-    def release(self, sum: NDArray[np.int64], released: NDArray[np.float32]) -> int: ...
-    def burn(self) -> int: ...
+    def denominator(self, value: float) -> None:
+        """What a mean divides by, the planned size of a batch: fixed by the first release. None while nobody said."""
+    def check_release(self) -> None:
+        """Refuses what release() would refuse, before ranks add up their sums."""
+    def release(self, sum: NDArray[np.int64], released: NDArray[np.float32]) -> int:
+        """Adds the next row of noise to the sum of all contributions, int64 in units of clip.unit, and writes the noisy sum into
+        released, float32. The sum becomes zero. Returns the step, zero-based.
+
+        If it is refused, both are as they were.
+        """
+    def burn(self) -> int:
+        """Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step."""
     @property
-    def next_step(self) -> int: ...
+    def next_step(self) -> int:
+        """The step of the next release, zero-based; equal to steps at the end."""
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of steps in all."""
     @property
-    def recorded_steps(self) -> int: ...
+    def recorded_steps(self) -> int:
+        """Number of steps in the journal: below it, only the same sum again or a burn is possible."""
     @property
-    def burned(self) -> list[int]: ...
+    def burned(self) -> list[int]:
+        """Steps that were burned, in order."""
     @property
-    def durable(self) -> bool: ...
+    def durable(self) -> bool:
+        """Whether it has a journal, and can be resumed."""
     @property
-    def coordinates(self) -> range: ...
+    def coordinates(self) -> range:
+        """The coordinates whose sums are released here."""
     @property
-    def clip(self) -> _Clip: ...
+    def clip(self) -> _Clip:
+        """Clipping as the guarantee counts on it."""
     @property
-    def arithmetic(self) -> Literal["exact", "float"]: ...
+    def arithmetic(self) -> Literal["exact", "float"]:
+        """"exact" or "float"."""
     @property
-    def run(self) -> str: ...
+    def run(self) -> str:
+        """The name of the run, 32 hexadecimal digits."""
     @property
-    def mechanism(self) -> Mechanism: ...
+    def mechanism(self) -> Mechanism:
+        """The mechanism."""
     @property
-    def privacy(self) -> PrivacyStatement: ...
-    def checkpoint_bytes(self) -> bytes: ...
-    def close(self) -> None: ...
+    def privacy(self) -> PrivacyStatement:
+        """The privacy statement, with the origin of the key in use."""
+    def checkpoint_bytes(self) -> bytes:
+        """The state of the noise, encrypted under the key, for a state dictionary; open() goes on from it beside the journal."""
+    def close(self) -> None:
+        """Closes the journal, so that another process may open it."""
     def __reduce__(self) -> NoReturn: ...
 
 @final
 class _Clip:
+    """Contributions as whole numbers, in units of a power of two, whose norm is at most the clip.
+
+    Sums of up to most_contributions of them are the same in any order, and one contribution moves them by at most the clip, as
+    real numbers. One that is not finite counts as zero.
+    """
+
     most_contributions: ClassVar[int]
+    most_charged: ClassVar[float]
     def __init__(self, norm: float, dimension: int) -> None: ...
     @property
-    def norm(self) -> float: ...
+    def norm(self) -> float:
+        """The clip."""
     @property
-    def unit(self) -> float: ...
+    def unit(self) -> float:
+        """What one stands for in a sum, a power of two."""
     @property
-    def target(self) -> float: ...
+    def target(self) -> float:
+        """The norm that longer contributions are scaled to, a hair below the clip."""
     @staticmethod
-    def charge(contributions: int, dimension: int, unit: float) -> float: ...
+    def charge(contributions: int, dimension: int, unit: float) -> float:
+        """Share of the clip by which to scale down a sum of so many contributions that was taken elsewhere, in arithmetic of so large
+        a relative error, so that one contribution moves it by at most the clip.
+        """
     def add_rows(
         self, rows: Sequence[NDArray[np.floating[Any]]], sums: Sequence[NDArray[np.int64]], share: float = 1.0
-    ) -> NDArray[np.bool_]: ...
+    ) -> NDArray[np.bool_]:
+        """Adds clipped contributions to sums in place; returns which were longer than target or not finite.
+
+        rows has one array for each part of the model, of float32 or float64: a contribution a row. sums has one of int64 for each.
+        share is the part of the target that these parts are scaled to, where groups of parts are clipped each by itself.
+        """
 
 @final
 class Sampler:
@@ -1043,18 +1125,6 @@ def audit(
     """
 def new_run() -> str:
     """A new name for a run, 32 hexadecimal digits from the operating system."""
-def _clipped_sum(
-    rows: Sequence[NDArray[np.float32]], sums: Sequence[NDArray[np.float64]], target: float, spacing: float
-) -> NDArray[np.bool_]:
-    """Adds the clipped sum of contributions, in units of the grid, to sums in place; returns which were longer than target or
-    not finite.
-
-    rows has one array for each parameter: a contribution a row, float32. A contribution that is not finite counts as zero.
-
-    Guarantee: that of the module dpmf._sums. Norms are sums of squares in f64, each exact, in a fixed order, whatever the
-    number of threads.
-    Cost: all of rows is read twice, and nothing of its size is written.
-    """
 def _load_mechanism(data: bytes) -> Mechanism:
     """What pickle calls."""
 def _load_workload(optimizer: str | None, values: ArrayLike) -> Workload:

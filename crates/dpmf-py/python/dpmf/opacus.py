@@ -40,15 +40,27 @@ from opacus.validators import ModuleValidator
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from . import torch as _torch
-from ._checks import check_unit, statement_of
-from ._core import Mechanism, NoiseKey, Plan, Sampler, poisson_epsilon
+from ._checks import check_experiment, check_unit, participation_of, statement_of
+from ._core import Mechanism, NoiseKey, Plan, PrivateRun, Sampler, new_run, poisson_epsilon
 from ._errors import BindingError, MismatchError
 from ._plan import PULL, plan
-from ._torch_data import Batches, StepLoader, check_count, in_order
-from ._torch_gradients import clipped_sum, watch
-from ._torch_noise import FlatNoise, check_unscaled
+from ._remedies import remedies
+from .torch._data import Batches, StepLoader
+from .torch._gradients import clipped_sum, watch
+from .torch._rows import UncheckedModelWarning, check_rows
+from .torch._run import FlatRun, check_unscaled
 
-__all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine"]
+__all__ = ["CorrelatedOptimizer", "MechanismAccountant", "PrivacyEngine", "UncheckedModelWarning"]
+
+#: What to do about what a run refuses.
+REMEDIES = {
+    **_torch.REMEDIES,
+    "no-batch": "train on the data loader that make_private returned, one step for each batch as it comes",
+    "other-step": "take one step for each batch, as it comes; a new loop over the data loader begins with the coming step",
+    "nothing": "call backward() on the loss of a batch before step()",
+    "other-denominator": "leave expected_batch_size as make_private made it",
+    "other-order": "resume with the data loader, key and seed that the run began with",
+}
 
 log = logging.getLogger("dpmf")
 log.setLevel(logging.INFO)
@@ -67,11 +79,16 @@ class MechanismAccountant(IAccountant):
 
     def __init__(self, mechanism: Mechanism | None = None) -> None:
         self.of: Mechanism | None = mechanism
-        self.steps = 0
+        #: The run whose steps these are.
+        self.noise: FlatRun | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps that were released or given up."""
+        return 0 if self.noise is None or self.noise.run is None else self.noise.next_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Counts a step; both arguments are as planned."""
-        self.steps += 1
+        """Does nothing: the run counts its steps."""
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
         """ε at δ; 0 before the first step, when nothing was released."""
@@ -109,13 +126,12 @@ class MechanismAccountant(IAccountant):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuses the state of another mechanism."""
+        """Refuses the state of another mechanism. The number of steps is that of the run."""
         if state_dict.get("mechanism") != (self.of and self.of.identity):
             raise BindingError(
                 f"the accountant's state belongs to mechanism {state_dict.get('mechanism')}, but this is "
                 f"{self.of and self.of.identity}"
             )
-        self.steps = state_dict["steps"]
 
 
 class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
@@ -145,6 +161,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         check: bool = True,
         cohorts: _torch.Cohorts | _torch.SampledBatches | None = None,
         clips: Sequence[float] | None = None,
+        _name: str | None = None,
     ) -> None:
         check_unit(mechanism, "record")
         statement = statement_of(mechanism)
@@ -162,10 +179,10 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             loss_reduction=loss_reduction,
         )
         # Privacy would need other noise if these were changed by a scheduler of Opacus, so they are compared at each step.
-        self._as_planned = (self.noise_multiplier, self.max_grad_norm, expected_batch_size)
+        self._as_planned = (self.noise_multiplier, self.max_grad_norm)
         self.mechanism = mechanism
         self._checks = _torch._Checks(mechanism, optimizer) if check else None
-        self._noise = FlatNoise(
+        self._noise = FlatRun(
             mechanism,
             optimizer,
             arithmetic=arithmetic,
@@ -173,49 +190,35 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             experiment=experiment,
             journal=journal,
             group=None,
+            name=_name,
         )
         self._clips = None if clips is None else _checked_clips(clips, statement.clip, self._noise.parameters)
-        self._cohorts = cohorts
-        #: Whether the cohorts were made for this run, which then decides who is in them.
+        self._cohorts: Batches | None = cohorts
+        #: Whether the cohorts were made for this run, whose state then says where they go on.
         self._own_cohorts = False
+        if cohorts is not None:
+            self._follow(cohorts)
         # The hooks of torch.optim.Optimizer.
         super().__setstate__({})
 
-    def follow(self, cohorts: Batches, *, own: bool) -> None:
-        """Lets every loop over cohorts begin where this run is; those that are its own are drawn by its key and run."""
-        self._cohorts, self._own_cohorts = cohorts, own  # type: ignore[assignment]
-        if in_order(cohorts):
+    def _follow(self, cohorts: Batches) -> None:
+        """Takes the batches of cohorts, every loop over which begins where this run is."""
+        cohorts.heard = self._hand_out
+        if cohorts.by_step:
             cohorts.place = self._begin_loop
+        if self._noise.run is not None:
+            with remedies(REMEDIES):
+                self._noise.follow(cohorts)
+
+    def _hand_out(self, step: int, members: int | None) -> None:
+        self._noise.live().hand_out(step, members)
 
     def _begin_loop(self) -> int:
         """Forgets a batch that was begun in parts, of which the loop gives all again; returns the step to begin with."""
         self._noise.clear()
         self._step_skip_queue.clear()
         self._is_last_step_skipped = False
-        batches = self._cohorts
-        if self._own_cohorts and isinstance(batches, _torch.SampledBatches) and batches.drawing.run != self.run:
-            drawing = batches.drawing
-            batches.drawing = Sampler(
-                drawing.sampling, self._noise.key, units=drawing.units, steps=drawing.steps, run=self.run, start=self.next_step
-            )
         return self.next_step
-
-    def _check_batch(self) -> None:
-        """Refuses gradients of another batch than the one that was handed out for the coming step."""
-        if self._cohorts is None:
-            return
-        step = self.next_step
-        if self._cohorts.drawn <= step:
-            raise MismatchError(
-                f"step {step} has a batch that the data loader of make_private did not hand out, so nothing "
-                "shows that its examples take part once: train on that loader"
-            )
-        if in_order(self._cohorts) and self._cohorts.drawn != step + 1:
-            raise MismatchError(
-                f"the batch was drawn for step {self._cohorts.drawn - 1}, but this is step {step}, and the guarantee "
-                f"is for every batch in its own: take one step for each batch, as it comes; a new loop over the loader begins with "
-                f"step {step}"
-            )
 
     def clip_and_accumulate(self) -> None:
         """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
@@ -241,32 +244,32 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
         count = len(next(iter(rows.values())))
-        if (batches := self._cohorts) is not None:
-            step, last = noise.next_step, batches.drawn - 1
-            # Where each batch has its step, one of another step is left to _check_batch.
-            if last == step or not in_order(batches):
-                check_count(step, (noise.count or 0) + count, batches.sizes.get(last))
         clips = None if self._clips is None else [self._clips[number] for number in rows]
-        sums, _ = clipped_sum(list(rows.values()), noise.clip, noise.dimension, clips)
-        noise.add(zip(rows, sums), count)
+        with remedies(REMEDIES):
+            sums, _ = clipped_sum(list(rows.values()), noise.live().clip, clips)
+            noise.add(zip(rows, sums), count)
         for row in rows.values():
             row._processed = True
 
     def add_noise(self) -> None:
         """Adds the next row of noise to the summed gradients and puts them, or their mean, into .grad."""
-        if (self.noise_multiplier, self.max_grad_norm, self.expected_batch_size) != self._as_planned:
+        if (self.noise_multiplier, self.max_grad_norm) != self._as_planned:
             raise MismatchError(
-                "noise_multiplier, max_grad_norm or expected_batch_size has changed since the mechanism was planned: "
+                "noise_multiplier or max_grad_norm has changed since the mechanism was planned: "
                 "schedulers of noise and clipping do not go with correlated noise"
             )
         noise = self._noise
-        if self._checks is not None:
-            self._checks.step(noise.next_step, self.param_groups)
-        self._check_batch()
-        noise.release()
+        run = noise.live()
+        with remedies(REMEDIES):
+            # A sum needs no denominator; the run then divides by nothing.
+            denominator = run.denominator = 1.0 if self.expected_batch_size is None else float(self.expected_batch_size)
+            noise.check()
+            if self._checks is not None:
+                self._checks.step(run.next_step, self.param_groups)
+            noise.release()
         if self.loss_reduction == "mean":
-            noise.flat.div_(self.expected_batch_size)
-        noise.hand_out()
+            noise.flat.div_(denominator)
+        noise.fill_gradients()
 
     def pre_step(self, closure: Any = None) -> bool:
         """Clips and adds noise; False if more parts of the batch are to come."""
@@ -302,7 +305,6 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         state["dpmf"] = {
             **self._noise.state_dict(),
             "first_learning_rates": self._checks and self._checks.first,
-            "data": self._cohorts and self._cohorts.order,
         }
         return state
 
@@ -330,15 +332,13 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         if isinstance(cohorts, _torch.Cohorts) and self._own_cohorts and order is not None:
             cohorts.seed = order["seed"]
             cohorts.start = self.next_step
-        if in_order(cohorts):
-            self._begin_loop()
-        if order is not None and dict(order) != cohorts.order:
+        try:
+            with remedies(REMEDIES):
+                self._noise.follow(cohorts)
+        except MismatchError:
             self.close()
-            raise MismatchError(
-                f"the batches are those of {cohorts.order}, but the run began with {dict(order)}: examples would take part in other "
-                "steps than they did"
-            )
-        if self._own_cohorts or in_order(cohorts):
+            raise
+        if self._own_cohorts or cohorts.by_step:
             cohorts.go_to(self.next_step)
 
     def close(self) -> None:
@@ -585,22 +585,24 @@ class PrivacyEngine(opacus.PrivacyEngine):
         check_unit(mechanism, "record")
 
         ModuleValidator.validate(module, strict=True)
-        loader, own = self._loader(data_loader, mechanism, epochs)
+        key, name = self._key_and_name()
+        loader, own = self._loader(data_loader, mechanism, epochs, key, name)
         batches: Any = loader.batch_sampler
         private = CorrelatedOptimizer(
             optimizer,
             mechanism,
             expected_batch_size=batches.expected_batch,
             loss_reduction=loss_reduction,
-            key=self._key,
+            key=key,
             experiment=self._experiment,
             journal=self._journal,
             arithmetic=self._arithmetic,
             check=check,
             cohorts=batches,
             clips=clips,
+            _name=name,
         )
-        private.follow(batches, own=own)
+        private._own_cohorts = own
         # After all checks: Opacus leaves hooks in the module.
         if not isinstance(module, AbstractGradSampleModule):
             module = GradSampleModule(
@@ -610,9 +612,18 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 force_functorch=grad_sample_mode == "functorch",
             )
         watch(module)
-        self.accountant.of = mechanism
+        check_rows(module, batch_first=batch_first, mean=loss_reduction == "mean")
+        self.accountant.of, self.accountant.noise = mechanism, private._noise
         private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
         return module, private, loader
+
+    def _key_and_name(self) -> tuple[NoiseKey | None, str]:
+        """The key of the run, unless it lacks one, and its name: that of its journal, where it was begun."""
+        check_experiment(self._key, self._experiment)
+        begun = self._journal is not None and os.path.exists(self._journal)
+        name = PrivateRun.of_journal(self._journal) if begun else new_run()  # type: ignore[arg-type]
+        key = NoiseKey.generate() if self._key is None and self._journal is None else self._key
+        return key, name if self._experiment is None else self._experiment
 
     def _check_unused(self) -> None:
         if self.accountant.of is not None:
@@ -645,8 +656,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         return length, min(data_loader.batch_size, length)
 
-    def _loader(self, data_loader: DataLoader[Any], mechanism: Mechanism, epochs: int | None) -> tuple[DataLoader[Any], bool]:
-        """The data as the mechanism counts on it, and whether the batches are made here."""
+    def _loader(
+        self, data_loader: DataLoader[Any], mechanism: Mechanism, epochs: int | None, key: NoiseKey | None, name: str
+    ) -> tuple[DataLoader[Any], bool]:
+        """The data as the mechanism counts on it, and whether the batches are made here, drawn by the key and name of the run."""
         batches: Any = data_loader.batch_sampler
         several = mechanism.participation.startswith("epochs:")
         if isinstance(batches, Batches):
@@ -655,13 +668,13 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if mechanism.sampling == "none" and not several:
             return self._single_pass(data_loader, mechanism, 1 if epochs is None else epochs), True
         length, batch_size = self._size_of(data_loader)
-        times = int(mechanism.participation.partition(":")[2]) if several else 1
+        times = participation_of(mechanism)[1] if several else 1
         if mechanism.sampling == "none":
             batches = _torch.Cohorts(length, batch_size, epochs=times, seed=self._seed)
         else:
-            # Key and run become those of the noise when a loop begins.
-            stand_in = NoiseKey.generate() if self._key is None else self._key
-            sampler = Sampler(mechanism.sampling, stand_in, units=length, steps=mechanism.steps)
+            if key is None:
+                raise ValueError("a run with a journal needs its key: PrivacyEngine(key=NoiseKey.create(path), journal=…)")
+            sampler = Sampler(mechanism.sampling, key, units=length, steps=mechanism.steps, run=name)
             times = times if several else 1 if epochs is None else epochs
             batches = _torch.SampledBatches(sampler, epochs=times)
             if round(length / sampler.expected_batch) != round(length / batch_size):
@@ -699,7 +712,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if not getattr(data_loader, "in_order", True):
             raise MismatchError("in_order is False, so that nothing shows which batch a step has: leave it out of the data loader")
         collate = data_loader.collate_fn
-        if in_order(batches) and not isinstance(collate, _torch.EmptyCollate):
+        if batches.by_step and not isinstance(collate, _torch.EmptyCollate):
             collate = _torch.EmptyCollate(data_loader.dataset, collate)
         batches.workers = data_loader.num_workers
         return StepLoader(

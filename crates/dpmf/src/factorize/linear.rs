@@ -7,10 +7,10 @@ use crate::linalg::banded::LowerBanded;
 use crate::linalg::lanes::Lanes;
 use crate::linalg::pencil::Pencil;
 use crate::linalg::rational::InverseSqrt;
-use crate::linalg::spectrum::{Spectrum, array_bandwidth};
 use crate::linalg::udu::check_weights;
 use crate::linalg::{MAX_BANDWIDTH, with_band};
 use crate::workload::Recurrence;
+use crate::workload::spectrum::{Spectrum, array_bandwidth};
 use rayon::prelude::*;
 
 /// Nodes in one pass over the band: two AVX2 registers.

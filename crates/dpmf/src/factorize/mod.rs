@@ -10,7 +10,9 @@ mod newton;
 mod phased;
 mod point;
 mod primal;
+mod state_space;
 
+pub use crate::linalg::DENSE_LIMIT;
 pub use bound::lower_bound_at;
 pub use dense::Dense as DenseOracle;
 pub use dual::{
@@ -18,19 +20,17 @@ pub use dual::{
 };
 pub use linear::Linear as LinearOracle;
 pub use point::Dual;
+pub use state_space::Order;
 
-use crate::error::{Error, Result};
-use crate::form::state_space::Order;
+use crate::error::{DualPoint, Error, Result};
 use crate::form::{self, Representation};
+use crate::linalg::within_dense_limit;
 use crate::participation::Participation;
 use crate::workload::{SMALLEST_RATE, Workload};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-
-/// Largest number of steps for which n × n matrices are formed.
-pub const DENSE_LIMIT: usize = 16_384;
 
 /// Steps up to which the loss of the linear solver may be measured anew by a decomposition, which takes milliseconds.
 const REMEASURED: usize = 256;
@@ -233,7 +233,7 @@ fn prove(
             target: options.gap,
             iterations: found.iterations,
             reason: reason.unwrap_or("the proof allows for more rounding than is left of it"),
-            dual: Box::new(found.dual.clone()),
+            dual: Box::new(DualPoint::from(&found.dual)),
         }),
     }
 }
@@ -282,16 +282,6 @@ fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
     Ok(workload.to_dense())
 }
 
-pub(crate) fn within_dense_limit(n: usize) -> Result<()> {
-    if n > DENSE_LIMIT {
-        return Err(Error::Unsupported {
-            what: format!("a dense matrix of {n} × {n} entries"),
-            hint: "matrices are formed for at most 16384 steps; use the linear solver and a streaming factorization",
-        });
-    }
-    Ok(())
-}
-
 /// How small a streaming factorization should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
@@ -314,11 +304,14 @@ impl Optimum {
     /// Errors: any other error; one participation, whose solvers reach what 64-bit arithmetic can; a gap that is not below 1.
     pub(crate) fn despite(error: Error, workload: &Workload, participation: Participation) -> Result<Self> {
         match error {
-            Error::NotConverged { gap, iterations, reason, dual, .. } if dual.times() > 1 && gap < 1.0 => {
+            Error::NotConverged { gap, iterations, reason, dual, .. }
+                if dual.separation < dual.steps && gap < 1.0 =>
+            {
+                let dual = Dual::try_from(*dual)?;
                 let lower_bound = lower_bound_at(workload, &dual)?;
                 let certificate = Certificate::new(lower_bound * (1.0 + gap), lower_bound, iterations);
                 let (solver, stopped) = (Solver::Dense, Some(reason));
-                Ok(Self { dual: *dual, participation, certificate, solver, stopped, primal: None })
+                Ok(Self { dual, participation, certificate, solver, stopped, primal: None })
             }
             error => Err(error),
         }

@@ -1,6 +1,6 @@
 //! Dual points: what proves a lower bound, and what an optimum is found by.
 
-use crate::error::{Error, Result};
+use crate::error::{DualPoint, Error, Result};
 use crate::linalg::alignment;
 
 /// `D = ⊕_p D_p`, a block for the users of every phase, `D_p = v_p Y_p Y_pᵀ` with rows of `Y_p` of norm one.
@@ -180,6 +180,21 @@ impl Dual {
                 scale(y);
             }
         }
+    }
+}
+
+impl From<&Dual> for DualPoint {
+    fn from(dual: &Dual) -> Self {
+        let Dual { steps, separation, v, directions } = dual.clone();
+        Self { steps, separation, v, directions }
+    }
+}
+
+impl TryFrom<DualPoint> for Dual {
+    type Error = Error;
+
+    fn try_from(point: DualPoint) -> Result<Self> {
+        Self::new(point.steps, point.separation, point.v, point.directions)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The paper's streaming approximation of the optimum.
 
+mod fit;
+
 use super::{Budget, Family, Knob};
 use crate::error::Result;
 use crate::factorize::Observer;

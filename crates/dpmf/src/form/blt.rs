@@ -3,9 +3,9 @@
 mod engine;
 
 use super::{Cost, EncoderColumns, Form, Representation, Rows};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use crate::workload::realisation::Realisation;

@@ -4,11 +4,11 @@ mod engine;
 
 pub(super) use engine::DenseEngine;
 
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
 use crate::form::columns::Whole;
 use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use faer::linalg::triangular_inverse::invert_lower_triangular;
 use faer::{Mat, MatRef, Par, Side};

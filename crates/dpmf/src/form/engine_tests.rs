@@ -1,12 +1,12 @@
 //! Every engine against the dense rows of its form, and against every way to cut the work.
 
 use super::*;
+use crate::engine::IterateStage;
 use crate::error::Error;
 use crate::form::state_space::Parts;
 use crate::form::tree::Decoder;
 use crate::identity::Identity;
 use crate::linalg::banded::LowerBanded;
-use crate::noise::engine::IterateStage;
 use crate::noise::{Field, NoiseKey, NoiseStream, RunId, StreamKey};
 use crate::workload::{Average, Optimizer};
 use proptest::prelude::*;

@@ -15,7 +15,7 @@ mod columns;
 mod dense;
 pub mod recall;
 pub mod state_space;
-mod structured;
+pub(crate) mod structured;
 mod toeplitz;
 pub mod tree;
 mod verified;
@@ -30,9 +30,9 @@ pub use structured::Structured;
 pub use toeplitz::Toeplitz;
 pub use tree::Tree;
 
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::Result;
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use crate::workload::Workload;
 use faer::Mat;
@@ -142,7 +142,7 @@ pub trait Representation {
     /// streamed is [`Representation::deployed`], and nothing else. [`Error::Memory`](crate::Error::Memory).
     fn engine(&self, ahead: usize) -> Result<Box<dyn Engine>>;
 
-    /// The same rows as arithmetic, for [exact noise](crate::noise::exact): the weights are the deployed coefficients, as
+    /// The same rows as arithmetic, for [exact noise](crate::engine::exact): the weights are the deployed coefficients, as
     /// real numbers. `ahead` is that of [`Representation::engine`].
     ///
     /// Errors: those of [`Representation::engine`].

@@ -1,16 +1,15 @@
 //! The paper's streaming approximation of a dense factorization: a few diagonals and a masked low-rank part.
 
 mod engine;
-mod fit;
 
 use super::{Cost, EncoderColumns, Form, Representation, Rows};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::{Tensors, damaged};
 use crate::workload::{Recurrence, RowRecurrence, Workload};
-use faer::{Mat, MatRef};
+use faer::Mat;
 use rayon::prelude::*;
 
 pub(super) const KIND: &str = "structured";
@@ -110,55 +109,6 @@ impl Structured {
         result.encoder_column_norms_sq = norms.iter().zip(&residuals).map(raised).collect();
         result.encoder_distances = residuals.iter().map(|e| size * e * room).collect();
         Ok(result)
-    }
-
-    /// Approximates a lower-triangular `B`, made for the workload of `recurrence`, with `h` diagonals and
-    /// rank `r`.
-    ///
-    /// The diagonals are those of `B`. The rest minimises `‖B̂ − B‖_F² + 10⁻⁶(‖U‖_F² + ‖V‖_F²)` (for `B` of unit
-    /// root-mean-square diagonal) by alternating least squares from a fixed start. The fit improves for
-    /// hundreds of sweeps but the loss does not follow it all the way, so sweeps end at 144 and, of those
-    /// tried on the way, the one with the smallest loss `γ²(Ĉ)‖B̂‖_F²` is returned.
-    ///
-    /// Cost: O(n² r) a sweep, O(n²(h + r)) for each of at most 12 evaluations of the loss.
-    ///
-    /// Errors: `h` outside `1 … n`, `r > n − h`, `B` not square, not of the length of the recurrence, not
-    /// finite, not lower triangular, or without a positive diagonal; a fit that is singular at every sweep.
-    pub fn fit(b: MatRef<'_, f64>, recurrence: &Recurrence, diagonals: usize, rank: usize) -> Result<Self> {
-        let n = b.nrows();
-        check_shape(n, diagonals, rank)?;
-        check_decoder(b)?;
-        let band = LowerBanded::from_fn(n, diagonals - 1, |i, k| b[(i, i - k)]);
-        let build = |left, right| Self::new(band.clone(), rank, left, right, recurrence.clone());
-        if rank == 0 {
-            return build(Vec::new(), Vec::new());
-        }
-        let mut best: Option<(f64, Self)> = None;
-        let mut failure = None;
-        fit::alternate(b, diagonals, rank, |left, right| match build(left, right) {
-            Ok(candidate) => {
-                let loss = candidate.loss();
-                if best.as_ref().is_none_or(|(least, _)| loss < *least) {
-                    best = Some((loss, candidate));
-                }
-            }
-            Err(error) => failure = Some(error),
-        });
-        match (best, failure) {
-            (Some((_, best)), _) => Ok(best),
-            (None, Some(error)) => Err(error),
-            (None, None) => {
-                let reason = "no sweep was evaluated";
-                Err(Error::Numerical { what: "alternating least squares", index: 0, reason })
-            }
-        }
-    }
-
-    /// The paper's choice `(h, r)`: `h = ⌈log₂n / 2⌉`, at least 1, and `r = ⌊log₂n / 2⌋`.
-    pub fn default_shape(steps: usize) -> (usize, usize) {
-        let ceiling = (usize::BITS - steps.saturating_sub(1).leading_zeros()) as usize;
-        let floor = steps.max(1).ilog2() as usize;
-        (ceiling.div_ceil(2).max(1), floor / 2)
     }
 
     /// `h`, the number of diagonals that are held exactly.
@@ -307,7 +257,7 @@ impl Structured {
     }
 
     /// `γ²(Ĉ)‖B̂‖_F²`.
-    fn loss(&self) -> f64 {
+    pub(crate) fn loss(&self) -> f64 {
         let sensitivity_sq = self.encoder_column_norms_sq.iter().copied().fold(0.0, f64::max);
         sensitivity_sq * self.row_norms_sq().iter().sum::<f64>()
     }
@@ -430,7 +380,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn check_shape(n: usize, diagonals: usize, rank: usize) -> Result<()> {
+pub(crate) fn check_shape(n: usize, diagonals: usize, rank: usize) -> Result<()> {
     if n == 0 {
         return Err(Error::argument("steps", 0, "at least one step is needed"));
     }
@@ -440,29 +390,6 @@ fn check_shape(n: usize, diagonals: usize, rank: usize) -> Result<()> {
     if rank > n - diagonals {
         let rule = "rank and diagonals together must not exceed the number of steps";
         return Err(Error::argument("rank", rank, rule));
-    }
-    Ok(())
-}
-
-fn check_decoder(b: MatRef<'_, f64>) -> Result<()> {
-    if b.nrows() != b.ncols() {
-        let value = format!("{} × {}", b.nrows(), b.ncols());
-        return Err(Error::argument("decoder", value, "it must be square"));
-    }
-    for column in 0..b.ncols() {
-        for row in 0..b.nrows() {
-            let value = b[(row, column)];
-            let rule = if !value.is_finite() {
-                "it must be finite"
-            } else if column > row && value != 0.0 {
-                "it must be lower triangular"
-            } else if column == row && value <= 0.0 {
-                "the diagonal must be positive"
-            } else {
-                continue;
-            };
-            return Err(Error::InvalidMatrixEntry { name: "decoder", row, column, value, rule });
-        }
     }
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use super::dense::DenseEngine;
 use super::{Cost, EncoderColumns, Form, Products, Representation, Rows};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use faer::Mat;

@@ -9,9 +9,9 @@ mod full;
 mod row_norms;
 
 use super::{Cost, Dense, EncoderColumns, Form, Representation, Rows};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use faer::Mat;
@@ -168,7 +168,7 @@ impl Tree {
                 hint: "binary and online trees are deployed as they are",
             });
         }
-        crate::factorize::within_dense_limit(self.steps)?;
+        crate::linalg::within_dense_limit(self.steps)?;
         Ok(full::lower_triangular(self.steps))
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod alignment;
 pub mod banded;
+mod dense;
 pub(crate) mod double;
 pub(crate) mod front;
 pub(crate) mod gramian;
@@ -12,8 +13,10 @@ pub(crate) mod phases;
 pub(crate) mod product;
 pub mod rational;
 pub(crate) mod small;
-pub(crate) mod spectrum;
 pub mod udu;
+
+pub use dense::DENSE_LIMIT;
+pub(crate) use dense::within_dense_limit;
 
 /// Widest band for which the array algorithms are compiled; momentum with averaged iterates needs 3.
 pub const MAX_BANDWIDTH: usize = 4;

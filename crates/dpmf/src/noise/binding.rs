@@ -1,10 +1,10 @@
 //! What a file of a stream belongs to: one run of one mechanism under one key, and one range of coordinates.
 
-use super::exact::field::EXACT_FIELD_FORMAT;
-use super::field::FIELD_FORMAT;
 use super::key::RunId;
 use super::stream::NoiseStream;
 use crate::disk::{Fields, Layout};
+use crate::engine::FIELD_FORMAT;
+use crate::engine::exact::field::EXACT_FIELD_FORMAT;
 use crate::error::{Error, Result};
 use std::path::Path;
 

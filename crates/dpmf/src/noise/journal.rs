@@ -9,11 +9,11 @@
 
 mod records;
 
-use super::engine::Value;
 use super::hmac::same;
 use super::key::RunId;
 use super::stream::NoiseStream;
 use crate::disk::{Access, File, Lock, Place};
+use crate::engine::Value;
 use crate::error::{Error, Result};
 use records::{HEADER, Kind, RECORD, Records, damaged};
 use std::io::{ErrorKind, Read, Write};

@@ -3,6 +3,8 @@
 use super::hmac::{derive, same};
 use crate::accounting::KeyOrigin;
 use crate::disk::{Access, Place};
+use crate::engine::exact::field::{EXACT_FIELD_FORMAT, ExactField};
+use crate::engine::field::{FIELD_FORMAT, Field, RowKeys};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::participation::Sampling;
@@ -155,9 +157,28 @@ impl StreamKey {
         self.run
     }
 
+    /// The keys of the rows of its field, in the given format.
+    fn rows(&self, format: u32) -> RowKeys {
+        RowKeys::of(&self.purpose("dpmf 1 field", &[&format.to_le_bytes()]))
+    }
+
     /// An independent key for one purpose.
     pub(crate) fn purpose(&self, label: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
         derive(&self.secret, label, parts)
+    }
+}
+
+impl Field {
+    /// The field of a stream.
+    pub fn new(key: &StreamKey) -> Self {
+        Self::under(key.rows(FIELD_FORMAT))
+    }
+}
+
+impl ExactField {
+    /// The field of a stream.
+    pub fn new(key: &StreamKey) -> Self {
+        Self::under(key.rows(EXACT_FIELD_FORMAT))
     }
 }
 

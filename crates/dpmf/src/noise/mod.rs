@@ -13,18 +13,13 @@
 
 mod binding;
 mod checkpoint;
-pub mod engine;
-pub mod exact;
-pub mod field;
-mod gauss;
 mod hmac;
 pub mod journal;
 pub mod key;
 pub mod stream;
 
 pub use crate::accounting::Arithmetic;
-pub use engine::Value;
-pub use field::{FIELD_FORMAT, Field, Row};
+pub use crate::engine::{self, FIELD_FORMAT, Field, Row, Value, exact, field};
 pub use journal::DurableStream;
 pub use key::{Fingerprint, NoiseKey, RunId, StreamKey};
 pub use stream::{NoiseStream, Output};

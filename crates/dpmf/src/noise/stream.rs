@@ -1,14 +1,14 @@
 //! The stream of noise rows: each once, in order, none past the last.
 
-use super::engine::{Engine, IterateStage, PACKET, Packet, Shard, StepOf, Value};
-use super::exact::engine::{ExactEngine, Rounding};
-use super::exact::field::{EXACT_FIELD_FORMAT, ExactField};
-use super::exact::program::Program;
-use super::field::{FIELD_FORMAT, Field};
-use super::key::StreamKey;
+use super::key::{NoiseKey, RunId, StreamKey};
 use crate::accounting::Arithmetic;
+use crate::engine::exact::engine::{ExactEngine, Rounding};
+use crate::engine::exact::field::{EXACT_FIELD_FORMAT, ExactField};
+use crate::engine::exact::program::Program;
+use crate::engine::{Engine, FIELD_FORMAT, Field, IterateStage, PACKET, Packet, Shard, StepOf, Value};
 use crate::error::{Error, Result};
 use crate::form::Representation;
+use crate::identity::Identity;
 use crate::mechanism::Mechanism;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -89,6 +89,64 @@ struct Float {
     stage_state: Vec<Packet>,
 }
 
+impl Mechanism {
+    /// The noise of one run, at its first step: the rows of `N Z` with `Z` of standard deviation σγζ.
+    ///
+    /// This and [`Mechanism::unit_stream`] are the only ways to noise, so that scale and identity always fit.
+    ///
+    /// Guarantee: streams of other keys, runs, mechanisms or arithmetics are computationally independent.
+    /// Errors: [`Error::Unsupported`] for a mechanism that is not calibrated, for iterates of a matrix, and for iterates in
+    /// exact arithmetic; an empty range; [`Error::Memory`].
+    ///
+    /// ```
+    /// use dpmf::noise::{Arithmetic, NoiseKey, Output, RunId};
+    /// use dpmf::{Participation, Problem, Workload};
+    ///
+    /// let problem = Problem::new(Workload::prefix_sum(100)?, Participation::default())?;
+    /// let mechanism = problem.mechanism("honaker-online".parse()?, &mut dpmf::factorize::quiet)?;
+    /// let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default())?;
+    /// let (key, run) = (NoiseKey::generate()?, RunId::generate()?);
+    /// let mut stream = mechanism.stream(&key, run, 0..1000, Output::Gradient, Arithmetic::Exact)?;
+    ///
+    /// let mut gradient = vec![0.0_f32; 1000]; // a sum of clipped contributions
+    /// stream.add_next(&mut gradient)?;
+    /// assert_eq!(stream.next_step(), 1);
+    /// # Ok::<(), dpmf::Error>(())
+    /// ```
+    pub fn stream(
+        &self,
+        key: &NoiseKey,
+        run: RunId,
+        coordinates: Range<u64>,
+        output: Output,
+        arithmetic: Arithmetic,
+    ) -> Result<NoiseStream> {
+        let statement = self.privacy().ok_or_else(|| Error::Unsupported {
+            what: "noise of a mechanism that is not calibrated".into(),
+            hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
+        })?;
+        let scale = statement.calibration().noise_std();
+        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output, arithmetic)
+    }
+
+    /// The rows of `N Z` with `Z` of unit variance, before σ, sensitivity and clip: for those who look at noise, not
+    /// for a release. It is independent of what [`Mechanism::stream`] makes under the same key and run.
+    ///
+    /// Errors: those of [`Mechanism::stream`] but for the first.
+    pub fn unit_stream(
+        &self,
+        key: &NoiseKey,
+        run: RunId,
+        coordinates: Range<u64>,
+        output: Output,
+        arithmetic: Arithmetic,
+    ) -> Result<NoiseStream> {
+        let identity =
+            Identity::new(self.workload(), self.form(), self.participation(), self.sampling(), None);
+        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output, arithmetic)
+    }
+}
+
 impl NoiseStream {
     /// A stream at its first step: see [`Mechanism::stream`], which is the way to it.
     ///
@@ -161,7 +219,7 @@ impl NoiseStream {
     pub fn memory(&self) -> u128 {
         match &self.motion {
             Motion::Float(_) => self.shard.bytes::<Packet>(self.buffers()),
-            Motion::Exact(_) => self.shard.bytes::<super::exact::engine::Packet>(self.buffers()),
+            Motion::Exact(_) => self.shard.bytes::<crate::engine::exact::engine::Packet>(self.buffers()),
         }
     }
 

@@ -9,15 +9,16 @@
 
 pub(crate) mod realisation;
 mod schedule;
+pub(crate) mod spectrum;
 
 pub use schedule::Schedule;
 
 use crate::error::{Error, Result};
 use crate::linalg::banded::LowerBanded;
-use crate::linalg::spectrum::column_norms_sq;
 use faer::Mat;
 use realisation::Realisation;
 use serde::{Deserialize, Serialize};
+use spectrum::column_norms_sq;
 
 /// What the optimizer does with a gradient, beside the step sizes.
 ///

@@ -1,10 +1,10 @@
 //! Substitution: the last rows of `y` in a ring of buffers.
 
 use super::Banded;
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
+use crate::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::engine::{Field, Row};
 use crate::error::Result;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
-use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 
 /// Every coordinate does `y = q z + w₁y_{t−1} + w₂y_{t−2} + …` from left to right, rounds it once, keeps it in the place of

@@ -1,10 +1,10 @@
 //! The exponentials, one buffer each.
 
 use super::Blt;
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
+use crate::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::engine::{Field, Row};
 use crate::error::Result;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
-use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 
 /// Every coordinate does `y = q z − ω₀x₀ − ω₁x₁ − …` from left to right in double precision and rounds it once,

@@ -1,11 +1,11 @@
 //! Any `N`, row by row: `Z` is drawn again from its key at every step instead of being kept.
 
 use super::Dense;
+use crate::engine::Field;
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step};
+use crate::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
 use crate::error::{Error, Result};
 use crate::form::Toeplitz;
-use crate::noise::Field;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step};
 use crate::simd::dispatch;
 
 /// Dense rows over regenerated noise: O(i) work at step `i`, and no state unless it looks ahead.

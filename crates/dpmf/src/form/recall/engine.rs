@@ -1,10 +1,10 @@
 //! The filter with recalled noise: the row of the step first, then the recalled ones, each drawn, used and forgotten.
 
 use super::Recall;
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step};
+use crate::engine::{Engine, Kernel, PACKET, Packet, TILE, fill_packets, singles};
+use crate::engine::{Field, Row};
 use crate::error::Result;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, TILE, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step};
-use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 
 /// Every coordinate does `u = d z + h₀x₀ + h₁x₁ + …` from left to right and `x_k ← x_k + (g_k z + E_k x_k)`; then for each

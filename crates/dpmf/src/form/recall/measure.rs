@@ -2,11 +2,11 @@
 
 use super::engine::RecallEngine;
 use super::{KIND, Recall};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::Result;
 use crate::form::verified::{Columns, LANES, Lanes, Simulated, Verified};
 use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use faer::Mat;
 

@@ -25,7 +25,7 @@ impl StateSpace {
     ///
     /// Such a column is one whose constraint does not bind: the optimum wants it short, and to stretch it would cost
     /// in first order.
-    pub(super) fn slack(&self) -> Option<Vec<f64>> {
+    pub(crate) fn slack(&self) -> Option<Vec<f64>> {
         let norms = self.encoder_column_norms_sq();
         let largest = norms.iter().copied().fold(0.0, f64::max);
         let target = |norm: &f64| if *norm < BINDING * largest { norm / largest } else { 1.0 };
@@ -34,7 +34,7 @@ impl StateSpace {
     }
 
     /// Coefficients on the f32 grid, squared column norms at most the targets.
-    pub(super) fn deployed_to(mut self, targets: &[f64]) -> Result<Self> {
+    pub(crate) fn deployed_to(mut self, targets: &[f64]) -> Result<Self> {
         let r = self.order;
         let Parts { input, increment, .. } = &mut self.parts;
         for values in [input, increment] {

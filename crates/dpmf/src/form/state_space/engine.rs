@@ -1,10 +1,10 @@
 //! The state space: `u = d z + hᵀs`, `s ← s + E s + g z`, all states of a coordinate in registers.
 
 use super::StateSpace;
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
+use crate::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::engine::{Field, Row};
 use crate::error::Result;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step as ProgramStep};
-use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 
 /// A filter of `r` states with triangular or, where the filter allows, diagonal increments.

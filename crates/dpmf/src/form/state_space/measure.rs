@@ -3,11 +3,11 @@
 use super::engine::StateSpaceEngine;
 use super::responses::Responses;
 use super::{KIND, StateSpace, Step, triangle};
+use crate::engine::Engine;
+use crate::engine::exact::program::Program;
 use crate::error::Result;
 use crate::form::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::linalg::gramian::{Energy, Root};
-use crate::noise::engine::Engine;
-use crate::noise::exact::program::Program;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use faer::Mat;
@@ -184,7 +184,7 @@ impl StateSpace {
     /// Carries the root of the covariance of `(s, a)`, the states of the filter and the workload: `A N` is
     /// small where `A` and `N` are not, and the covariance itself would lose it. With the filter's states
     /// last to first, transposed transitions are upper triangular.
-    pub(super) fn row_norms_sq_after(
+    pub(crate) fn row_norms_sq_after(
         &self,
         m: usize,
         mut workload: impl FnMut(usize, (&mut [f64], &mut [f64])),

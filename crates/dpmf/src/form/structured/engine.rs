@@ -1,13 +1,13 @@
 //! The paper's `(h, r)` form, `N = A⁻¹B̂`: the last rows of noise, and `r` accumulators of those before.
 
 use super::Structured;
-use crate::error::Result;
-use crate::linalg::banded::LowerBanded;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
-use crate::noise::exact::program::{
+use crate::engine::exact::program::{
     Assignment, Draw, OUTPUT, Place, Program, Ratio, Step as ProgramStep, Weight,
 };
-use crate::noise::{Field, Row};
+use crate::engine::{Engine, Kernel, PACKET, Packet, fill_packets, singles};
+use crate::engine::{Field, Row};
+use crate::error::Result;
+use crate::linalg::banded::LowerBanded;
 use crate::simd::dispatch;
 use std::ops::Range;
 

@@ -1,11 +1,11 @@
 //! Trees with a decoder that reads them from below, in one buffer a level.
 
 use super::{Decoder, Tree};
+use crate::engine::exact::program::{Draw, OUTPUT, Place, Program, Step};
+use crate::engine::{Engine, Kernel, PACKET, Packet, TILE, fill_packets, singles};
+use crate::engine::{Field, Row};
 use crate::error::{Error, Result};
 use crate::form::Representation;
-use crate::noise::engine::{Engine, Kernel, PACKET, Packet, TILE, fill_packets, singles};
-use crate::noise::exact::program::{Draw, OUTPUT, Place, Program, Step};
-use crate::noise::{Field, Row};
 use crate::simd::dispatch;
 use std::ops::RangeInclusive;
 

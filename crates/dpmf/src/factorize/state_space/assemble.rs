@@ -1,8 +1,9 @@
 //! From any realisation of the filter to the triangular one.
 
 use super::sweep::FullStep;
-use super::{Parts, StateSpace, triangle};
 use crate::error::Result;
+use crate::form::StateSpace;
+use crate::form::state_space::{Parts, triangle};
 use crate::linalg::small;
 
 /// Takes steps with full transitions and turns the basis of each, by an orthogonal matrix, so that all

@@ -1,7 +1,7 @@
 //! The field of real Gaussian numbers `Z[t, j]`: each has infinitely many digits, all of them functions of the stream key.
 //!
 //! Format 2, which fixes every digit. The stream key gives an AES-256 key `K`, and row `t` a key of its own, as in
-//! [format 1](crate::noise::field). Under it, coordinates come in groups of 32: group `g` takes the sixteen counter
+//! [format 1](crate::engine::field). Under it, coordinates come in groups of 32: group `g` takes the sixteen counter
 //! blocks `AES(16g + i ‖ 0)` as 32 little-endian words, 16 radii and then 16 angles; pair `k` gives the coordinates
 //! `32g + k` and `32g + 16 + k`. A word holds the first 64 binary digits of a uniform number. Radius and angle of the pair
 //! `p = 16g + k` go on with the 128 digits of `AES(p ‖ 1 + 2i)` and of `AES(p ‖ 2 + 2i)`, `i = 0, 1, …`, two words a block.
@@ -17,8 +17,7 @@ use super::elementary::{Length, Tables};
 use super::fixed::Ball;
 use super::fused::Separate;
 use super::normal::{self, GROUP, GROUP_BYTES, PAIRS, Uniform};
-use crate::noise::field::{RowKeys, row_cipher};
-use crate::noise::key::StreamKey;
+use crate::engine::field::{RowKeys, row_cipher};
 use aes::cipher::{Array, BlockCipherEncrypt};
 use aes::{Aes256, Block};
 
@@ -41,9 +40,9 @@ pub struct ExactRow {
 }
 
 impl ExactField {
-    /// The field of a stream.
-    pub fn new(key: &StreamKey) -> Self {
-        Self { keys: RowKeys::new(key, EXACT_FIELD_FORMAT) }
+    /// The field under keys of rows.
+    pub(crate) fn under(keys: RowKeys) -> Self {
+        Self { keys }
     }
 
     /// Row `t`. Cost: five blocks and a key schedule, about a tenth of a microsecond.

@@ -1,4 +1,4 @@
-"""The noise of a mechanism over the parameters of an optimizer."""
+"""The run of a mechanism over the parameters of an optimizer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import distributed
 
-from . import _sums
-from ._checks import check_experiment, statement_of
-from ._core import DurableStream, Mechanism, NoiseKey, NoiseStream, PrivacyStatement, new_run
-from ._errors import BindingError, MismatchError
+from .._checks import check_experiment, statement_of
+from .._core import Mechanism, NoiseKey, PrivacyStatement, PrivateRun, new_run
+from .._errors import BindingError, MismatchError
+from ._data import Batches, name_of
 
 STATE_VERSION = 1
 
@@ -78,9 +78,9 @@ def held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class FlatNoise:
-    """The exact sum of clipped contributions over the flat view of an optimizer's parameters, and its noise; in one
-    process, or a shard of it in each of several.
+class FlatRun:
+    """A PrivateRun over the flat view of an optimizer's parameters, and the exact sum of clipped contributions to its coming
+    step; in one process, or a shard of it in each of several.
 
     A row of noise covers every parameter that the optimizer had when this was made, whatever is trained at that step.
     What is released comes from contributions that were added here, and from nothing else.
@@ -96,10 +96,10 @@ class FlatNoise:
         experiment: str | None,
         journal: str | os.PathLike[str] | None,
         group: Any,
+        name: str | None = None,
     ) -> None:
         self.mechanism, self.optimizer = mechanism, optimizer
-        self.clip = statement_of(mechanism).clip
-        _sums.check_clip(self.clip)
+        self.norm = statement_of(mechanism).clip
         self.parameters = held(optimizer)
         if not any(p.requires_grad for p in self.parameters):
             raise ValueError("the optimizer has no parameter that requires a gradient")
@@ -113,11 +113,11 @@ class FlatNoise:
         self.grouped = group is not None
         self.group = None if group is True else group
         self.rank, self.world_size = 0, 1
-        run = experiment
+        name = name or experiment
         if self.grouped:
             self.rank = distributed.get_rank(self.group)
             self.world_size = distributed.get_world_size(self.group)
-            key, run = self._agree(key, run)
+            key, name = self._agree(key, name)
         else:
             check_alone()
         if key is None:
@@ -130,21 +130,24 @@ class FlatNoise:
         self.key = key
         self.coordinates = shard(self.dimension, self.rank, self.world_size)
         self.journal = journal
-        self.stream: NoiseStream | DurableStream | None
-        if journal is None:
-            self.stream = NoiseStream(mechanism, key, run=run, coordinates=self.coordinates, arithmetic=arithmetic)
-        elif os.path.exists(journal):
-            # Goes on only with the state that belongs to it.
-            self.stream = None
-        else:
-            self.stream = DurableStream.create(
-                mechanism, key, journal, run=run, coordinates=self.coordinates, arithmetic=arithmetic
+        #: None while the journal of a run that was begun waits for the state that belongs to it.
+        self.run: PrivateRun | None = None
+        if journal is None or not os.path.exists(journal):
+            self.run = PrivateRun(
+                mechanism,
+                key,
+                dimension=self.dimension,
+                coordinates=self.coordinates,
+                run=name,
+                journal=journal,
+                arithmetic=arithmetic,
+                ranks=self.world_size,
             )
-        #: The sum, in units of the grid.
-        self.exact = torch.zeros(self.dimension, dtype=torch.float64)
+        #: What decides who is in which batch, as the data tells it; None while nobody said.
+        self.order: Mapping[str, int | str] | str | None = None
+        #: The sum, in units of the clip's grid.
+        self.exact = torch.zeros(self.dimension, dtype=torch.int64)
         self.exact_views = self._views(self.exact)
-        #: Number of contributions in it; None if nothing was added since the last step.
-        self.count: int | None = None
         #: What was released, rounded to float32.
         self.flat = torch.zeros(self.dimension, dtype=torch.float32)
         self.views = self._views(self.flat)
@@ -153,7 +156,7 @@ class FlatNoise:
         parts = flat.split([p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters)]
 
-    def _agree(self, key: NoiseKey | None, run: str | None) -> tuple[NoiseKey, str]:
+    def _agree(self, key: NoiseKey | None, name: str | None) -> tuple[NoiseKey, str]:
         """One run for all ranks, and an error unless they have one key, mechanism, model and arithmetic."""
         if key is None:
             raise ValueError(
@@ -169,7 +172,7 @@ class FlatNoise:
             "values of parameters": self._digest(),
         }
         all_ranks: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(all_ranks, (mine, run or new_run()), group=self.group)
+        distributed.all_gather_object(all_ranks, (mine, name or new_run()), group=self.group)
         for what in mine:
             if len({values.get(what) for values, _ in all_ranks}) != 1:
                 listed = ", ".join(f"{values.get(what)} in rank {rank}" for rank, (values, _) in enumerate(all_ranks))
@@ -213,23 +216,29 @@ class FlatNoise:
     def privacy(self) -> PrivacyStatement | None:
         return self.live().privacy
 
-    def live(self) -> NoiseStream | DurableStream:
-        if self.stream is None:
+    def live(self) -> PrivateRun:
+        if self.run is None:
             raise ValueError(
                 f"journal {os.fspath(self.journal or '')} belongs to a run that was begun: go on with it by "
                 "load_state_dict(…), or give the path of a new journal for a new run"
             )
-        return self.stream
+        return self.run
 
     def add(self, sums: Iterable[tuple[int, torch.Tensor]], count: int) -> None:
-        """Adds a sum of count contributions, in units of the grid, by the number of each parameter."""
-        total = (self.count or 0) + count
-        most = _sums.MOST // self.world_size
-        if total > most:
-            raise ValueError(f"a step has {total} contributions, but only {most} are added without error: take smaller cohorts")
+        """Adds a sum of count contributions, int64 in units of the grid, by the number of each parameter."""
+        run = self.live()
+        self.mechanism.check_steps(run.next_step + 1)
+        run.contribute(count)
         for number, tensor in sums:
             self.exact_views[number] += tensor.to(self.exact.device)
-        self.count = total
+
+    def follow(self, batches: Batches | None) -> None:
+        """Takes batches of these from now on, the same as when the run began; None stands for one pass of a plain loader."""
+        order = "one pass of a loader" if batches is None else batches.order
+        drawing = None if batches is None else batches.sampler_in_use
+        by_step = batches is not None and batches.by_step
+        self.live().follow(name_of(order), by_step=by_step, sampler=drawing)
+        self.order = order
 
     def check_ranks(self, batches: Any) -> None:
         """Refuses batches of which each rank would have the whole, or of which the ranks have different ones."""
@@ -253,37 +262,59 @@ class FlatNoise:
 
     def clear(self) -> None:
         """Forgets what was added since the last step."""
-        self.exact.zero_()
-        self.count = None
+        if self.run is not None and self.run.contributions is not None:
+            self.run.clear()
+            self.exact.zero_()
+
+    def check(self) -> None:
+        """Refuses a release before anything is summed over the ranks."""
+        run = self.live()
+        self._check_unchanged()
+        if not self.grouped:
+            check_alone()  # torch.distributed may have been initialised since
+        if self.world_size > 1:
+            self._check_together(run)
+        run.check_release()
 
     def release(self) -> int:
         """Sums over the ranks without error, releases the sum with one row of noise, and rounds that to float32, into flat;
-        returns the step.
+        returns the step. check() comes before.
 
         Every rank sums its shard, adds noise to it and passes it on: the journal of each rank sees all of the data that
         its noise covers.
         """
-        stream = self.live()
-        self.mechanism.check_steps(stream.next_step + 1)
-        self._check_unchanged()
-        if not self.grouped:
-            check_alone()  # torch.distributed may have been initialised since
+        run = self.live()
         mine = slice(self.coordinates.start, self.coordinates.stop)
         try:
             if self.world_size > 1:
                 self._exchange(self.exact, distributed.reduce)
-            noisy = self.exact[mine] * _sums.spacing(self.clip)  # a power of two: no rounding
-            values = noisy.numpy()
-            step = stream.release(values) if isinstance(stream, DurableStream) else stream.add_to(values)
-            self.flat[mine] = noisy
+            step = run.release(self.exact[mine].numpy(), self.flat[mine].numpy())
         except BaseException:
             if self.world_size > 1:
                 self.clear()  # shards hold the sum over all ranks by now
             raise
         if self.world_size > 1:
             self._exchange(self.flat, distributed.broadcast)
-        self.clear()
+            self.exact.zero_()
         return step
+
+    def _check_together(self, run: PrivateRun) -> None:
+        """Refuses a step that the ranks do not take together: one of them may have burned a step, or have nothing to release."""
+        mine = torch.tensor([run.next_step, run.contributions is None])
+        all_ranks = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        distributed.all_gather(all_ranks, mine, group=self.group)
+        steps = [int(one[0]) for one in all_ranks]
+        if len(set(steps)) > 1:
+            raise MismatchError(
+                f"the ranks are at different steps ({', '.join(map(str, steps))}), and would add up batches of different steps: call "
+                "burn() in every rank, and resume every rank from states of one step"
+            )
+        idle = [rank for rank, one in enumerate(all_ranks) if one[1]]
+        if idle and len(idle) < self.world_size:
+            raise MismatchError(
+                f"rank {idle[0]} has nothing to release in step {steps[0]}, but others have: call accumulate(…) in every rank, or "
+                "add_sum({}, 0) where a rank has no examples of a step"
+            )
 
     def _exchange(self, flat: torch.Tensor, start: Callable[..., Any]) -> None:
         """Sums the shards at their owners, or hands them out."""
@@ -296,27 +327,28 @@ class FlatNoise:
         for work in pending:
             work.wait()
 
-    def hand_out(self) -> None:
+    def fill_gradients(self) -> None:
         """Puts what was released into .grad. A parameter that is frozen at this step gets none and stays."""
         for p, view in zip(self.parameters, self.views):
             p.grad = view.to(p.device) if p.requires_grad else None
 
     def burn(self) -> int:
         self.clear()
-        stream = self.live()
-        return stream.burn() if isinstance(stream, DurableStream) else stream.skip()
+        return self.live().burn()
 
     def state_dict(self) -> dict[str, Any]:
-        stream = self.live()
+        run = self.live()
         state = {
             "version": STATE_VERSION,
-            "step": stream.next_step,
-            "run": stream.run,
+            "step": run.next_step,
+            "run": run.run,
             "mechanism": self.mechanism.identity,
             "coordinates": [self.coordinates.start, self.coordinates.stop],
+            "data": self.order,
+            "denominator": run.denominator,
         }
-        if isinstance(stream, DurableStream):
-            state["noise"] = torch.frombuffer(bytearray(stream.checkpoint_bytes()), dtype=torch.uint8)
+        if run.durable:
+            state["noise"] = torch.frombuffer(bytearray(run.checkpoint_bytes()), dtype=torch.uint8)
         else:
             warnings.warn(
                 "this state cannot be loaded: the run has no journal, and ends with its process. To resume, train with "
@@ -344,30 +376,33 @@ class FlatNoise:
                 "a run is resumed from its journal, which shows that no noise is released twice: train with "
                 "key=NoiseKey.create(path) and journal=path, and resume with key=NoiseKey.read(path) and the same journal"
             )
-        if self.stream is not None:
+        if self.run is not None:
             # A journal that this object has just begun, or goes on with, is not the one that the state was kept beside.
             raise ValueError(
                 f"journal {os.fspath(self.journal)} was begun or resumed by this optimizer, at step "
-                f"{self.stream.next_step}; a state is loaded once, beside the journal of its run"
+                f"{self.run.next_step}; a state is loaded once, beside the journal of its run"
             )
-        noise = state["noise"].numpy().tobytes()
-        self.stream = DurableStream.open(
+        run = PrivateRun.open(
             self.mechanism,
             self.key,
             self.journal,
-            checkpoint=noise,
+            dimension=self.dimension,
             coordinates=self.coordinates,
+            checkpoint=state["noise"].numpy().tobytes(),
             arithmetic=self.arithmetic,
+            ranks=self.world_size,
         )
-        if (self.stream.run, self.stream.next_step) != (state["run"], state["step"]):
-            found = (self.stream.run, self.stream.next_step)
-            self.stream.close()
-            self.stream = None
+        found = (run.run, run.next_step)
+        if found != (state["run"], state["step"]):
+            run.close()
             raise BindingError(
                 f"the state is at step {state['step']} of run {state['run']}, but its noise is at step {found[1]} of "
                 f"run {found[0]}: the state was altered"
             )
+        self.order = state.get("data")
+        run.recall(None if self.order is None else name_of(self.order), state.get("denominator"))
+        self.run = run
 
     def close(self) -> None:
-        if isinstance(self.stream, DurableStream):
-            self.stream.close()
+        if self.run is not None and self.journal is not None:
+            self.run.close()

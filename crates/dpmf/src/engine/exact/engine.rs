@@ -6,8 +6,8 @@ use super::fixed::{Ball, Fixed};
 use super::fused::{Arithmetic, dispatch_fused};
 use super::normal::GROUP;
 use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, StepBound, analyse};
+use crate::engine::{PACKET, Shard, Value};
 use crate::error::{Error, Result};
-use crate::noise::engine::{PACKET, Shard, Value};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

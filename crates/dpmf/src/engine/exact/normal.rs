@@ -2,7 +2,7 @@
 //!
 //! Box–Muller: a pair of real numbers `(u, α)`, uniform on the unit interval and on a turn, gives
 //! `(R cos α, R sin α)` with `R = √(−2 ln u)`. Their first 64 binary digits each are a radius word `a` and an angle word
-//! `b`; here both are taken to go on with the digits `1000…`. Unlike the bits of [`gauss`](crate::noise::gauss), those of
+//! `b`; here both are taken to go on with the digits `1000…`. Unlike the bits of [`gauss`](crate::engine::gauss), those of
 //! the result may differ between machines: all that counts is that they are within [`ERROR`] of the real numbers.
 //!
 //! # The bound

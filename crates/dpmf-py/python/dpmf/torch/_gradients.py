@@ -14,8 +14,7 @@ else:  # PyTorch 1
     from functorch import grad_and_value, vmap
     from torch.nn.utils.stateless import functional_call
 
-from . import _sums
-from ._core import _clipped_sum
+from .._core import _Clip
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
@@ -232,54 +231,74 @@ class PerExample:
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 
-def clipped_sum(
-    rows: Sequence[torch.Tensor], clip: float, dimension: int, clips: Sequence[float] | None = None
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The sum of contributions, each scaled to norm clip if it is longer, and which of them were.
-
-    rows has the contributions of all examples to one parameter each. A contribution that is not finite counts as zero.
-    The sums are float64, in units of the grid: whole numbers. clips are for each parameter, which is then scaled by itself; the
-    sum of their squares is at most clip².
-
-    Guarantee: that of the module _sums. With clips, every part is scaled to norm at most its share of the target, in proportion
-    to its clip: all parts together to at most the target, which is all that is used of it there.
-    Cost: on the CPU, float32 and below, rows is read twice; elsewhere it is copied to float64 several times.
-    """
-    spacing, target = _sums.spacing(clip), _sums.target(clip, dimension)
-    in_place = all(row.device.type == "cpu" and row.dtype in _TO_FLOAT32 for row in rows)
-    clipped = _clipped_in_place if in_place else _clipped_by_torch
-    if clips is None:
-        return clipped(rows, target, spacing)
-    parts = [clipped([row], own / clip * target, spacing) for row, own in zip(rows, clips)]
-    return [sums[0] for sums, _ in parts], torch.stack([longer.to(rows[0].device) for _, longer in parts]).any(0)
-
+#: Numbers of a slice of contributions: 32 MB in double precision, and as much again as integers.
+SLICE = 1 << 22
 
 #: What float32 holds without rounding.
 _TO_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _clipped_in_place(rows: Sequence[torch.Tensor], target: float, spacing: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+def clipped_sum(
+    rows: Sequence[torch.Tensor], clip: _Clip, norms: Sequence[float] | None = None
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The sum of contributions, each scaled to the norm of the clip if it is longer, and which of them were.
+
+    rows has the contributions of all examples to one parameter each. A contribution that is not finite counts as zero.
+    The sums are int64, in units of the clip. norms are for each parameter, which is then scaled by itself; the sum of their squares
+    is at most that of the clip.
+
+    Guarantee: that of dpmf::clip. With norms, every part is scaled to norm at most its share of the target, in proportion
+    to its norm: all parts together to at most the target, which is all that is used of it there.
+    Cost: on the CPU rows is read twice; elsewhere it is read twice too, in slices, for which 64 MB are needed.
+    """
+    on_host = all(row.device.type == "cpu" and row.dtype in _TO_FLOAT32 for row in rows)
+    add = add_in_place if on_host else add_by_torch
+    sums = [torch.zeros(row.shape[1:], dtype=torch.int64, device=row.device) for row in rows]
+    if norms is None:
+        return sums, add(rows, sums, clip)
+    longer = torch.zeros(len(rows[0]), dtype=torch.bool, device=rows[0].device)
+    for row, own, norm in zip(rows, sums, norms):
+        if norm > 0:
+            longer |= add([row], [own], clip, norm / clip.norm).to(longer.device)
+    return sums, longer
+
+
+def add_in_place(
+    rows: Sequence[torch.Tensor], sums: Sequence[torch.Tensor], clip: _Clip, share: float = 1.0
+) -> torch.Tensor:
+    """Adds clipped contributions to sums over the memory of the host; returns which were longer than their target."""
     flat = [row.detach().float().reshape(len(row), row.shape[1:].numel()).contiguous() for row in rows]
-    sums = [torch.zeros(row.shape[1], dtype=torch.float64) for row in flat]
-    longer = _clipped_sum([row.numpy() for row in flat], [own.numpy() for own in sums], target, spacing)
-    return [own.view(row.shape[1:]) for own, row in zip(sums, rows)], torch.from_numpy(longer)
+    longer = clip.add_rows([row.numpy() for row in flat], [own.view(-1).numpy() for own in sums], share)
+    return torch.from_numpy(longer)
 
 
-def _clipped_by_torch(rows: Sequence[torch.Tensor], target: float, spacing: float) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Elementwise in float64, which autocast and the reduced precision of matrix products leave alone."""
-    device = rows[0].device
-    norms = torch.stack([_flat(row).square().sum(1).to(device) for row in rows]).sum(0).sqrt()
+def add_by_torch(
+    rows: Sequence[torch.Tensor], sums: Sequence[torch.Tensor], clip: _Clip, share: float = 1.0
+) -> torch.Tensor:
+    """The same on any device: elementwise in float64, which autocast and the reduced precision of matrix products leave alone."""
+    device, count = rows[0].device, len(rows[0])
+    target = share * clip.target
+    norms = torch.zeros(count, dtype=torch.float64, device=device)
+    for row in rows:
+        for part in _slices(row):
+            norms += part.double().square().sum(1).to(device)
+    norms.sqrt_()
     finite, longer = norms.isfinite(), norms > target
-    scales = torch.where(longer, target / norms, torch.ones_like(norms)) / spacing
+    scales = torch.where(longer, target / norms, torch.ones_like(norms)) / clip.unit
+    scales = torch.where(finite, scales, torch.zeros_like(scales))
+    for row, own in zip(rows, sums):
+        kept, by = finite.to(row.device)[:, None], scales.to(row.device)[:, None]
+        first = 0
+        for part in _slices(row):
+            # Zero times infinity is not zero.
+            whole = part.double().masked_fill(~kept, 0.0).mul_(by).round_().to(torch.int64).sum(0)
+            own.view(-1)[first : first + len(whole)] += whole
+            first += len(whole)
+    return longer | ~finite
 
-    def total(row: torch.Tensor) -> torch.Tensor:
-        on = row.device
-        # Zero times infinity is not zero.
-        kept = _flat(row).masked_fill(~finite.to(on)[:, None], 0.0)
-        return kept.mul_(torch.where(finite, scales, 0 * scales).to(on)[:, None]).round_().sum(0).view(row.shape[1:])
 
-    return [total(row) for row in rows], longer | ~finite
-
-
-def _flat(row: torch.Tensor) -> torch.Tensor:
-    return row.detach().double().reshape(len(row), row.shape[1:].numel())
+def _slices(row: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Contributions to some coordinates each, so that their copies in double precision stay small."""
+    flat = row.detach().reshape(len(row), row.shape[1:].numel())
+    width = max(SLICE // max(len(row), 1), 1)
+    return iter(torch.split(flat, width, 1))

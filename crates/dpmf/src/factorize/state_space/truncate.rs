@@ -1,11 +1,11 @@
 //! How many states are enough.
 
+use super::Tell;
 use super::assemble::Assembly;
 use super::plant::Plant;
 use super::sweep::{FullStep, Sweep};
-use super::{StateSpace, Tell};
 use crate::error::{Error, Result};
-use crate::form::Representation;
+use crate::form::{Representation, StateSpace};
 
 /// How many states to keep.
 #[derive(Clone, Copy, Debug, PartialEq)]

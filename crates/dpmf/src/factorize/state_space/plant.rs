@@ -1,11 +1,10 @@
 //! The workload itself as a state space.
 
-use super::StateSpace;
 use crate::error::Result;
-use crate::form::Representation;
+use crate::form::{Representation, StateSpace};
 use crate::linalg::banded::LowerBanded;
-use crate::linalg::spectrum::Spectrum;
 use crate::workload::realisation::Realisation;
+use crate::workload::spectrum::Spectrum;
 use crate::workload::{Recurrence, Workload};
 
 /// `y = A u` in states of its own.

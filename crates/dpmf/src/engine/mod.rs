@@ -5,13 +5,16 @@
 //! all of it is in the cache. Every coordinate sees the same operations in the same order, whatever the tile
 //! or the thread.
 
+pub mod exact;
+pub mod field;
+pub(crate) mod gauss;
 mod iterate;
 
+pub use field::{FIELD_FORMAT, Field, Row};
 pub(crate) use iterate::IterateStage;
 
-use super::field::{Field, Row};
-use super::gauss::GROUP;
 use crate::error::{Error, Result};
+use gauss::GROUP;
 use rayon::prelude::*;
 use std::ops::Range;
 

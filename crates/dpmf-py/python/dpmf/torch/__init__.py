@@ -34,21 +34,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ._requires import require
+from .._requires import require
 
 require("dpmf.torch", "torch")
 
 import torch
 from torch.utils.data import DataLoader
 
-from . import _optimizers, _sums
-from ._checks import check_unit
-from ._core import Mechanism, NoiseKey, PrivacyStatement
-from ._errors import BindingError, MismatchError
-from ._torch_data import Batches, Cohorts, EmptyCollate, Passes, SampledBatches, UncheckedDataWarning, check_loader
-from ._torch_data import in_order
-from ._torch_gradients import Batch, PerExample, Seen, clipped_sum
-from ._torch_noise import FlatNoise, check_unscaled, shard
+from .. import _optimizers
+from .._checks import check_unit
+from .._core import Mechanism, NoiseKey, PrivacyStatement, _Clip
+from .._errors import BindingError, MismatchError
+from .._remedies import remedies
+from ._data import Batches, Cohorts, EmptyCollate, SampledBatches, UncheckedDataWarning, begin_pass, check_loader, hand_out
+from ._gradients import Batch, PerExample, Seen, clipped_sum
+from ._run import FlatRun, check_unscaled, shard
 
 __all__ = [
     "Cohorts",
@@ -64,6 +64,22 @@ __all__ = [
 # As users know them, in messages too.
 for _public in (Cohorts, EmptyCollate, SampledBatches, Seen, UncheckedDataWarning):
     _public.__module__ = __name__
+
+
+#: What to do about what a run refuses.
+REMEDIES = {
+    "too-many": "add several losses up before the gradient is taken, and give several views of an example (augmentation) as one "
+    "contribution, with views=… of dpmf.torch.PrivateOptimizer.accumulate",
+    "no-batch": "take one step for each batch of optimizer.batches(loader), and accumulate each batch as it comes",
+    "other-step": "take one step for each batch, as it comes; a new loop over optimizer.batches(loader) begins with the coming step",
+    "not-sampled": "take batches from optimizer.batches(loader) with "
+    'batch_sampler=dpmf.torch.SampledBatches(plan.sampler(key)), or plan with sampling="none"',
+    "sampler-in-use": "make one with plan.sampler(key)",
+    "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are a mean and not clipped, and no noise makes "
+    "them private; they are not used. A sum of contributions that are clipped elsewhere goes in by add_sum(…), and "
+    "add_sum({}, 0) releases noise alone",
+    "no-denominator": "give denominator=… or take batches from optimizer.batches(loader) with SampledBatches",
+}
 
 
 class _Checks:
@@ -128,7 +144,7 @@ class _Checks:
 class _Noisy:
     """What an optimizer tells of its noise."""
 
-    _noise: FlatNoise
+    _noise: FlatRun
 
     #: Lets torch.amp.GradScaler say that it scaled the gradients, which is refused.
     _step_supports_amp_scaling = True
@@ -147,6 +163,11 @@ class _Noisy:
     def run(self) -> str:
         """The name of the run, 32 hexadecimal digits."""
         return self._noise.live().run
+
+    @property
+    def coordinates(self) -> range:
+        """The coordinates of the flat parameters whose noise is drawn here."""
+        return self._noise.coordinates
 
 
 class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
@@ -209,15 +230,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         check: bool = True,
     ) -> None:
         # No super().__init__(): what an optimizer holds is held by the one inside.
-        if denominator is not None and not denominator > 0:
-            raise ValueError(f"denominator is {denominator}, but it must be positive: the planned size of a cohort")
         self.optimizer = optimizer
         self.mechanism = mechanism
-        self._denominator = denominator
-        #: As it was at the first step.
-        self._fixed_denominator: float | None = None
         self._checks = _Checks(mechanism, optimizer) if check else None
-        self._noise = FlatNoise(
+        self._noise = FlatRun(
             mechanism,
             optimizer,
             arithmetic=arithmetic,
@@ -226,7 +242,12 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             journal=journal,
             group=group,
         )
-        self._passes = Passes()
+        #: As it was given; the run has it once there is one.
+        self._denominator = denominator
+        if denominator is not None and self._noise.run is not None:
+            self._noise.run.denominator = denominator
+        #: Whether it was said that nothing shows who takes part.
+        self._warned = False
         # The hooks of torch.optim.Optimizer.
         super().__setstate__({})
 
@@ -248,26 +269,16 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     @property
     def denominator(self) -> float | None:
         """What the noisy sum is divided by: fixed with the first step."""
-        return self._denominator
+        return self._denominator if self._noise.run is None else self._noise.run.denominator
 
     @denominator.setter
-    def denominator(self, value: float | None) -> None:
-        if self._fixed_denominator not in (None, value):
-            raise MismatchError(
-                f"the denominator is {self._fixed_denominator} since the first step, and {value} now: the size of a batch that is "
-                "seen tells who is in it. It is the planned size, and fixed for a run"
-            )
-        self._denominator = value
+    def denominator(self, value: float) -> None:
+        self._noise.live().denominator = value
 
     @property
     def clip(self) -> float:
         """The norm to which every contribution is clipped."""
-        return self._noise.clip
-
-    @property
-    def coordinates(self) -> range:
-        """The coordinates of the flat parameters whose noise is drawn here."""
-        return self._noise.coordinates
+        return self._noise.norm
 
     def batches(self, loader: DataLoader[Any], *, batches_per_step: int = 1) -> Iterator[Any]:
         """The batches of a DataLoader, after checking that each example takes part in one step, or as the mechanism's sampling
@@ -282,15 +293,19 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
 
         Raises MismatchError, which says what to use instead.
         """
-        if self._noise.count is not None:
+        noise = self._noise
+        run = noise.live()
+        if run.contributions is not None:
             raise ValueError("a cohort was begun by accumulate(): call step() or zero_grad() before new batches")
         if batches_per_step < 1:
             raise ValueError(f"batches_per_step is {batches_per_step}, but it must be at least 1")
-        self._noise.check_ranks(loader.batch_sampler)
-        self._passes.begin(self.mechanism, loader, self.next_step, batches_per_step)
-        if self.denominator is None and isinstance(loader.batch_sampler, Batches) and in_order(loader.batch_sampler):
-            self.denominator = loader.batch_sampler.expected_batch
-        return self._passes.hand_out(loader)
+        noise.check_ranks(loader.batch_sampler)
+        with remedies(REMEDIES):
+            batches = begin_pass(run, self.mechanism, loader, batches_per_step)
+            noise.follow(batches)
+        if run.denominator is None and batches is not None and batches.by_step:
+            run.denominator = batches.expected_batch
+        return hand_out(run, loader, batches_per_step)
 
     def accumulate(
         self,
@@ -335,10 +350,9 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if views > 1:
             batch = batch.views(views)
         gradients = PerExample(module, loss, trained, grouped=grouped or views > 1)
-        self._passes.check_drawn(self.mechanism)
-        self._passes.check_count(self.next_step, (noise.count or 0) + batch.length)
-        if not self._passes.known:
-            self._passes.known = True  # said once
+        run = noise.live()
+        if run.order is None and self.mechanism.sampling == "none" and not self._warned:
+            self._warned = True
             warnings.warn(
                 "nothing here shows that each example takes part in one step, which the guarantee is for: take batches "
                 "from optimizer.batches(loader)",
@@ -346,16 +360,17 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 stacklevel=2,
             )
         per_example = gradients.at_once if vectorize else gradients.one_by_one
-        sums = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in trained.values()]
+        sums = [torch.zeros(p.shape, dtype=torch.int64, device=p.device) for p in trained.values()]
         total_loss, total_clipped = 0.0, 0
         for first in range(0, batch.length, chunk):
             rows, losses = per_example(batch.chunk(first, chunk))
-            parts, longer = clipped_sum(rows, noise.clip, noise.dimension)
+            parts, longer = clipped_sum(rows, run.clip)
             for own, part in zip(sums, parts):
                 own += part
             total_loss += float(losses.detach().double().sum())
             total_clipped += int(longer.sum())
-        noise.add([(noise.numbers[id(p)], own) for p, own in zip(trained.values(), sums)], batch.length)
+        with remedies(REMEDIES):
+            noise.add([(noise.numbers[id(p)], own) for p, own in zip(trained.values(), sums)], batch.length)
         count = batch.length or float("nan")
         return Seen(batch.length, total_loss / count, total_clipped / count)
 
@@ -376,7 +391,6 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         noise = self._noise
         if examples < 0:
             raise ValueError(f"examples is {examples}, but it must be at least 0")
-        self._passes.check_count(self.next_step, (noise.count or 0) + examples)
         tensors = []
         unit = 2.0**-53
         for p, tensor in sums.items():
@@ -390,11 +404,11 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 raise ValueError(f"a sum for a parameter of shape {tuple(p.shape)} has another shape, or is not finite")
             unit = max(unit, torch.finfo(tensor.dtype).eps / 2)
             tensors.append((noise.numbers[id(p)], tensor.detach().double()))
-        charged = _sums.charge(examples, noise.dimension, unit)
-        if charged > _sums.MOST_CHARGED:
+        charged = _Clip.charge(examples, noise.dimension, unit)
+        if charged > _Clip.most_charged:
             raise ValueError(
                 f"a sum of {examples} contributions in this precision may be off by {100 * charged:.3g} % of the clip: add "
-                f"them up in float64, at most {_sums.MOST} a step"
+                f"them up in float64, at most {_Clip.most_contributions} a step"
             )
         norm = math.sqrt(sum(float(tensor.square().sum()) for _, tensor in tensors))
         longest = examples * self.clip * (1.0 + charged)
@@ -403,8 +417,9 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 f"the sum has norm {norm:.6g}, but that of {examples} contributions of norm at most {self.clip} has at most "
                 f"{longest:.6g}: clip every contribution, and give the number of them"
             )
-        scale = (1.0 - charged) / _sums.spacing(self.clip)
-        noise.add([(number, (tensor * scale).round_()) for number, tensor in tensors], examples)
+        scale = (1.0 - charged) / noise.live().clip.unit
+        with remedies(REMEDIES):
+            noise.add([(number, (tensor * scale).round_().to(torch.int64)) for number, tensor in tensors], examples)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -413,26 +428,15 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError("a closure would look at the data again within a step: call step() without one")
         check_unscaled(self)
         noise = self._noise
-        if noise.count is None:
-            raise ValueError(
-                "there is nothing to release: call accumulate(…) before step(). The gradients of loss.backward() are a "
-                "mean and not clipped, and no noise makes them private; they are not used. A sum of contributions that "
-                f"are clipped to norm {self.clip} goes in by add_sum(…), and add_sum({{}}, 0) releases noise alone"
-            )
-        if self.denominator is None:
-            raise ValueError(
-                "denominator is None, but nothing says how large batches are on average: give the planned size of a cohort, or "
-                "take batches from optimizer.batches(loader) with SampledBatches"
-            )
-        if self._checks is not None:
-            self._checks.step(noise.next_step, self.param_groups)
-        self._passes.check_drawn(self.mechanism)
-        if noise.count > 0:
-            self._passes.check_step(noise.next_step)
-        noise.release()
-        self._fixed_denominator = self.denominator
-        noise.flat.div_(self.denominator)
-        noise.hand_out()
+        run = noise.live()
+        with remedies(REMEDIES):
+            noise.check()
+            if self._checks is not None:
+                self._checks.step(run.next_step, self.param_groups)
+            noise.release()
+        assert run.denominator is not None
+        noise.flat.div_(run.denominator)
+        noise.fill_gradients()
         try:
             self.optimizer.step()
         finally:
@@ -458,9 +462,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         state = dict(self.optimizer.state_dict())
         state["dpmf"] = {
             **self._noise.state_dict(),
-            "denominator": self.denominator,
             "first_learning_rates": self._checks and self._checks.first,
-            "data": self._passes.order,
         }
         hooked: dict[str, Any] = self._call_hooks("state_dict_post", state)
         return hooked
@@ -479,8 +481,6 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             )
         self._noise.load_state_dict(ours)
         self.optimizer.load_state_dict(state)
-        self._passes.order = ours["data"]
-        self.denominator = self._fixed_denominator = ours["denominator"]
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
         self._call_hooks("load_state_dict_post")

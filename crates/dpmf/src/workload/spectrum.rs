@@ -1,11 +1,11 @@
 //! Bounds on the spectrum of a weighted workload.
 
-use super::banded::LowerBanded;
-use super::front::InverseFront;
-use super::lanes::Lanes;
-use super::{MAX_BANDWIDTH, with_band};
+use super::Recurrence;
 use crate::error::Result;
-use crate::workload::Recurrence;
+use crate::linalg::banded::LowerBanded;
+use crate::linalg::front::InverseFront;
+use crate::linalg::lanes::Lanes;
+use crate::linalg::{MAX_BANDWIDTH, with_band};
 
 /// What bounds the spectrum of `A D Aᵀ`, `A = P⁻¹R`, for every `D`.
 #[derive(Clone, Debug)]

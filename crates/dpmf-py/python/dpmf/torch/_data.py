@@ -10,8 +10,8 @@ from torch import Generator, Tensor, arange, randperm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, default_collate
 
-from ._core import Mechanism, Sampler, _planned_steps
-from ._errors import MismatchError
+from .._core import Mechanism, PrivateRun, Sampler, _planned_steps
+from .._errors import MismatchError
 
 
 #: Batches of which the size is remembered: more than workers draw ahead.
@@ -38,10 +38,12 @@ class Batches(BatchSampler):
 
     def _begin(self, steps: int, per_epoch: int, start: int) -> None:
         self.steps, self.per_epoch, self.start = steps, per_epoch, start
-        #: The step after the last whose batch was handed out.
+        #: Where the next pass begins, unless a run says.
         self.drawn = start
         #: The step to begin a pass with, of the run that the batches are for.
         self.place: Callable[[], int] | None = None
+        #: Hears of every batch that is handed out, its step and the number of its examples.
+        self.heard: Callable[[int, int | None], None] | None = None
         #: Whether who takes the batches counts them. Workers draw ahead, so that drawing tells nothing then.
         self.counted = False
         self.workers = 0
@@ -55,6 +57,12 @@ class Batches(BatchSampler):
         if not self._begun:
             self.start = step
 
+    def take(self, step: int) -> None:
+        """Notes that the batch of a step was handed out."""
+        self.drawn = step + 1
+        if self.heard is not None:
+            self.heard(step, self.sizes.get(step))
+
     def members(self, step: int) -> list[int]:
         """The examples of a step."""
         raise NotImplementedError
@@ -63,6 +71,16 @@ class Batches(BatchSampler):
     def order(self) -> Mapping[str, int | str]:
         """What decides which example is in which batch."""
         raise NotImplementedError
+
+    @property
+    def by_step(self) -> bool:
+        """Whether each batch belongs to a step, so that the guarantee is for it in that step only."""
+        return True
+
+    @property
+    def sampler_in_use(self) -> Sampler | None:
+        """The sampler that draws them, if one does."""
+        return None
 
     @property
     def batch_size(self) -> float:  # type: ignore[override]
@@ -94,15 +112,15 @@ class Batches(BatchSampler):
 
     def _pass(self, first: int, counted: bool) -> Iterator[list[int]]:
         for step in range(first, min(self._end(first), self.steps)):
-            if not counted:
-                self.drawn = step + 1
             members = self.members(step)
             self.sizes[step] = len(members)
             self.sizes.pop(step - _KEPT, None)
+            if not counted:
+                self.take(step)
             yield members
 
     def counting(self, begin: Callable[[], Iterator[Any]]) -> tuple[int, Iterator[Any]]:
-        """The first step of a pass of the loader that has these batches, and the pass; drawn is set by who takes them."""
+        """The first step of a pass of the loader that has these batches, and the pass; who takes them says so with take()."""
         self.counted = True
         try:
             batches = begin()
@@ -180,6 +198,11 @@ class Cohorts(Batches):
         order = {"length": self.length, "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
         return order if self.epochs is None else {**order, "epochs": self.epochs}
 
+    @property
+    def by_step(self) -> bool:
+        """Batches of one pass may serve any step: their examples come once."""
+        return self.epochs is not None
+
     def __iter__(self) -> Iterator[list[int]]:
         if self.epochs is not None:
             return super().__iter__()
@@ -247,6 +270,11 @@ class SampledBatches(Batches):
         state = self.drawing.state_dict()
         return {name: state[name] for name in ("sampling", "run", "key", "units")}
 
+    @property
+    def sampler_in_use(self) -> Sampler:
+        """The sampler."""
+        return self.drawing
+
     def members(self, step: int) -> list[int]:
         """The examples of a step, or this rank's part of them."""
         # The sampler's own place moves on with the batches, so that its state is that of the run.
@@ -265,9 +293,8 @@ class StepLoader(DataLoader[Any]):
 
     @staticmethod
     def _count(batches: Batches, step: int, taken: Iterator[Any]) -> Iterator[Any]:
-        for batch in taken:
-            step += 1
-            batches.drawn = step
+        for number, batch in enumerate(taken, step):
+            batches.take(number)
             yield batch
 
 
@@ -309,7 +336,8 @@ def check_loader(
     Raises MismatchError, which says what to use instead.
     """
     batches = loader.batch_sampler
-    if not in_order(batches):
+    by_step = isinstance(batches, Batches) and batches.by_step
+    if not by_step:
         mechanism.check_sampling("epochs", epochs=epochs)
     if isinstance(loader.dataset, IterableDataset):
         raise MismatchError(
@@ -317,7 +345,7 @@ def check_loader(
             "length and dpmf.torch.Cohorts as batch_sampler"
         )
     _check_distinct(loader.dataset)
-    if isinstance(batches, Batches) and in_order(batches):
+    if isinstance(batches, Batches) and by_step:
         _check_in_order(mechanism, batches, loader, epochs, batches_per_step)
         return
     if not isinstance(batches, Cohorts):
@@ -342,11 +370,6 @@ def check_loader(
                 "dpmf.torch.Cohorts as batch_sampler"
             )
     mechanism.check_steps(-(-len(loader) // batches_per_step))
-
-
-def in_order(batches: Any) -> bool:
-    """Whether each batch belongs to a step, so that the guarantee is for it in that step only."""
-    return isinstance(batches, Batches) and not (isinstance(batches, Cohorts) and batches.epochs is None)
 
 
 def _check_in_order(
@@ -403,107 +426,46 @@ def _size_of(loader: DataLoader[Any], place: int) -> int | None:
     return min(size, len(loader.sampler) - place * size)  # type: ignore[arg-type]
 
 
-def check_count(step: int, count: int, members: int | None) -> None:
-    """Refuses more contributions to a step than its batch has examples: each of them counts once."""
-    if members is not None and count > members:
+def name_of(order: Mapping[str, int | str] | str) -> str:
+    """What decides who is in which batch, in words."""
+    return order if isinstance(order, str) else ", ".join(f"{name} {value}" for name, value in sorted(order.items()))
+
+
+def begin_pass(run: PrivateRun, mechanism: Mechanism, loader: DataLoader[Any], batches_per_step: int) -> Batches | None:
+    """Refuses a loader whose examples may have taken part before; returns its batches, if they say who is in them."""
+    check_loader(mechanism, loader, batches_per_step=batches_per_step)
+    batches, step = loader.batch_sampler, run.next_step
+    if not isinstance(batches, Batches):
+        if run.order is not None or step > 0:
+            raise MismatchError(
+                f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
+                "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
+                "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
+            )
+        return None
+    if batches.by_step:
+        batches.go_to(step)  # a batch is a function of its step
+    elif batches.start != step * batches_per_step:
         raise MismatchError(
-            f"step {step} would have {count} contributions, but {members} examples were handed out for it, and the guarantee is "
-            "for each of them once: add several losses up before the gradient is taken, and give several views of an example "
-            "(augmentation) as one contribution, with views=… of dpmf.torch.PrivateOptimizer.accumulate"
+            f"the batches start with number {batches.start}, but the run is at step {step}: each has one step of its own, "
+            f"so give dpmf.torch.{type(batches).__name__}(…, start={step * batches_per_step})"
         )
+    return batches
 
 
-class Passes:
-    """Which examples a run has been given."""
-
-    def __init__(self) -> None:
-        #: What decided that; None while nobody said.
-        self.order: Mapping[str, int | str] | str | None = None
-        self.known = False
-        #: Whether the batches are those of a sampler, and whether each is for the step that it was drawn for.
-        self.sampled = self.in_order = False
-        #: Batches up to the last that was handed out, from the beginning of the run, and how many make a step.
-        self.drawn: int | None = None
-        self.batches_per_step = 1
-        #: Examples that were handed out for the coming step; None while nobody knows.
-        self.members: int | None = None
-
-    def hand_out(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """The batches, counted."""
-        drawn = self.drawn
-        assert drawn is not None
-        batches = loader.batch_sampler
+def hand_out(run: PrivateRun, loader: DataLoader[Any], batches_per_step: int) -> Iterator[Any]:
+    """The batches of a loader, each told to the run as it is handed out."""
+    batches = loader.batch_sampler
+    if isinstance(batches, Batches):
+        first, taken = batches.counting(lambda: iter(loader))
+    else:
+        first, taken = 0, iter(loader)
+    for place, batch in enumerate(taken):
+        number = first + place
         if isinstance(batches, Batches):
-            _, taken = batches.counting(lambda: iter(loader))
+            batches.take(number)
+            members = batches.sizes.get(number)
         else:
-            taken = iter(loader)
-        for place, batch in enumerate(taken):
-            size = batches.sizes.get(drawn) if isinstance(batches, Batches) else _size_of(loader, place)
-            first = drawn % self.batches_per_step == 0
-            self.members = size if first or size is None or self.members is None else self.members + size
-            drawn += 1
-            self.drawn = drawn
-            if isinstance(batches, Batches):
-                batches.drawn = drawn
-            yield batch
-
-    def check_step(self, step: int) -> None:
-        """Refuses a step whose batch was not handed out yet: it would be that of the step before."""
-        if self.drawn is not None and self.drawn <= step * self.batches_per_step:
-            raise MismatchError(
-                f"step {step} has no batch of its own, and that of the step before would take part twice: take one step "
-                "for each batch of optimizer.batches(loader)"
-            )
-        if self.in_order and self.drawn is not None and self.drawn != step + 1:
-            raise MismatchError(
-                f"the batch was drawn for step {self.drawn - 1}, but this is step {step}, and the guarantee is for every batch "
-                "in its own: take one step for each batch, as it comes; a new loop over optimizer.batches(loader) begins "
-                f"with step {step}"
-            )
-
-    def check_count(self, step: int, count: int) -> None:
-        """Refuses more contributions to a step than examples were handed out for it. A batch of another step is left to check_step."""
-        drawn = self.drawn or 0
-        if drawn > step * self.batches_per_step and not (self.in_order and drawn != step + 1):
-            check_count(step, count, self.members)
-
-    def check_drawn(self, mechanism: Mechanism) -> None:
-        """Refuses a release whose data nobody saw to be sampled, where the guarantee counts on it."""
-        if mechanism.sampling != "none" and not self.sampled:
-            raise MismatchError(
-                f"the guarantee of this mechanism counts on sampling {mechanism.sampling}, and nothing here shows that the "
-                "examples were drawn so: take batches from optimizer.batches(loader) with "
-                "batch_sampler=dpmf.torch.SampledBatches(plan.sampler(key)), or plan with sampling=\"none\""
-            )
-
-    def begin(self, mechanism: Mechanism, loader: DataLoader[Any], step: int, batches_per_step: int) -> None:
-        """Refuses a loader whose examples may have taken part before step."""
-        check_loader(mechanism, loader, batches_per_step=batches_per_step)
-        cohorts = loader.batch_sampler
-        if not isinstance(cohorts, Batches):
-            if self.order is not None or step > 0:
-                raise MismatchError(
-                    f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
-                    "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
-                    "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
-                )
-            self._go_on("that of the loader", step, batches_per_step)
-            return
-        if self.order is not None and self.order != cohorts.order:
-            raise MismatchError(
-                f"the batches are those of {cohorts.order}, but the run began with {self.order}: examples that took part before "
-                "would come again"
-            )
-        if in_order(cohorts):
-            cohorts.go_to(step)  # a batch is a function of its step
-        elif cohorts.start != step * batches_per_step:
-            raise MismatchError(
-                f"the batches start with number {cohorts.start}, but the run is at step {step}: each has one step of its own, "
-                f"so give dpmf.torch.{type(cohorts).__name__}(…, start={step * batches_per_step})"
-            )
-        self._go_on(cohorts.order, step, batches_per_step)
-        self.sampled, self.in_order = isinstance(cohorts, SampledBatches), in_order(cohorts)
-
-    def _go_on(self, order: Mapping[str, int | str] | str, step: int, batches_per_step: int) -> None:
-        self.order, self.known = order, True
-        self.drawn, self.batches_per_step = step * batches_per_step, batches_per_step
+            members = _size_of(loader, place)
+        run.hand_out(number // batches_per_step, members)
+        yield batch

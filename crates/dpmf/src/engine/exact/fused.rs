@@ -50,13 +50,13 @@ macro_rules! dispatch_fused {
         }
 
         fn $portable($($argument: $type),*) $(-> $result)? {
-            $body::<$crate::noise::exact::fused::Separate>($($argument),*)
+            $body::<$crate::engine::exact::fused::Separate>($($argument),*)
         }
 
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
         fn $wide($($argument: $type),*) $(-> $result)? {
-            $body::<$crate::noise::exact::fused::Fused>($($argument),*)
+            $body::<$crate::engine::exact::fused::Fused>($($argument),*)
         }
     };
 }

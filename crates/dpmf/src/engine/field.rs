@@ -12,7 +12,6 @@
 //! 2⁻⁵³ for a million rows of 10⁹ coordinates.
 
 use super::gauss::{self, GROUP, GROUP_BYTES, PAIRS, TAIL};
-use super::key::StreamKey;
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
 use zeroize::Zeroizing;
@@ -41,9 +40,9 @@ pub struct Row {
 }
 
 impl Field {
-    /// The field of a stream.
-    pub fn new(key: &StreamKey) -> Self {
-        Self { keys: RowKeys::new(key, FIELD_FORMAT) }
+    /// The field under keys of rows.
+    pub(crate) fn under(keys: RowKeys) -> Self {
+        Self { keys }
     }
 
     /// Row `t`. Cost: five blocks and a key schedule, about a tenth of a microsecond.
@@ -53,11 +52,6 @@ impl Field {
 }
 
 impl RowKeys {
-    /// Those of a field of the given format.
-    pub(super) fn new(key: &StreamKey, format: u32) -> Self {
-        Self::of(&key.purpose("dpmf 1 field", &[&format.to_le_bytes()]))
-    }
-
     /// Those under a secret of their own.
     pub(crate) fn of(secret: &[u8; 32]) -> Self {
         Self { cipher: Aes256::new(secret.into()) }

@@ -1,0 +1,1 @@
+"""Puts this folder on the path, for the helpers beside the tests (watching.py)."""
