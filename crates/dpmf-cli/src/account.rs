@@ -172,12 +172,11 @@ fn gaussian(sigma: f64, adjacency: Adjacency, question: Question) -> anyhow::Res
     match question {
         Question::Epsilon { delta } => {
             let account = Account::new(sigma, delta, adjacency)?;
-            let rows: Vec<_> =
-                Accountant::ALL.iter().map(|&a| row(a, format!("{:.4}", account.epsilon(a)))).collect();
+            let rows: Vec<_> = Accountant::ALL.iter().map(|&a| row(a, up(account.epsilon(a)))).collect();
             let text = format!(
-                "noise multiplier {sigma}, δ = {delta:e}, {adjacency}: μ = {:.6}, ρ = {:.6}\n\n{}",
-                account.mu,
-                account.rho,
+                "noise multiplier {sigma}, δ = {delta:e}, {adjacency}: μ = {}, ρ = {}\n\n{}",
+                up(account.mu),
+                up(account.rho),
                 table(&["accountant", "ε"], &rows)
             );
             Ok(Report::new(serde_json::to_value(account)?, text))
@@ -192,10 +191,12 @@ fn gaussian(sigma: f64, adjacency: Adjacency, question: Question) -> anyhow::Res
             for accountant in Accountant::ALL {
                 let delta = accountant.delta(mu, epsilon)?;
                 object[format!("delta_{accountant}")] = json!(delta);
-                rows.push(row(accountant, format!("{delta:.4e}")));
+                rows.push(row(accountant, up_scientific(delta)));
             }
             let text = format!(
-                "noise multiplier {sigma}, ε = {epsilon}, {adjacency}: μ = {mu:.6}, ρ = {rho:.6}\n\n{}",
+                "noise multiplier {sigma}, ε = {epsilon}, {adjacency}: μ = {}, ρ = {}\n\n{}",
+                up(mu),
+                up(rho),
                 table(&["accountant", "δ"], &rows)
             );
             Ok(Report::new(object, text))
@@ -223,13 +224,17 @@ fn sampled(
                 // The noise was found by this upper end, which is finer than the bracket.
                 found.upper = found.upper.min(curve.epsilon(delta)?);
             }
-            let text = format!("ε ≤ {:.4}\n(and not below {:.4})", up(found.upper), found.lower);
+            let text = format!("ε ≤ {}\n(and not below {})", up(found.upper), down(found.lower));
             ("epsilon", found, format!("δ = {delta:e}"), text)
         }
         Question::Delta { epsilon } => {
             object["epsilon"] = json!(epsilon);
             let found = curve.delta_bracket(epsilon, args.width)?;
-            let text = format!("δ ≤ {:.4e}\n(and not below {:.4e})", found.upper * 1.00005, found.lower);
+            let text = format!(
+                "δ ≤ {}\n(and not below {:.4e})",
+                up_scientific(found.upper),
+                found.lower * (1.0 - 5e-5)
+            );
             ("delta", found, format!("ε = {epsilon}"), text)
         }
     };
@@ -248,9 +253,29 @@ fn sampled(
     Ok(Report::new(object, text))
 }
 
-/// Four decimals, rounded up.
-fn up(x: f64) -> f64 {
-    (x * 1e4).ceil() / 1e4
+/// Four decimals, rounded up; a number too small for them with four digits of its own.
+fn up(x: f64) -> String {
+    match x > 0.0 && x < 1e-3 {
+        true => up_scientific(x),
+        false => format!("{:.4}", (x * 1e4).ceil() / 1e4),
+    }
+}
+
+/// Likewise, rounded down.
+fn down(x: f64) -> String {
+    match x > 0.0 && x < 1e-3 {
+        true => format!("{:.4e}", x * (1.0 - 5e-5)),
+        false => format!("{:.4}", (x * 1e4).floor() / 1e4),
+    }
+}
+
+/// Four decimals of the leading digit and a power of ten, not below the number.
+fn up_scientific(x: f64) -> String {
+    let text = format!("{x:.4e}");
+    match text.parse::<f64>() {
+        Ok(shown) if shown < x => format!("{:.4e}", x * (1.0 + 5e-5)),
+        _ => text,
+    }
 }
 
 /// The least noise multiplier for (ε, δ).

@@ -2,7 +2,7 @@
 
 use crate::output;
 use crate::progress::Spinner;
-use crate::report::{Report, duration, number};
+use crate::report::{Report, duration, note, number};
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::comparison::Row;
 use dpmf::family::{Budget, Selector};
@@ -49,6 +49,9 @@ pub struct Args {
     out: Option<PathBuf>,
 }
 
+/// Share of the error above which what is written is said to be worse than what was found.
+const WORSE: f64 = 1e-4;
+
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     if let Some(path) = &args.out {
         output::check(path)?;
@@ -74,6 +77,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         "seconds": seconds,
         "sensitivity": 1.0,
     });
+    if let Some(reason) = optimum.stopped {
+        json["stopped"] = json!(reason);
+    }
     let mut text = format!(
         "{}, {} steps\n  √loss        {}\n  lower bound  {}   gap {:.1e}, certified\n  found in     {} iterations, {}\n",
         args.workload.describe(),
@@ -84,6 +90,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         certificate.iterations,
         duration(seconds),
     );
+    if let Some(reason) = optimum.stopped {
+        text += &format!("  not reached  a gap of {:e}: {reason}\n", args.solver.gap);
+    }
     let optimal: Selector = "optimal".parse()?;
     let mechanism = if args.streaming {
         spinner.say("streaming the optimum");
@@ -130,6 +139,16 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             "  deployed     {:.8} times the bound, with its coefficients in single precision\n",
             row.ratio_to_bound
         );
+        let more = row.sqrt_loss / certificate.loss.sqrt() - 1.0;
+        if more > WORSE {
+            let sentence = format!(
+                "what is written has {:.3} % more error than the optimum that was found, because single precision cannot hold \
+                 its coefficients; a stream (--streaming) may keep more of it",
+                100.0 * more
+            );
+            json["deployed"]["warning"] = json!(sentence);
+            note(&sentence);
+        }
         Some(mechanism)
     } else {
         None

@@ -41,20 +41,19 @@ impl Plan {
     }
 
     /// What was chosen, as a row: a dictionary with "mechanism", "sampling", "bands", "buffers", "recalls",
-    /// "noise_multiplier", "rmse", "ratio_to_bound" (None where no bound exists), "selector", "estimated", "excluded" and
-    /// "words".
+    /// "noise_multiplier", "rmse", "ratio_to_bound" (None where no bound exists), "selector", "estimated", "excluded",
+    /// "reason" and "words".
     #[getter]
     fn chosen<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         objects(py, &self.inner.chosen().row())
     }
 
-    /// Everything that was weighed, by error.
+    /// Everything that was weighed, by error, then what could not be: its "rmse" is None, and "reason" says why.
     ///
     /// "excluded" says why a row may not be chosen. The noise of a row with "estimated" was not proved, since it does not win.
     #[getter]
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let rows: Vec<_> = self.inner.candidates().iter().map(planner::Candidate::row).collect();
-        objects(py, &rows)
+        objects(py, &self.inner.rows())
     }
 
     /// DP-SGD, independent noise under Poisson sampling, as a row.

@@ -72,15 +72,14 @@ impl Problem {
     /// Puts mechanisms side by side, each as it would be deployed, in the order given; those of one family by their
     /// buffers and recalls, and of several with the same numbers the first.
     ///
-    /// Errors: those of [`Problem::mechanism`]; a mechanism whose dense matrix does not fit is left out and named, where
-    /// there are others.
+    /// Errors: those of [`Problem::mechanism`]; where there are others, a mechanism that cannot be made is left out and named.
     pub fn compare(&self, selectors: &[Selector], observe: Observer<'_>) -> Result<Comparison> {
         let lower_bound = self.optimum(observe)?.certificate.lower_bound;
         let mut rows: Vec<Row> = Vec::new();
         let mut left_out = Vec::new();
         for selector in selectors {
             let mechanism = match self.mechanism(*selector, observe) {
-                Err(error @ Error::Unsupported { .. }) if selectors.len() > 1 => {
+                Err(error) if selectors.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
                     // One sentence for all sizes of a family.
                     let reason = error.to_string();
                     let said = |(name, other): &(String, String)| {

@@ -1,5 +1,6 @@
 //! A form as it will be deployed for a workload, with everything that was proved about it.
 
+use crate::accounting::allocation::Watch;
 use crate::accounting::{
     Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
 };
@@ -178,6 +179,21 @@ impl Mechanism {
     /// Errors: ε or clip not positive and finite, δ outside (0, 1).
     pub fn calibrated(self, epsilon: f64, delta: f64, clip: f64, conditions: Conditions) -> Result<Self> {
         let calibration = self.terms(clip, conditions).calibrate_noise(epsilon, delta)?;
+        self.with_calibration(calibration, conditions.unit)
+    }
+
+    /// [`Mechanism::calibrated`] with somebody who watches, and may end it.
+    ///
+    /// Errors: those of it; [`Error::Interrupted`].
+    pub fn calibrated_watched(
+        self,
+        epsilon: f64,
+        delta: f64,
+        clip: f64,
+        conditions: Conditions,
+        watch: Watch<'_>,
+    ) -> Result<Self> {
+        let calibration = self.terms(clip, conditions).watched_calibration(epsilon, delta, watch)?;
         self.with_calibration(calibration, conditions.unit)
     }
 

@@ -120,11 +120,15 @@ impl Problem {
         self.participation
     }
 
-    /// The optimum of the workload under the participation.
+    /// The optimum of the workload under the participation. For several participations the gap may be larger than was asked
+    /// for; [`Optimum::stopped`] says why.
     ///
     /// Errors: those of [`optimal_for`].
     pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
-        let solve = || optimal_for(&self.workload, self.participation, self.solver, &self.options, observe);
+        let solve = || {
+            optimal_for(&self.workload, self.participation, self.solver, &self.options, observe)
+                .or_else(|error| Optimum::despite(error, &self.workload, self.participation))
+        };
         solved(&self.optimum, solve)
     }
 

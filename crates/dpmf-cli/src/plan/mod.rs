@@ -216,7 +216,6 @@ pub fn shelf(without: bool) -> Shelf {
 /// The plan for programs.
 fn document(run: &RunArgs, plan: &Plan, seconds: f64) -> Value {
     let request = plan.request();
-    let rows: Vec<_> = plan.candidates().iter().map(|candidate| candidate.row()).collect();
     json!({
         "examples": request.examples,
         "batch": request.batch,
@@ -227,7 +226,7 @@ fn document(run: &RunArgs, plan: &Plan, seconds: f64) -> Value {
         "workload": run.describe(),
         "chosen": plan.chosen().row(),
         "dp_sgd": plan.dp_sgd().row(),
-        "rows": rows,
+        "rows": plan.rows(),
         "lower_bound_rmse": plan.lower_bound_rmse(),
         "statement": plan.chosen().mechanism().privacy(),
         "seconds": seconds,
@@ -236,22 +235,28 @@ fn document(run: &RunArgs, plan: &Plan, seconds: f64) -> Value {
 
 fn text(args: &Args, plan: &Plan, seconds: f64) -> String {
     let (request, chosen) = (plan.request(), plan.chosen());
+    let dp_sgd = plan.dp_sgd().row();
     let rows: Vec<Vec<String>> = plan
-        .candidates()
-        .iter()
-        .map(|candidate| {
-            let row = candidate.row();
-            let whole = |x: Option<usize>| x.map_or_else(|| "dense".into(), |x| x.to_string());
-            let name = if candidate.is_dp_sgd() { "independent (DP-SGD)".into() } else { row.selector };
+        .rows()
+        .into_iter()
+        .map(|row| {
+            let fitted = row.reason.is_none();
+            let whole = |x: Option<usize>| match (x, fitted) {
+                (Some(x), _) => x.to_string(),
+                (None, true) => "dense".into(),
+                (None, false) => "–".into(),
+            };
+            let shown = |x: Option<f64>| x.map_or_else(|| "–".into(), number);
+            let name = if row == dp_sgd { "independent (DP-SGD)".into() } else { row.selector };
             vec![
                 name,
                 row.sampling,
                 whole(row.buffers),
                 whole(row.recalls),
-                format!("{}{}", if row.estimated { "~" } else { "" }, number(row.noise_multiplier)),
-                number(row.rmse),
+                format!("{}{}", if row.estimated { "~" } else { "" }, shown(row.noise_multiplier)),
+                shown(row.rmse),
                 row.ratio_to_bound.map_or_else(|| "–".into(), |ratio| format!("{ratio:.4}")),
-                row.excluded.unwrap_or_default(),
+                row.excluded.or(row.reason).unwrap_or_default(),
             ]
         })
         .collect();

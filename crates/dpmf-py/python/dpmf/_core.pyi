@@ -507,12 +507,12 @@ class Plan:
     @property
     def chosen(self) -> dict[str, Any]:
         """What was chosen, as a row: a dictionary with "mechanism", "sampling", "bands", "buffers", "recalls",
-        "noise_multiplier", "rmse", "ratio_to_bound" (None where no bound exists), "selector", "estimated", "excluded" and
-        "words".
+        "noise_multiplier", "rmse", "ratio_to_bound" (None where no bound exists), "selector", "estimated", "excluded",
+        "reason" and "words".
         """
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Everything that was weighed, by error.
+        """Everything that was weighed, by error, then what could not be: its "rmse" is None, and "reason" says why.
 
         "excluded" says why a row may not be chosen. The noise of a row with "estimated" was not proved, since it does not win.
         """

@@ -1,5 +1,6 @@
 //! Solving for the noise, for ε, for δ or for the clipping norm, and composing mechanisms.
 
+use super::allocation::Watch;
 use super::curve::{self, PrivacyCurve};
 use super::interval::Interval;
 use super::{Accountant, Adjacency, Sampled, check_delta, check_epsilon, check_positive, shown, zcdp};
@@ -171,6 +172,20 @@ impl Terms {
         self.finish(sigma, epsilon, delta)
     }
 
+    /// [`Terms::calibrate_noise`] with somebody who watches where that takes long, and may end it.
+    ///
+    /// Errors: those of it; [`Error::Interrupted`].
+    pub fn watched_calibration(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<Calibration> {
+        match self.curve(1.0)? {
+            PrivacyCurve::Allocation { allocation, .. } => {
+                self.check()?;
+                let sigma = allocation.watched_noise_multiplier(epsilon, delta, watch)?;
+                self.finish(sigma, epsilon, delta)
+            }
+            _ => self.calibrate_noise(epsilon, delta),
+        }
+    }
+
     /// The ε that a noise multiplier gives at δ.
     ///
     /// Guarantee: ε is rounded up.
@@ -209,7 +224,14 @@ impl Terms {
         }
         check_delta(delta)?;
         if !self.curve(noise_multiplier)?.satisfies(epsilon, delta)? {
-            return Err(Error::argument("epsilon", epsilon, "the stated noise does not prove it"));
+            let rule = match self.sampled {
+                Sampled::BallsInBins(_) => {
+                    "the stated noise does not prove it (version 0.2 proved plans with public random numbers, which no longer \
+                     counts: plan or calibrate again)"
+                }
+                _ => "the stated noise does not prove it",
+            };
+            return Err(Error::argument("epsilon", epsilon, rule));
         }
         self.finish(noise_multiplier, epsilon, delta)
     }

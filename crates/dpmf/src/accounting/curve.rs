@@ -33,7 +33,7 @@ pub enum PrivacyCurve {
     },
     /// The curve of steps that sample their records, by privacy loss distributions.
     Poisson(PoissonCurve),
-    /// The curve of units that hide in bins, from random numbers of a fixed seed.
+    /// The curve of units that hide in bins, from random numbers that follow from what is proved.
     Allocation {
         /// Where they hide.
         allocation: Arc<Allocation>,

@@ -331,7 +331,7 @@ impl fmt::Display for PrivacyStatement {
                 "privacy loss distributions, rounded up"
             }
             _ if matches!(terms.sampled, Sampled::BallsInBins(_)) => {
-                "random numbers of a fixed seed, with a bound that fails with a probability of 1e-9"
+                "random numbers that follow from the mechanism, with a bound that fails with a probability of 1e-9"
             }
             Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
             Accountant::Zcdp => "zero-concentrated privacy, converted at the best real order",

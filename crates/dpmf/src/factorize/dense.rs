@@ -81,6 +81,50 @@ impl Dense {
     }
 }
 
+impl Dense {
+    /// The blocks for several participations, `X_p = M_pG_p⁻¹` with `M = X G = AᵀUVᵀ` by the polar factor of `A G = U Σ Vᵀ`.
+    ///
+    /// No singular value is divided by, so that step sizes may be zero: vectors that `A` maps to nothing add nothing. Blocks
+    /// are symmetric but for rounding, and by how much they are not tells what rounding did.
+    fn blocks_of_phases(&self, dual: &Dual) -> Result<Blocks> {
+        let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
+        let failed =
+            || Error::Numerical { what: "dense decomposition", index: 0, reason: "it did not converge" };
+        let svd = times_factor(self.a.as_ref(), dual).svd().map_err(|_| failed())?;
+        let m = self.a.transpose() * (svd.U() * svd.V().transpose());
+        let mut x = vec![0.0; n * times];
+        for i in 0..n {
+            let steps: Vec<usize> = dual.phase(i % b).collect();
+            for (k, j) in steps.iter().enumerate().rev() {
+                let later = steps.iter().enumerate().skip(k + 1);
+                let known: f64 = later.map(|(l, at)| x[i * times + l] * dual.factor(*at, k)).sum();
+                x[i * times + k] = (m[(i, *j)] - known) / dual.factor(*j, k);
+            }
+        }
+        let (mut skew, mut size) = (0.0_f64, 0.0_f64);
+        for p in 0..b {
+            let (mut off, mut all) = (0.0, 0.0);
+            for i in dual.phase(p) {
+                for j in dual.phase(p) {
+                    let (here, there) = (i * times + j / b, j * times + i / b);
+                    off += 0.5 * (x[here] - x[there]).abs();
+                    all += x[here].abs();
+                    if i < j {
+                        let mean = 0.5 * (x[here] + x[there]);
+                        (x[here], x[there]) = (mean, mean);
+                    }
+                }
+            }
+            (skew, size) = (skew.max(off), size.max(all));
+        }
+        let relative_error = skew / size + n as f64 * f64::EPSILON;
+        if !relative_error.is_finite() {
+            return Err(Error::Numerical { what: "X(D)", index: 0, reason: "an entry is not finite" });
+        }
+        Ok(Blocks { x, relative_error })
+    }
+}
+
 /// `M G`, with `D = G Gᵀ` and `G` lower triangular within the phases.
 fn times_factor(matrix: MatRef<'_, f64>, dual: &Dual) -> Mat<f64> {
     let b = dual.separation();
@@ -111,29 +155,20 @@ impl Oracle for Dense {
     }
 
     fn blocks(&mut self, dual: &Dual, tolerance: f64) -> Result<Blocks> {
-        let spectrum = self.spectrum_within(dual, tolerance)?;
-        let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
-        let mut x = vec![0.0; n * times];
-        let mut column = vec![0.0; n];
-        for (k, s) in spectrum.sigma.iter().enumerate() {
-            column.copy_from_slice(spectrum.vectors.col_as_slice(k));
-            solve_factor_transposed(dual, &mut column);
-            for i in 0..n {
-                for j in (i % b..=i).step_by(b) {
-                    x[i * times + j / b] += s * column[i] * column[j];
-                }
-            }
+        if dual.times() > 1 {
+            return self.blocks_of_phases(dual);
         }
-        for i in 0..n {
-            for j in (i % b..i).step_by(b) {
-                x[j * times + i / b] = x[i * times + j / b];
+        let spectrum = self.spectrum_within(dual, tolerance)?;
+        let n = dual.steps();
+        let mut x = vec![0.0; n];
+        for (k, s) in spectrum.sigma.iter().enumerate() {
+            for (i, vector) in spectrum.vectors.col_as_slice(k).iter().enumerate() {
+                x[i] += s * vector * vector / dual.v()[i];
             }
         }
         // What counts is the largest entry: how far above it another might be.
-        let own = |i: usize| x[i * times + i / b];
-        let largest = (0..n).map(own).fold(0.0, f64::max);
-        let reach = |i: usize| 1.0 / (dual.factor(i, i / b) * dual.factor(i, i / b));
-        let possible = (0..n).map(|i| own(i) + spectrum.error * reach(i)).fold(0.0, f64::max);
+        let largest = x.iter().copied().fold(0.0, f64::max);
+        let possible = x.iter().zip(dual.v()).map(|(x, v)| x + spectrum.error / v).fold(0.0, f64::max);
         let relative_error = spectrum.relative_error().max(possible / largest - 1.0);
         Ok(Blocks { x, relative_error })
     }

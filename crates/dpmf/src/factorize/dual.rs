@@ -149,9 +149,9 @@ pub struct DualSolution {
     pub dual: Dual,
     /// The blocks of `X(D)`, as in [`Blocks::x`].
     pub x: Vec<f64>,
-    /// `max_p Σ|X_p|`.
+    /// What any user can change at most, squared: `max_p Σ|X_p|`, or less where entries are negative.
     pub largest: f64,
-    /// Loss of `X(D) / max_p Σ|X_p|`, raised by the error that the oracle expects of itself.
+    /// Loss of `X(D)` over that, raised by the error that the oracle expects of itself.
     pub loss: f64,
     /// The dual bound there: an estimate, not a proof.
     pub lower_bound: f64,
@@ -201,10 +201,10 @@ pub fn solve(
         // Any gap may be asked for, also one whose hundredth is above the cap.
         let tolerance = (1e-3 * gap).max(0.01 * options.gap).min(1e-4);
         let Blocks { x, relative_error } = oracle.blocks(&dual, tolerance)?;
-        let Sums { inner, absolute, mut residual } = sums(&dual, &x, options);
+        let Sums { inner, changes, mut residual } = sums(&dual, &x, options);
         let sum_v: f64 = dual.v.iter().sum();
         let sum_phi: f64 = dual.v.iter().zip(&inner).map(|(v, x)| v * x).sum();
-        let largest = absolute.iter().copied().fold(0.0, f64::max);
+        let largest = changes.iter().copied().fold(0.0, f64::max);
 
         let loss = largest * sum_phi * (1.0 + relative_error).powi(2);
         let lower_bound = sum_phi * sum_phi / sum_v;
@@ -268,8 +268,8 @@ pub fn solve(
 struct Sums {
     /// `⟨X_p, R_p⟩ = φ_p/v_p`.
     inner: Vec<f64>,
-    /// `Σ|X_p|`.
-    absolute: Vec<f64>,
+    /// [`Dual::changes`].
+    changes: Vec<f64>,
     /// The step of the directions.
     residual: Vec<f64>,
 }
@@ -277,9 +277,9 @@ struct Sums {
 fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
     let (n, b, times) = (dual.steps, dual.separation, dual.times());
     if times == 1 {
-        return Sums { inner: x.to_vec(), absolute: x.to_vec(), residual: Vec::new() };
+        return Sums { inner: x.to_vec(), changes: x.to_vec(), residual: Vec::new() };
     }
-    let (mut inner, mut absolute) = (vec![0.0; b], vec![0.0; b]);
+    let mut inner = vec![0.0; b];
     let mut residual = vec![0.0; n * times];
     let mut moved = vec![0.0; times * times];
     for p in 0..b {
@@ -288,7 +288,6 @@ fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
             let target = &mut moved[e * times..][..times];
             target.fill(0.0);
             for (x, j) in x[i * times..][..times].iter().zip(dual.phase(p)) {
-                absolute[p] += x.abs();
                 let y = &dual.directions[j * times..][..times];
                 target.iter_mut().zip(y).for_each(|(t, y)| *t += x * y);
             }
@@ -296,7 +295,10 @@ fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
             inner[p] += target.iter().zip(y).map(|(t, y)| t * y).sum::<f64>();
             let norm = target.iter().map(|t| t * t).sum::<f64>().sqrt();
             let plain = if options.iteration == Iteration::Plain { 1.0 } else { 0.0 };
-            target.iter_mut().zip(y).for_each(|(t, y)| *t = *t / norm + plain * y);
+            // A step that changes nothing, as one of size zero, keeps its direction.
+            let scale = if norm > 0.0 { 1.0 / norm } else { 0.0 };
+            let plain = if norm > 0.0 { plain } else { 1.0 };
+            target.iter_mut().zip(y).for_each(|(t, y)| *t = *t * scale + plain * y);
         }
         triangular(&mut moved[..rows * times], times);
         for (e, i) in dual.phase(p).enumerate() {
@@ -307,7 +309,7 @@ fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
             target.iter_mut().zip(row.iter().zip(y)).for_each(|(r, (t, y))| *r = t / norm - y);
         }
     }
-    Sums { inner, absolute, residual }
+    Sums { inner, changes: dual.changes(x), residual }
 }
 
 /// Rotates the columns of a matrix, given by rows, so that it becomes lower triangular with a positive diagonal.

@@ -83,6 +83,8 @@ pub struct Optimum {
     pub certificate: Certificate,
     /// The solver that found it, never `Auto`.
     pub solver: Solver,
+    /// Why the gap is above what was asked for, where it is.
+    pub stopped: Option<&'static str>,
     /// The primal point, from a solver that works with it.
     primal: Option<Mat<f64>>,
 }
@@ -130,7 +132,9 @@ pub fn optimal_for(
     if solver == Solver::Auto && workload.recurrence().is_some() {
         let linear = optimal_for(workload, participation, Solver::Linear, options, &mut *observe);
         return match linear {
-            Err(Error::NotConverged { .. } | Error::Unsupported { .. }) if workload.steps() <= SHORT => {
+            Err(Error::NotConverged { .. } | Error::Unsupported { .. } | Error::Numerical { .. })
+                if workload.steps() <= SHORT =>
+            {
                 optimal_for(workload, participation, Solver::Dense, options, observe)
             }
             other => other,
@@ -148,7 +152,8 @@ pub fn optimal_for(
             }
             let largest = found.largest;
             let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
-            let mut optimum = Optimum { dual: found.dual, participation, certificate, solver, primal: None };
+            let (dual, stopped) = (found.dual, None);
+            let mut optimum = Optimum { dual, participation, certificate, solver, stopped, primal: None };
             if matches!(participation, Participation::MinSeparation { .. }) && optimum.dual.times() > 1 {
                 optimum.certificate = match workload.steps() <= MEASURED {
                     true => optimum.to_dense(workload)?.1,
@@ -196,7 +201,7 @@ fn remeasure(workload: &Workload, found: &mut DualSolution) -> Result<()> {
     if workload.steps() <= REMEASURED && workload.smallest_rate() < ROUGH {
         let blocks = DenseOracle::new(workload.to_dense()).blocks(&found.dual, f64::EPSILON)?;
         (found.x, found.relative_error) = (blocks.x, blocks.relative_error);
-        found.largest = found.dual.largest_sum(&found.x);
+        found.largest = found.dual.largest_change(&found.x);
     } else if !workload.is_invertible() {
         found.relative_error += 16.0 * SMALLEST_RATE;
     }
@@ -227,7 +232,7 @@ fn prove(
             gap: certificate.gap,
             target: options.gap,
             iterations: found.iterations,
-            reason: reason.unwrap_or("the rest is within the rounding of 64-bit arithmetic"),
+            reason: reason.unwrap_or("the proof allows for more rounding than is left of it"),
             dual: Box::new(DualPoint::from(&found.dual)),
         }),
     }
@@ -269,7 +274,7 @@ fn descend(
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
     let certificate = prove(workload, &found.dual, |_| found.dual.loss, options)?;
     let (dual, participation) = (found.dual.dual, Participation::Single);
-    Ok(Optimum { dual, participation, certificate, solver, primal: Some(found.x) })
+    Ok(Optimum { dual, participation, certificate, solver, stopped: None, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
@@ -293,6 +298,25 @@ impl Default for Target {
 }
 
 impl Optimum {
+    /// What several participations leave where the solver stops before the gap is as small as asked for: the dual point proves a
+    /// bound all the same, and the mechanism that it describes is within the gap that is left.
+    ///
+    /// Errors: any other error; one participation, whose solvers reach what 64-bit arithmetic can; a gap that is not below 1.
+    pub(crate) fn despite(error: Error, workload: &Workload, participation: Participation) -> Result<Self> {
+        match error {
+            Error::NotConverged { gap, iterations, reason, dual, .. }
+                if dual.separation < dual.steps && gap < 1.0 =>
+            {
+                let dual = Dual::try_from(*dual)?;
+                let lower_bound = lower_bound_at(workload, &dual)?;
+                let certificate = Certificate::new(lower_bound * (1.0 + gap), lower_bound, iterations);
+                let (solver, stopped) = (Solver::Dense, Some(reason));
+                Ok(Self { dual, participation, certificate, solver, stopped, primal: None })
+            }
+            error => Err(error),
+        }
+    }
+
     /// The optimum as a stream of a few states, coefficients on the f32 grid.
     ///
     /// `observe` is called at least some times a second, with the optimum's loss and the number of streams tried.

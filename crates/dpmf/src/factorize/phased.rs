@@ -9,6 +9,9 @@ use crate::linalg::phases::{Layout, Rows};
 use crate::simd::dispatch;
 use rayon::prelude::*;
 
+/// Share of the largest entry of a diagonal below which another may be rounding alone.
+const NOTHING: f64 = 1e-9;
+
 /// Nodes in one pass.
 const LANES: usize = 8;
 
@@ -37,12 +40,14 @@ impl Linear {
             *x = parts.iter().map(|part| part[i]).sum();
         });
         let times = dual.times();
+        let own = |i: usize| x[i * times + i / dual.separation()];
+        let least = -NOTHING * (0..dual.steps()).map(own).fold(0.0, f64::max);
+        // A step of size zero may have nothing there, to rounding.
         let bad = |(i, row): (usize, &[f64])| {
-            let own = row[i / dual.separation()];
-            !(own > 0.0 && row.iter().all(|x| x.is_finite()))
+            !(row[i / dual.separation()] > least && row.iter().all(|x| x.is_finite()))
         };
         if let Some(index) = x.chunks_exact(times).enumerate().position(bad) {
-            let reason = "an entry is not finite, or not positive on the diagonal";
+            let reason = "an entry is not finite, or negative on the diagonal";
             return Err(Error::Numerical { what: "X(D)", index, reason });
         }
         Ok(Blocks { x, relative_error: root.relative_error + self.rounding() })

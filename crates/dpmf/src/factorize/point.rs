@@ -1,6 +1,7 @@
 //! Dual points: what proves a lower bound, and what an optimum is found by.
 
 use crate::error::{DualPoint, Error, Result};
+use crate::linalg::alignment;
 
 /// `D = ⊕_p D_p`, a block for the users of every phase, `D_p = v_p Y_p Y_pᵀ` with rows of `Y_p` of norm one.
 ///
@@ -122,13 +123,29 @@ impl Dual {
         if self.directions.is_empty() { root } else { root * self.directions[i * self.times() + k] }
     }
 
-    /// `max_p Σ|X_p|` of the blocks that an oracle gives for this point.
-    pub(super) fn largest_sum(&self, x: &[f64]) -> f64 {
-        let mut sums = vec![0.0; self.separation];
-        for (i, row) in x.chunks_exact(self.times()).enumerate() {
-            sums[i % self.separation] += row.iter().map(|x| x.abs()).sum::<f64>();
+    /// What users of every phase can change at most, squared, for the blocks that an oracle gives for this point:
+    /// `max Σ_ij X_ij⟨u_i, u_j⟩` over directions of their contributions, bounded from those of this point.
+    pub(super) fn changes(&self, x: &[f64]) -> Vec<f64> {
+        let times = self.times();
+        if times == 1 {
+            return x.to_vec();
         }
-        sums.into_iter().fold(0.0, f64::max)
+        let (mut block, mut y) = (Vec::new(), Vec::new());
+        let change = |p: usize| {
+            let rows = self.phase(p).len();
+            (block.clear(), y.clear());
+            for i in self.phase(p) {
+                block.extend_from_slice(&x[i * times..][..rows]);
+                y.extend_from_slice(&self.directions[i * times..][..times]);
+            }
+            alignment::largest(&block, &y).0
+        };
+        (0..self.separation).map(change).collect()
+    }
+
+    /// The largest of [`Dual::changes`].
+    pub(super) fn largest_change(&self, x: &[f64]) -> f64 {
+        self.changes(x).into_iter().fold(0.0, f64::max)
     }
 
     /// Where `log v` and the directions stand: what an iteration moves.

@@ -92,6 +92,8 @@ struct Fit<'a> {
 struct Found {
     x: Vec<f64>,
     spectrum: Vec<f64>,
+    /// The logarithm of the error, as samples see it.
+    value: f64,
 }
 
 /// A point in words of the form.
@@ -198,30 +200,42 @@ impl<'a> Fit<'a> {
         x
     }
 
-    /// The best from a start, which is nearly there, or from the usual one.
+    /// The best from a start, which is nearly there, or from the usual one; from the usual one also where the other leads
+    /// nowhere.
     fn minimise(&self, goal: Goal, start: Option<Vec<f64>>, observe: Observer<'_>) -> Result<Found> {
+        if let Some(near) = start.or_else(|| self.near()) {
+            match self.descend(goal, near, true, observe) {
+                Err(error) if !matches!(error, Error::Interrupted { .. }) => {}
+                found => return found,
+            }
+        }
+        self.descend(goal, self.start(), false, observe)
+    }
+
+    /// The best on the way down from a point: `known` if it was best for another budget.
+    ///
+    /// Errors: those of the first look. A later one that fails ends the descent, and what was found before stays.
+    fn descend(&self, goal: Goal, start: Vec<f64>, known: bool, observe: Observer<'_>) -> Result<Found> {
         let clock = Instant::now();
         let mut iterations = 0;
-        // The first posterior is that of a unit that is found out: all weight on its own bin.
-        let near = start.or_else(|| self.near());
-        let known = near.is_some();
         // What was best for another budget is nearly there.
         let all = samples(self.bins);
         let (samples, steps) = if known { (all / 2, STEPS / 2) } else { (all, STEPS) };
-        let start = near.unwrap_or_else(|| self.start());
-        let mut found = Found { x: start, spectrum: vec![1.0; self.bins] };
-        let mut best: Option<(f64, Found)> = None;
+        // The first posterior is that of a unit that is found out: all weight on its own bin.
+        let mut found = Found { x: start, spectrum: vec![1.0; self.bins], value: f64::INFINITY };
+        let mut best: Option<Found> = None;
         let (mut last, mut near) = (f64::INFINITY, None);
         for look in 0..LOOKS {
-            let blt = self.blt(&found)?;
-            let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
-            let Boundary { log_sigma, spectrum: seen } =
-                allocation.boundary(goal.epsilon, goal.delta, samples, near)?;
-            near = Some(log_sigma);
-            let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
-            let value = log_sigma + 0.5 * energy.ln();
-            if best.as_ref().is_none_or(|(least, _)| value < *least) {
-                best = Some((value, Found { x: found.x.clone(), spectrum: found.spectrum.clone() }));
+            let (value, seen) = match self.look(&found, goal, samples, near) {
+                Ok((log_sigma, value, seen)) => {
+                    near = Some(log_sigma);
+                    (value, seen)
+                }
+                Err(error) if best.is_none() => return Err(error),
+                Err(_) => break,
+            };
+            if best.as_ref().is_none_or(|best| value < best.value) {
+                best = Some(Found { x: found.x.clone(), spectrum: found.spectrum.clone(), value });
             }
             let settled = match known {
                 true => (last - value).abs() < 6.0 * SETTLED && look > 0,
@@ -260,13 +274,38 @@ impl<'a> Fit<'a> {
                     break;
                 }
             }
-            found = Found { x: point.x, spectrum };
+            found = Found { x: point.x, spectrum, value: f64::INFINITY };
         }
-        best.map(|(_, found)| found).ok_or(Error::Numerical {
+        best.ok_or(Error::Numerical {
             what: "mechanism for bins",
             index: 0,
             reason: "no point of the fit was finite",
         })
+    }
+
+    /// The noise that a point needs and what its error then is, as logarithms, and the posterior there.
+    fn look(
+        &self,
+        found: &Found,
+        goal: Goal,
+        samples: usize,
+        near: Option<f64>,
+    ) -> Result<(f64, f64, Vec<f64>)> {
+        let blt = self.blt(found)?;
+        let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
+        let Boundary { log_sigma, spectrum } =
+            allocation.boundary(goal.epsilon, goal.delta, samples, near)?;
+        let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
+        let value = log_sigma + 0.5 * energy.ln();
+        if !value.is_finite() {
+            return Err(Error::Numerical {
+                what: "mechanism for bins",
+                index: 0,
+                reason: "its error is not a finite number",
+            });
+        }
+        // Where nothing was seen, the posterior is taken for what it was.
+        Ok((log_sigma, value, spectrum.unwrap_or_else(|| found.spectrum.clone())))
     }
 
     /// `log Σ √(E_tF_t)` and its gradient.
@@ -557,7 +596,7 @@ mod tests {
         let mut x = fit.start();
         x.iter_mut().enumerate().for_each(|(k, x)| *x += 0.1 * (k as f64).sin());
         let spectrum = [1.0, 0.5, 0.3, 0.5];
-        let found = Found { x, spectrum: spectrum.to_vec() };
+        let found = Found { x, spectrum: spectrum.to_vec(), value: 0.0 };
         let Shape { weights, decays, scale, .. } = fit.shape(&found).unwrap();
         let plain = Blt::new(weights, decays, vec![1.0; 12], scale).unwrap();
         let (c, b) = (plain.encoder(), problem.workload().to_dense() * plain.coloring());

@@ -1,5 +1,6 @@
 //! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
 
+pub(crate) mod alignment;
 pub mod banded;
 mod dense;
 pub(crate) mod double;

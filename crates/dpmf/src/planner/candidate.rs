@@ -1,13 +1,16 @@
 //! One mechanism with its sampler, weighed.
 
-use super::Request;
+use super::{Listener, Request, said};
 use crate::accounting::{Sampled, curve};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::family::Selector;
 use crate::form::Representation;
 use crate::mechanism::Mechanism;
 use crate::participation::Sampling;
 use crate::workload::Workload;
 use serde::Serialize;
+use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// A mechanism and a sampler, with the noise that the budget asks of them.
 #[derive(Clone, Debug)]
@@ -35,18 +38,69 @@ pub struct Row {
     pub buffers: Option<usize>,
     /// Earlier rows of noise that a step draws again.
     pub recalls: Option<usize>,
-    /// σ.
-    pub noise_multiplier: f64,
-    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1, of iterates that are pulled back where that was asked.
-    pub rmse: f64,
+    /// σ; nothing where there is no mechanism.
+    pub noise_multiplier: Option<f64>,
+    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1, of iterates that are pulled back where that was asked;
+    /// nothing where there is no mechanism.
+    pub rmse: Option<f64>,
     /// Against the least error of any mechanism under the same participation; nothing where no bound exists.
     pub ratio_to_bound: Option<f64>,
     /// Whether σ is an estimate: what loses is not proved.
     pub estimated: bool,
     /// Why it may not be chosen.
     pub excluded: Option<String>,
+    /// Why there is no mechanism.
+    pub reason: Option<String>,
     /// What it is, in a sentence.
     pub words: String,
+}
+
+/// A mechanism that was to be weighed and could not be made or proved.
+#[derive(Clone, Debug)]
+pub struct Unfitted {
+    selector: Selector,
+    sampling: Sampling,
+    reason: String,
+}
+
+impl Unfitted {
+    /// Errors: an interruption, which is no reason to go on without.
+    pub(super) fn new(selector: Selector, sampling: Sampling, error: Error) -> Result<Self> {
+        match error {
+            Error::Interrupted { .. } => Err(error),
+            _ => Ok(Self { selector, sampling, reason: error.to_string() }),
+        }
+    }
+
+    /// The family with what was chosen of it.
+    pub fn selector(&self) -> Selector {
+        self.selector
+    }
+
+    /// Why there is no mechanism.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// As a row of a table.
+    pub fn row(&self) -> Row {
+        let budget = self.selector.budget();
+        Row {
+            mechanism: self.selector.name().to_owned(),
+            selector: self.selector.to_string(),
+            sampling: self.sampling.to_string(),
+            bands: budget.bands,
+            buffers: budget.buffers,
+            recalls: budget.recalls,
+            noise_multiplier: None,
+            rmse: None,
+            ratio_to_bound: None,
+            estimated: false,
+            excluded: None,
+            reason: Some(self.reason.clone()),
+            words: format!("not weighed: {}", self.reason),
+        }
+    }
 }
 
 impl Candidate {
@@ -54,8 +108,7 @@ impl Candidate {
     pub(super) fn exact(mechanism: Mechanism, request: &Request, bound: Option<f64>) -> Result<Self> {
         let mechanism =
             mechanism.calibrated(request.epsilon, request.delta, request.clip, request.conditions)?;
-        let noise_multiplier =
-            mechanism.privacy().map_or(f64::NAN, |privacy| privacy.calibration().noise_multiplier());
+        let noise_multiplier = calibrated(&mechanism);
         Ok(Self::new(mechanism, noise_multiplier, request, bound))
     }
 
@@ -75,8 +128,21 @@ impl Candidate {
     }
 
     /// The same with a proof.
-    pub(super) fn proved(self, request: &Request) -> Result<Self> {
-        Self::exact(self.mechanism, request, self.bound)
+    pub(super) fn proved(self, request: &Request, listen: Listener<'_>) -> Result<Self> {
+        let words = self.words();
+        said(listen, &format!("proving {words}"))?;
+        let mut told = Instant::now();
+        let mut watch = |share: f64| {
+            if told.elapsed().as_millis() < 100 {
+                return ControlFlow::Continue(());
+            }
+            told = Instant::now();
+            listen(&format!("proving {words}, {:.0} % of a bound", 100.0 * share))
+        };
+        let Request { epsilon, delta, clip, conditions, .. } = *request;
+        let mechanism = self.mechanism.calibrated_watched(epsilon, delta, clip, conditions, &mut watch)?;
+        let noise_multiplier = calibrated(&mechanism);
+        Ok(Self::new(mechanism, noise_multiplier, request, self.bound))
     }
 
     fn new(mechanism: Mechanism, noise_multiplier: f64, request: &Request, bound: Option<f64>) -> Self {
@@ -182,14 +248,20 @@ impl Candidate {
             bands: (bands < form.steps() || form.steps() == 1).then_some(bands),
             buffers: cost.buffers,
             recalls: cost.recalls,
-            noise_multiplier: self.noise_multiplier,
-            rmse: self.rmse,
+            noise_multiplier: Some(self.noise_multiplier),
+            rmse: Some(self.rmse),
             ratio_to_bound: self.ratio,
             estimated: !self.is_proved(),
             excluded: self.excluded.clone(),
+            reason: None,
             words: self.words(),
         }
     }
+}
+
+/// σ of a mechanism that has a statement.
+fn calibrated(mechanism: &Mechanism) -> f64 {
+    mechanism.privacy().map_or(f64::NAN, |privacy| privacy.calibration().noise_multiplier())
 }
 
 fn count(number: usize, what: &str) -> String {

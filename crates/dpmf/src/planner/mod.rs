@@ -23,14 +23,16 @@ mod candidate;
 mod folder;
 mod shelf;
 
-pub use candidate::{Candidate, Row};
+pub use candidate::{Candidate, Row, Unfitted};
 pub use folder::cache_folder;
 pub use shelf::Shelf;
 
+use crate::accounting::allocation::PROOFS;
 use crate::accounting::{check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
 use crate::factorize::{Options, Progress, Solver};
 use crate::family::{Budget, Selector};
+use crate::form::Form;
 use crate::mechanism::{Conditions, Mechanism};
 use crate::participation::{Participation, Sampling};
 use crate::problem::{Goal, Problem};
@@ -204,6 +206,7 @@ pub fn silent(_: &str) -> ControlFlow<()> {
 pub struct Plan {
     request: Request,
     candidates: Vec<Candidate>,
+    unfitted: Vec<Unfitted>,
     chosen: usize,
     dp_sgd: usize,
     lower_bound: Option<f64>,
@@ -223,6 +226,16 @@ impl Plan {
     /// Everything that was weighed, by error.
     pub fn candidates(&self) -> &[Candidate] {
         &self.candidates
+    }
+
+    /// What was to be weighed and could not be.
+    pub fn unfitted(&self) -> &[Unfitted] {
+        &self.unfitted
+    }
+
+    /// Everything as rows of a table: what was weighed by error, then what could not be, with reasons.
+    pub fn rows(&self) -> Vec<Row> {
+        self.candidates.iter().map(Candidate::row).chain(self.unfitted.iter().map(Unfitted::row)).collect()
     }
 
     /// DP-SGD: independent noise and Poisson sampling.
@@ -263,8 +276,8 @@ impl Planner {
 
     /// Weighs all mechanisms and samplers.
     ///
-    /// Errors: those of [`Request::check`]; [`Error::Interrupted`]; mechanisms that cannot be made are left out, unless none is
-    /// left.
+    /// Errors: those of [`Request::check`]; [`Error::Interrupted`]. Mechanisms that cannot be made are rows with a reason; it is
+    /// an error if none is left.
     pub fn plan(&mut self, request: &Request, listen: Listener<'_>) -> Result<Plan> {
         self.weigh(request, true, listen)
     }
@@ -280,33 +293,50 @@ impl Planner {
         request.check()?;
         let asked = request;
         let request = &asked.pulled()?;
-        let mut weighing = Weighing { planner: self, request, listen: &mut *listen, candidates: Vec::new() };
+        let (candidates, unfitted) = (Vec::new(), Vec::new());
+        let mut weighing = Weighing { planner: self, request, listen: &mut *listen, candidates, unfitted };
         weighing.poisson()?;
         weighing.bins()?;
         let lower_bound = weighing.unsampled()?;
-        let mut candidates = weighing.candidates;
+        let Weighing { mut candidates, mut unfitted, .. } = weighing;
         candidates.sort_by(|a, b| a.rmse().total_cmp(&b.rmse()));
         let none = || Error::Unsupported {
             what: "a plan within these limits".into(),
             hint: "no mechanism keeps to the memory and the budget",
         };
         // What can be run is proved; estimates are only for those that lose.
+        let mut proofs = 0;
         let chosen = loop {
             let best = candidates.iter().position(|c| c.excluded().is_none()).ok_or_else(none)?;
             if candidates[best].is_proved() || !proved {
                 break best;
             }
-            said(listen, &format!("proving {}", candidates[best].words()))?;
-            let proved = candidates.remove(best).proved(request)?;
-            let place = candidates.partition_point(|c| c.rmse() < proved.rmse());
-            candidates.insert(place, proved);
+            let candidate = candidates.remove(best);
+            let sampling = candidate.mechanism().sampling();
+            let selector = candidate.mechanism().family().ok_or_else(none)?;
+            proofs += 1;
+            // All proofs of a plan share the probability that one of them fails.
+            let made = match proofs <= PROOFS {
+                true => candidate.proved(request, listen),
+                false => Err(Error::Unsupported {
+                    what: "one more proof for a plan".into(),
+                    hint: "its proofs share one probability of failure, which is used up",
+                }),
+            };
+            match made {
+                Ok(proved) => {
+                    let place = candidates.partition_point(|c| c.rmse() < proved.rmse());
+                    candidates.insert(place, proved);
+                }
+                Err(error) => unfitted.push(Unfitted::new(selector, sampling, error)?),
+            }
         };
         let dp_sgd = candidates.iter().position(Candidate::is_dp_sgd).ok_or_else(none)?;
         if asked.pull > 0.0 {
             let served = candidates.into_iter().map(|candidate| candidate.serving(&asked.workload));
             candidates = served.collect::<Result<_>>()?;
         }
-        Ok(Plan { request: asked.clone(), candidates, chosen, dp_sgd, lower_bound })
+        Ok(Plan { request: asked.clone(), candidates, unfitted, chosen, dp_sgd, lower_bound })
     }
 }
 
@@ -323,6 +353,7 @@ struct Weighing<'a, 'b> {
     request: &'a Request,
     listen: Listener<'b>,
     candidates: Vec<Candidate>,
+    unfitted: Vec<Unfitted>,
 }
 
 impl Weighing<'_, '_> {
@@ -368,6 +399,21 @@ impl Weighing<'_, '_> {
         Ok(())
     }
 
+    /// Takes in what was made, or why it was not; returns the error of its iterates, infinite where there is none.
+    fn weighed(&mut self, selector: Selector, sampling: Sampling, made: Result<Candidate>) -> Result<f64> {
+        match made {
+            Ok(candidate) => {
+                let rmse = candidate.rmse();
+                self.candidates.push(candidate);
+                Ok(rmse)
+            }
+            Err(error) => {
+                self.unfitted.push(Unfitted::new(selector, sampling, error)?);
+                Ok(f64::INFINITY)
+            }
+        }
+    }
+
     /// A banded encoder under cyclic Poisson sampling; returns the error.
     fn banded(&mut self, family: &str, bands: usize) -> Result<f64> {
         let request = self.request;
@@ -378,16 +424,19 @@ impl Weighing<'_, '_> {
             _ => family.parse::<Selector>()?.with(Budget { bands: Some(bands), ..Budget::default() })?,
         };
         said(self.listen, &format!("{bands} parts that take turns"))?;
+        let made = self.banded_candidate(selector, sampling);
+        self.weighed(selector, sampling, made)
+    }
+
+    fn banded_candidate(&mut self, selector: Selector, sampling: Sampling) -> Result<Candidate> {
+        let request = self.request;
         // Columns of one unit do not meet, so that each counts for itself.
         let problem = || Problem::new(request.workload.clone(), Participation::Single);
         let form =
             self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
         let participation = sampling.participation(request.workload.steps())?.unwrap_or_default();
         let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
-        let candidate = Candidate::exact(mechanism.with_family(selector), request, None)?;
-        let rmse = candidate.rmse();
-        self.candidates.push(candidate);
-        Ok(rmse)
+        Candidate::exact(mechanism.with_family(selector), request, None)
     }
 
     /// Balls in bins: no buffer, one, and two.
@@ -399,7 +448,6 @@ impl Weighing<'_, '_> {
             return Ok(());
         }
         let sampling = Sampling::BallsInBins { bins };
-        let goal = Goal { sampling, epsilon: request.epsilon, delta: request.delta };
         // Long runs over many bins take tens of seconds a fit: one has to do.
         let few = self.planner.quick || bins * request.workload.steps() > 1 << 20;
         let names: &[&str] = match (few, request.buffers) {
@@ -411,29 +459,61 @@ impl Weighing<'_, '_> {
         for name in names {
             let selector: Selector = name.parse()?;
             said(self.listen, &format!("{bins} bins with {name}"))?;
-            let problem = || Problem::sampled(request.workload.clone(), goal);
-            let shelf = &mut self.planner.shelf;
-            let form =
-                match shelf.fit(&request.workload, selector, Some(goal), problem, &mut observer(self.listen))
-                {
-                    // Too large for this fit, or a budget that bins do not reach.
-                    Err(
-                        Error::Unsupported { .. }
-                        | Error::InvalidArgument { .. }
-                        | Error::InvalidEntry { .. }
-                        | Error::Numerical { .. },
-                    ) => continue,
-                    form => form?,
-                };
-            let participation = request.participation();
-            let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
-            match Candidate::estimated(mechanism.with_family(selector), request) {
-                Ok(candidate) => self.candidates.push(candidate),
-                Err(Error::InvalidArgument { .. }) => {}
-                Err(error) => return Err(error),
-            }
+            let made = self.best_in_bins(selector, sampling);
+            self.weighed(selector, sampling, made)?;
         }
         Ok(())
+    }
+
+    /// The best form for bins: that of a fit, or one that was fitted for another budget and is better. A fit that fails starts
+    /// again from that of a neighbouring budget.
+    fn best_in_bins(&mut self, selector: Selector, sampling: Sampling) -> Result<Candidate> {
+        /// Factors of ε and δ of the neighbours that a fit may start from, the easier ones first.
+        const NEIGHBOURS: [(f64, f64); 4] = [(1.0, 10.0), (1.5, 1.0), (2.0, 100.0), (0.7, 1.0)];
+        let Request { epsilon, delta, .. } = *self.request;
+        let goal = Goal { sampling, epsilon, delta };
+        let mut relatives = self.planner.shelf.relatives(&self.request.workload, selector, Some(goal));
+        let mut made = self.in_bins(selector, goal);
+        for (times, share) in NEIGHBOURS {
+            match made {
+                Ok(_) | Err(Error::Interrupted { .. }) => break,
+                Err(_) => {}
+            }
+            let neighbour = Goal { epsilon: epsilon * times, delta: (delta * share).min(0.1), ..goal };
+            said(self.listen, &format!("starting again from a neighbouring budget with {selector}"))?;
+            if self.fitted_in_bins(selector, neighbour).is_ok() {
+                made = self.in_bins(selector, goal);
+            }
+        }
+        if made.is_err() {
+            relatives = self.planner.shelf.relatives(&self.request.workload, selector, Some(goal));
+        }
+        for form in relatives {
+            match (self.estimated(selector, sampling, &form), &made) {
+                (Ok(other), Ok(own)) if other.rmse() >= own.rmse() => {}
+                (Err(_), _) => {}
+                (other, _) => made = other,
+            }
+        }
+        made
+    }
+
+    fn in_bins(&mut self, selector: Selector, goal: Goal) -> Result<Candidate> {
+        let form = self.fitted_in_bins(selector, goal)?;
+        self.estimated(selector, goal.sampling, &form)
+    }
+
+    fn fitted_in_bins(&mut self, selector: Selector, goal: Goal) -> Result<Form> {
+        let workload = &self.request.workload;
+        let problem = || Problem::sampled(workload.clone(), goal);
+        self.planner.shelf.fit(workload, selector, Some(goal), problem, &mut observer(self.listen))
+    }
+
+    fn estimated(&self, selector: Selector, sampling: Sampling, form: &Form) -> Result<Candidate> {
+        let request = self.request;
+        let mechanism =
+            Mechanism::sampled(request.workload.clone(), form, request.participation(), sampling)?;
+        Candidate::estimated(mechanism.with_family(selector), request)
     }
 
     /// No sampling: the certified bound, and the streams of the optimum where they may win.
@@ -445,13 +525,19 @@ impl Weighing<'_, '_> {
         let options = Options { gap: 1e-3, ..Options::default() };
         let problem =
             Problem::with_solver(request.workload.clone(), participation, Solver::default(), options)?;
-        let bound = self.planner.shelf.bound(&problem, &mut observer(self.listen))?;
+        let bound = match self.planner.shelf.bound(&problem, &mut observer(self.listen)) {
+            Ok(bound) => Some(bound),
+            Err(error) => {
+                self.unfitted.push(Unfitted::new("optimal".parse()?, Sampling::None, error)?);
+                None
+            }
+        };
         let independent: Selector = "independent".parse()?;
         let form = independent.family().fit(&problem, &independent.budget(), &mut observer(self.listen))?;
         let plain = Mechanism::new(request.workload.clone(), &form, participation)?.with_family(independent);
-        let plain = Candidate::exact(plain, request, Some(bound))?;
+        let plain = Candidate::exact(plain, request, bound)?;
         let sigma = plain.noise_multiplier();
-        let least = sigma * (bound / n as f64).sqrt();
+        let least = bound.map(|bound| sigma * (bound / n as f64).sqrt());
         self.candidates.push(plain);
         let best = self.candidates.iter().filter(|c| c.excluded().is_none()).map(Candidate::rmse);
         let best = best.fold(f64::INFINITY, f64::min);
@@ -469,26 +555,28 @@ impl Weighing<'_, '_> {
             }
         };
         // The streams come within a percent or two of the bound.
-        if 1.01 * least < best {
+        if least.is_none_or(|least| 1.01 * least < best) {
             for name in streams {
                 let selector: Selector = name.parse()?;
                 said(self.listen, &format!("no sampling with {name}"))?;
-                let problem = || Problem::new(request.workload.clone(), participation);
-                let shelf = &mut self.planner.shelf;
-                let form =
-                    match shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen)) {
-                        Err(Error::Unsupported { .. }) => continue,
-                        form => form?,
-                    };
-                let mechanism = Mechanism::new(request.workload.clone(), &form, participation)?;
-                self.candidates.push(Candidate::exact(
-                    mechanism.with_family(selector),
-                    request,
-                    Some(bound),
-                )?);
+                let made = self.stream(selector, participation, bound);
+                self.weighed(selector, Sampling::None, made)?;
             }
         }
-        Ok(Some(least))
+        Ok(least)
+    }
+
+    fn stream(
+        &mut self,
+        selector: Selector,
+        participation: Participation,
+        bound: Option<f64>,
+    ) -> Result<Candidate> {
+        let workload = &self.request.workload;
+        let problem = || Problem::new(workload.clone(), participation);
+        let form = self.planner.shelf.fit(workload, selector, None, problem, &mut observer(self.listen))?;
+        let mechanism = Mechanism::new(workload.clone(), &form, participation)?;
+        Candidate::exact(mechanism.with_family(selector), self.request, bound)
     }
 }
 

@@ -20,8 +20,8 @@ pub struct Shelf {
     folder: Option<PathBuf>,
     forms: HashMap<String, Form>,
     bounds: HashMap<String, f64>,
-    /// The last form for bins of each kind, to start the next fit from.
-    last: HashMap<String, Form>,
+    /// The last forms for bins of each kind, the latest last: starts of fits, and what a fit must not be worse than.
+    relatives: HashMap<String, Vec<Form>>,
     /// Fits that were run because no shelf had them.
     pub(super) fits: usize,
 }
@@ -54,9 +54,8 @@ impl Shelf {
             self.forms.insert(name, mechanism.form().clone());
             return Ok(mechanism.form().clone());
         }
-        let kind = format!("{selector} {:?} {}", problem.participation(), workload.steps());
-        let problem = match (goal, self.last.get(&kind)) {
-            (Some(_), Some(form)) => problem.near(form.clone()),
+        let problem = match (goal, self.relatives(workload, selector, goal).pop()) {
+            (Some(_), Some(form)) => problem.near(form),
             _ => problem,
         };
         self.fits += 1;
@@ -67,10 +66,19 @@ impl Shelf {
             self.write(&name, &bytes);
         }
         if goal.is_some() {
-            self.last.insert(kind, form.clone());
+            let relatives = self.relatives.entry(kind(workload, selector, goal)).or_default();
+            relatives.push(form.clone());
+            if relatives.len() > RELATIVES {
+                relatives.remove(0);
+            }
         }
         self.forms.insert(name, form.clone());
         Ok(form)
+    }
+
+    /// The last forms of a kind that were fitted here, for as many steps and bins and any budget, the latest last.
+    pub(super) fn relatives(&self, workload: &Workload, selector: Selector, goal: Option<Goal>) -> Vec<Form> {
+        self.relatives.get(&kind(workload, selector, goal)).cloned().unwrap_or_default()
     }
 
     /// The certified lower bound of a problem, proved anew if it was on disk.
@@ -121,6 +129,14 @@ impl Shelf {
             let _ = std::fs::remove_file(draft);
         }
     }
+}
+
+/// Forms of a kind that are kept to start from and to compare with.
+const RELATIVES: usize = 3;
+
+fn kind(workload: &Workload, selector: Selector, goal: Option<Goal>) -> String {
+    let sampling = goal.map_or(Sampling::None, |goal| goal.sampling);
+    format!("{selector} {sampling} {}", workload.steps())
 }
 
 /// A file name for a problem: the workload, the participation, what is fitted, and the budget it is for.

@@ -4,7 +4,9 @@ use crate::accounting::{Allocation, Sampled};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::participation::{Participation, Pattern, Sampling};
+use crate::tensors::Tensors;
 use faer::MatRef;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// Most numbers of the sums of columns, bins times rows.
@@ -108,7 +110,23 @@ pub(crate) fn allocation(form: &dyn Representation, bins: usize, sensitivity: f6
         let (p, q) = ((k / bins).max(k % bins), (k / bins).min(k % bins));
         (products[(p, q)].max(0.0) + room) * over
     };
-    Allocation::new(bins, (0..bins * bins).map(entry).collect())
+    Ok(Allocation::new(bins, (0..bins * bins).map(entry).collect())?.about(subject(form, bins)))
+}
+
+/// A hash of the coefficients and the bins.
+fn subject(form: &dyn Representation, bins: usize) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    field(b"dpmf bins");
+    field(&(bins as u64).to_le_bytes());
+    field(form.kind().as_bytes());
+    let mut tensors = Tensors::default();
+    form.write(&mut tensors);
+    tensors.fields(&mut field);
+    hash.finalize().into()
 }
 
 #[cfg(test)]

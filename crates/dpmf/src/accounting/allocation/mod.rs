@@ -5,8 +5,9 @@
 //! by the pair `P = (1/b) Σ_p N(m_p, σ²I)` and `Q = N(0, σ²I)`, in both directions. Only the Gram matrix `G_pq = ⟨m_p, m_q⟩/σ²`
 //! matters: with `u_p = ⟨m_p, x⟩/σ² − G_pp/2` the privacy loss is `L = log (1/b) Σ_p e^{u_p}`, and
 //! `δ(ε) = E_P[(1 − e^{ε − L})_+]` or `E_Q[(1 − e^{ε + L})_+]`, whichever is larger. No closed form is known; both are
-//! estimated from random numbers of a fixed seed, by samplers that look where it counts and whose values are bounded, so that
-//! a bound on δ holds but for a probability of [`FAILURE`].
+//! estimated from random numbers, by samplers that look where it counts and whose values are bounded, so that a bound on δ holds
+//! but for a probability of [`FAILURE`]. The random numbers of a proof are seeded by a hash of what is proved, the coefficients
+//! with σ and ε: nobody can choose coefficients to suit them.
 //!
 //! *Joining.* Draw `k` bins one after the other, the `j`-th equal to `q` with probability proportional to
 //! `e^{Σ_{i<j} G_{q_i q}}`, of total `z_j`, then `x` from `N(Σ_i m_{q_i}, σ²I)`. With `e^{Σ u_{q_i} − kL}/b^k` as the law of the
@@ -32,12 +33,17 @@ use crate::error::{Error, Result};
 use faer::{Mat, Side};
 use sample::Sampler;
 pub(crate) use sample::{Boundary, Purpose};
+use sha2::{Digest, Sha256};
+use std::ops::ControlFlow;
 
 /// The probability, over the random numbers, that a bound on δ does not hold.
 pub const FAILURE: f64 = 1e-9;
 
-/// Bounds that may be looked at until one holds, so that each must fail 64 times less.
+/// Noise multipliers that may be tried until a bound holds.
 const TRIES: usize = 64;
+
+/// Mechanisms of which one plan may try that. Each bound must fail [`TRIES`] times as many times less.
+pub(crate) const PROOFS: usize = 8;
 
 /// The share of the samples that looking around takes, one over this.
 const PILOT: usize = 4;
@@ -50,7 +56,12 @@ const MARGIN: f64 = 1e-6;
 pub struct Allocation {
     bins: usize,
     gram: Vec<f64>,
+    /// A hash of what the matrix was made from.
+    subject: [u8; 32],
 }
+
+/// Told the share of the samples at hand that were drawn; [`ControlFlow::Break`] ends the proof.
+pub type Watch<'a> = &'a mut dyn FnMut(f64) -> ControlFlow<()>;
 
 /// δ of one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,9 +93,17 @@ impl Allocation {
                 return Err(Error::InvalidEntry { name: "Gram matrix", index, value, rule });
             }
         }
-        let allocation = Self { bins, gram };
+        let mut hash = Sha256::new();
+        gram.iter().for_each(|entry| hash.update(entry.to_le_bytes()));
+        let allocation = Self { bins, gram, subject: hash.finalize().into() };
         allocation.root(1.0)?;
         Ok(allocation)
+    }
+
+    /// The same with a hash of the coefficients that the matrix was computed from. Unlike the matrix, they have the same bits
+    /// on every machine, so that every machine proves with the same random numbers.
+    pub(crate) fn about(self, subject: [u8; 32]) -> Self {
+        Self { subject, ..self }
     }
 
     /// Number of bins `b`.
@@ -99,8 +118,8 @@ impl Allocation {
 
     /// δ at ε for a noise multiplier, joining or leaving, whichever is larger.
     ///
-    /// Guarantee: not below the true one but for a probability of [`FAILURE`] over the random numbers, which are always the
-    /// same ones.
+    /// Guarantee: not below the true one but for a probability of [`FAILURE`] over the random numbers, which follow from the
+    /// mechanism, σ and ε.
     /// Cost: O(b²) for each of 2¹⁴ to 2¹⁶ samples.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
@@ -112,7 +131,7 @@ impl Allocation {
     ///
     /// Errors: those of it.
     pub fn estimate(&self, noise_multiplier: f64, epsilon: f64) -> Result<[Estimate; 2]> {
-        self.estimate_for(noise_multiplier, epsilon, Purpose::Proof, 1)
+        self.estimate_for(noise_multiplier, epsilon, Purpose::Proof, 1, &mut unwatched)
     }
 
     fn estimate_for(
@@ -121,11 +140,13 @@ impl Allocation {
         epsilon: f64,
         purpose: Purpose,
         share: usize,
+        watch: Watch<'_>,
     ) -> Result<[Estimate; 2]> {
         check_positive("noise multiplier", noise_multiplier)?;
         check_epsilon(epsilon)?;
         let sampler = Sampler::new(self, noise_multiplier, epsilon, purpose)?;
-        Ok([sampler.joining(self.samples(), share), sampler.leaving(self.samples() / 4, share)])
+        let joining = sampler.joining(self.samples(), share, watch)?;
+        Ok([joining, sampler.leaving(self.samples() / 4, share, watch)?])
     }
 
     /// The smallest noise multiplier that satisfies (ε, δ), to about a thousandth.
@@ -135,10 +156,18 @@ impl Allocation {
     /// Guarantee: [`Allocation::delta`] was seen to be below δ.
     /// Errors: ε not positive and finite, δ outside (0, 1), a target that no finite noise reaches.
     pub fn noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        let start = self.estimated_noise_multiplier(epsilon, delta)?;
+        self.watched_noise_multiplier(epsilon, delta, &mut unwatched)
+    }
+
+    /// [`Allocation::noise_multiplier`] that somebody watches, and may end.
+    ///
+    /// Errors: those of it; [`Error::Interrupted`].
+    pub fn watched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
+        let start = self.searched_noise_multiplier(epsilon, delta, watch)?;
         for step in 0..TRIES {
             let sigma = start * (1.0 + 1e-3 * step as f64);
-            if self.delta(sigma, epsilon)? <= delta * (1.0 - MARGIN) {
+            let [joining, leaving] = self.estimate_for(sigma, epsilon, Purpose::Proof, 1, watch)?;
+            if joining.upper.max(leaving.upper) <= delta * (1.0 - MARGIN) {
                 return Ok(sigma);
             }
         }
@@ -149,9 +178,13 @@ impl Allocation {
     ///
     /// Errors: those of it.
     pub fn estimated_noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
+        self.searched_noise_multiplier(epsilon, delta, &mut unwatched)
+    }
+
+    fn searched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
         check_epsilon(epsilon)?;
         check_delta(delta)?;
-        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta);
+        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, watch);
         let found = solve(self.guess(epsilon, delta), pilot)?;
         let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
         Ok(found.ok_or_else(out_of_reach)?.exp())
@@ -169,7 +202,7 @@ impl Allocation {
         let largest = (0..self.bins).map(|p| self.gram(p, p)).fold(0.0, f64::max);
         let alone = super::gaussian::epsilon(largest.sqrt() / noise_multiplier, delta)?.clamp(1e-6, 1e3);
         // The noise that would reach an ε, against what there is.
-        let pilot = |log_epsilon: f64| self.pilot(noise_multiplier, log_epsilon.exp(), delta);
+        let pilot = |log_epsilon: f64| self.pilot(noise_multiplier, log_epsilon.exp(), delta, &mut unwatched);
         let start = solve(alone.ln(), pilot)?.ok_or_else(out_of_reach)?.exp();
         for step in 0..TRIES {
             let epsilon = start * (1.0 + 1e-3 * step as f64);
@@ -181,8 +214,8 @@ impl Allocation {
     }
 
     /// `log δ̂ − log δ`, δ̂ the bound with random numbers for looking around.
-    fn pilot(&self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<f64> {
-        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, PILOT)?;
+    fn pilot(&self, noise_multiplier: f64, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
+        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, PILOT, watch)?;
         Ok((estimates[0].upper.max(estimates[1].upper).max(1e-300) / delta).ln())
     }
 
@@ -206,7 +239,7 @@ impl Allocation {
     ) -> Result<Boundary> {
         let mean = |log_sigma: f64| {
             let sampler = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?;
-            Ok((sampler.joining(samples, 1).mean.max(1e-300) / delta).ln())
+            Ok((sampler.joining(samples, 1, &mut unwatched)?.mean.max(1e-300) / delta).ln())
         };
         let log_sigma = solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), mean)?
             .ok_or_else(|| Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))?;
@@ -238,40 +271,57 @@ impl Allocation {
     }
 }
 
+/// A [`Watch`] that sees nothing and never ends a proof.
+fn unwatched(_: f64) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// Where a decreasing function is zero, to 2·10⁻⁴; `None` if it is above zero up to 40 beyond the start.
-fn solve(start: f64, f: impl Fn(f64) -> Result<f64>) -> Result<Option<f64>> {
+///
+/// Few samples see nothing at all where δ is small, and the logarithm of nothing would lead every secant astray: values count no
+/// more than [`MOST`], and a bracket that two steps have not halved is bisected.
+fn solve(start: f64, mut f: impl FnMut(f64) -> Result<f64>) -> Result<Option<f64>> {
     const CLOSE: f64 = 2e-4;
-    let (mut x, mut value) = (start, f(start)?);
-    let mut bracket: [Option<(f64, f64)>; 2] = [None, None];
-    for _ in 0..60 {
+    const MOST: f64 = 4.0;
+    const REACH: f64 = 40.0;
+    let (mut x, mut step) = (start, 0.0_f64);
+    let (mut left, mut right): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+    let mut widths = [f64::INFINITY; 2];
+    for _ in 0..120 {
+        let value = f(x)?.clamp(-MOST, MOST);
         // Above zero to the left, not above it to the right.
-        bracket[usize::from(value <= 0.0)] = Some((x, value));
-        let next = match bracket {
-            [Some((a, at_a)), Some((b, at_b))] => {
-                if b - a < CLOSE {
+        if value > 0.0 {
+            left = Some((x, value));
+        } else {
+            right = Some((x, value));
+        }
+        x = match (left, right) {
+            (Some((a, at_a)), Some((b, at_b))) => {
+                let width = b - a;
+                if width < CLOSE {
                     return Ok(Some(b));
                 }
+                let slow = width > 0.5 * widths[0];
+                widths = [widths[1], width];
                 // A secant aims a little to the side of the end that would otherwise stay.
-                let secant = a + (b - a) * at_a / (at_a - at_b);
+                let secant = a + width * at_a / (at_a - at_b);
                 let aim = if value > 0.0 { secant + 0.4 * CLOSE } else { secant - 0.4 * CLOSE };
-                let (low, high) = (a + 0.01 * (b - a), b - 0.01 * (b - a));
-                if aim.is_finite() { aim.clamp(low, high) } else { 0.5 * (a + b) }
+                if slow { 0.5 * (a + b) } else { aim.clamp(a + 0.01 * width, b - 0.01 * width) }
             }
             // Steps that go a little too far: δ falls with a power of about 20 of what is searched for.
-            [Some((a, at_a)), None] => a + (at_a / 12.0).clamp(0.001, 1.0),
-            [None, Some((b, at_b))] => b - (-at_b / 12.0).clamp(0.001, 1.0),
-            [None, None] => return Ok(None),
+            _ => {
+                step = (2.0 * step).max(value.abs() / 12.0).clamp(0.001, 4.0);
+                if value > 0.0 { x + step } else { x - step }
+            }
         };
-        if next > start + 40.0 {
+        if x > start + REACH {
             return Ok(None);
         }
-        if next < start - 40.0 {
-            return Ok(Some(x));
+        if x < start - REACH {
+            return Ok(right.map(|(b, _)| b));
         }
-        x = next;
-        value = f(x)?;
     }
-    Ok(bracket[1].map(|(b, _)| b))
+    Ok(right.map(|(b, _)| b))
 }
 
 #[cfg(test)]

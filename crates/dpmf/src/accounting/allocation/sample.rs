@@ -1,7 +1,7 @@
 //! The two samplers, and their confidence bounds.
 
-use super::{Allocation, Estimate, FAILURE, TRIES};
-use crate::error::Result;
+use super::{Allocation, Estimate, FAILURE, PROOFS, TRIES, Watch};
+use crate::error::{Error, Result};
 use crate::simd::dispatch;
 use chacha20::ChaCha8Rng;
 use faer::linalg::matmul::matmul;
@@ -9,6 +9,7 @@ use faer::{Accum, Mat, MatMut, Par};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 
 /// What random numbers are for. Those of a proof are used for nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,8 @@ pub(crate) struct Boundary {
     pub log_sigma: f64,
     /// `E|ŵ_j|²` for `j = 0, …, b − 1`, `w` the posterior over bins at the boundary and `ŵ` its Fourier transform. On average
     /// over rotations, `d log σ = ⟨H, dG⟩/(2⟨H, G⟩)` with the circulant matrix `H = E[w wᵀ]` that has these eigenvalues.
-    pub spectrum: Vec<f64>,
+    /// Nothing where no sample came near the boundary.
+    pub spectrum: Option<Vec<f64>>,
 }
 
 /// Samples that one generator makes, one after the other.
@@ -38,7 +40,7 @@ const JOINED: usize = 48;
 pub(super) struct Sampler {
     bins: usize,
     epsilon: f64,
-    purpose: Purpose,
+    seed: [u8; 32],
     /// `G`, its entries' exponentials, and half its diagonal.
     gram: Vec<f64>,
     exponentials: Vec<f64>,
@@ -66,21 +68,34 @@ impl Sampler {
         let mut exponentials = gram.clone();
         exp_all(&mut exponentials);
         let root = allocation.root(noise_multiplier)?;
-        Ok(Self { bins, epsilon, purpose, gram, exponentials, half, root })
+        let mut hash = Sha256::new();
+        match purpose {
+            Purpose::Search => hash.update(b"dpmf bins search"),
+            Purpose::Proof => {
+                hash.update(b"dpmf bins proof");
+                hash.update(allocation.subject);
+                hash.update(noise_multiplier.to_le_bytes());
+                hash.update(epsilon.to_le_bytes());
+            }
+        }
+        let seed = hash.finalize().into();
+        Ok(Self { bins, epsilon, seed, gram, exponentials, half, root })
     }
 
     /// `E_P[(1 − e^{ε−L})_+]`, from a share of the samples, with the bound that all of them would be expected to give.
-    pub fn joining(&self, samples: usize, share: usize) -> Estimate {
+    ///
+    /// Errors: [`Error::Interrupted`].
+    pub fn joining(&self, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
         let (joined, log_range) = self.joined();
         let value = |sample: Sample, _: &[f64]| {
             let over = -(self.epsilon - sample.loss).exp_m1();
             if over > 0.0 { (sample.log_weight).exp() * over } else { 0.0 }
         };
-        self.bound(log_range, samples, share, |rng, out| self.join(joined, rng, out, value))
+        self.bound(log_range, samples, share, watch, |rng, out| self.join(joined, rng, out, value))
     }
 
     /// `E_Q[(1 − e^{ε+L})_+]`, likewise.
-    pub fn leaving(&self, samples: usize, share: usize) -> Estimate {
+    pub fn leaving(&self, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
         let b = self.bins as f64;
         let toward: Vec<f64> =
             self.gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect();
@@ -90,10 +105,10 @@ impl Sampler {
         let log_range = 0.5 * tilt * tilt * spread - tilt * distance + log_peak(tilt);
         if log_range < -100.0 {
             let range = log_range.exp();
-            return Estimate { mean: 0.0, upper: range, range };
+            return Ok(Estimate { mean: 0.0, upper: range, range });
         }
         let log_shift = 0.5 * tilt * tilt * spread;
-        self.bound(log_range, samples, share, |rng, out| {
+        self.bound(log_range, samples, share, watch, |rng, out| {
             let mut y = self.normal(rng, out.len());
             for (k, out) in out.iter_mut().enumerate() {
                 let y = y.col_as_slice_mut(k);
@@ -105,10 +120,14 @@ impl Sampler {
         })
     }
 
-    /// `E|ŵ_j|²` where the loss is about ε.
-    pub fn spectrum(&self, samples: usize) -> Vec<f64> {
-        /// Standard deviation of the losses that count as ε.
-        const WIDTH: f64 = 0.1;
+    /// `E|ŵ_j|²` where the loss is about ε, or as near to it as samples came.
+    pub fn spectrum(&self, samples: usize) -> Option<Vec<f64>> {
+        /// Standard deviations of the losses that count as ε.
+        const WIDTHS: [f64; 3] = [0.1, 0.4, 1.6];
+        WIDTHS.into_iter().find_map(|width| self.spectrum_within(width, samples))
+    }
+
+    fn spectrum_within(&self, width: f64, samples: usize) -> Option<Vec<f64>> {
         let (b, (joined, _)) = (self.bins, self.joined());
         let table: Vec<[f64; 2]> = (0..b)
             .map(|k| std::f64::consts::TAU * k as f64 / b as f64)
@@ -120,7 +139,7 @@ impl Sampler {
             .map(|chunk| {
                 let mut total = vec![0.0; b + 1];
                 let value = |sample: Sample, terms: &[f64]| {
-                    let off = (sample.loss - self.epsilon) / WIDTH;
+                    let off = (sample.loss - self.epsilon) / width;
                     let weight = (sample.log_weight - sample.loss - 0.5 * off * off).exp();
                     if off.abs() < 5.0 {
                         let sum: f64 = terms.iter().sum();
@@ -144,7 +163,7 @@ impl Sampler {
             .collect();
         let mut total = vec![0.0; b + 1];
         parts.iter().for_each(|part| total.iter_mut().zip(part).for_each(|(a, b)| *a += b));
-        (0..b).map(|j| total[j.min(b - j)] / total[b]).collect()
+        (total[b] > 0.0).then(|| (0..b).map(|j| total[j.min(b - j)] / total[b]).collect())
     }
 
     /// The number of bins to join that bounds the values best, and the logarithm of the bound.
@@ -223,10 +242,7 @@ impl Sampler {
     }
 
     fn rng(&self, chunk: usize) -> ChaCha8Rng {
-        let mut rng = ChaCha8Rng::seed_from_u64(match self.purpose {
-            Purpose::Search => 0x73_65_61_72_63_68,
-            Purpose::Proof => 0x70_72_6f_6f_66,
-        });
+        let mut rng = ChaCha8Rng::from_seed(self.seed);
         rng.set_stream(chunk as u64);
         rng
     }
@@ -238,8 +254,9 @@ impl Sampler {
         log_range: f64,
         samples: usize,
         share: usize,
+        watch: Watch<'_>,
         fill: impl Fn(&mut ChaCha8Rng, &mut [f64]) + Sync,
-    ) -> Estimate {
+    ) -> Result<Estimate> {
         let chunks = samples.div_ceil(CHUNK * share).max(1);
         let part = |chunk: usize| {
             let mut values = vec![0.0; CHUNK];
@@ -248,7 +265,15 @@ impl Sampler {
             let mean = sum / CHUNK as f64;
             (mean, values.iter().map(|x| (x - mean).powi(2)).sum::<f64>())
         };
-        let parts: Vec<(f64, f64)> = (0..chunks).into_par_iter().map(part).collect();
+        let together = rayon::current_num_threads();
+        let mut parts: Vec<(f64, f64)> = Vec::with_capacity(chunks);
+        while parts.len() < chunks {
+            if watch(parts.len() as f64 / chunks as f64).is_break() {
+                return Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY });
+            }
+            let next = parts.len()..(parts.len() + together).min(chunks);
+            parts.par_extend(next.into_par_iter().map(part));
+        }
         let count = (chunks * CHUNK) as f64;
         let mean = parts.iter().map(|(mean, _)| mean).sum::<f64>() / chunks as f64;
         let within: f64 = parts.iter().map(|(_, within)| within).sum();
@@ -256,10 +281,10 @@ impl Sampler {
         let variance = (within + between) / (count - 1.0);
         let (range, count) = (log_range.exp(), count * share as f64);
         // Two directions, and all the bounds that may be looked at.
-        let log = (2.0 * 2.0 * TRIES as f64 / FAILURE).ln();
+        let log = (2.0 * 2.0 * (TRIES * PROOFS) as f64 / FAILURE).ln();
         let upper = mean + (2.0 * variance * log / count).sqrt() + 7.0 * range * log / (3.0 * (count - 1.0));
         // What rounding in double precision may hide, many times over.
-        Estimate { mean, upper: upper.min(range) * (1.0 + 1e-9), range }
+        Ok(Estimate { mean, upper: upper.min(range) * (1.0 + 1e-9), range })
     }
 }
 

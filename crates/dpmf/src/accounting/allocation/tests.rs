@@ -81,9 +81,9 @@ fn no_value_exceeds_its_range() {
     for (bins, overlap, sigma, epsilon) in [(5, 0.3, 0.5, 4.0), (30, 0.8, 1.2, 0.5), (3, 0.0, 0.3, 10.0)] {
         let sampler = Sampler::new(&ring(bins, overlap), sigma, epsilon, Purpose::Search).unwrap();
         // The smallest possible range is that of the largest value seen, and the mean is below it.
-        let joining = sampler.joining(1 << 14, 1);
+        let joining = sampler.joining(1 << 14, 1, &mut unwatched).unwrap();
         assert!(joining.mean <= joining.range && joining.range < 1.0, "{joining:?}");
-        let leaving = sampler.leaving(1 << 14, 1);
+        let leaving = sampler.leaving(1 << 14, 1, &mut unwatched).unwrap();
         assert!(leaving.mean <= leaving.range, "{leaving:?}");
     }
 }
@@ -116,8 +116,10 @@ fn calibration_is_seen_to_hold() {
 
 #[test]
 fn rounding_up_costs_privacy_and_never_gains() {
-    // Kahane: larger entries, larger δ; the same random numbers see it.
-    let mean = |allocation: &Allocation| allocation.estimate(0.8, 1.0).unwrap()[0].mean;
+    // Kahane: larger entries, larger δ; the same random numbers, those of a search, see it.
+    let mean = |allocation: &Allocation| {
+        allocation.estimate_for(0.8, 1.0, Purpose::Search, 1, &mut unwatched).unwrap()[0].mean
+    };
     let base = ring(10, 0.5);
     let raised =
         |by: f64| Allocation::new(10, (0..100).map(|k| base.gram(k / 10, k % 10) + by).collect()).unwrap();
@@ -132,4 +134,46 @@ fn what_is_no_gram_matrix_is_refused() {
     assert!(message(1, vec![f64::NAN]).contains("finite"));
     assert!(message(2, vec![1.0, -0.1, -0.1, 1.0]).contains("negative"));
     assert!(message(2, vec![1.0, 2.0, 2.0, 1.0]).contains("semi-definite"));
+}
+
+#[test]
+fn a_proof_has_random_numbers_of_its_own() {
+    let allocation = ring(6, 0.5);
+    let mean = |allocation: &Allocation, sigma: f64| allocation.estimate(sigma, 1.0).unwrap()[0].mean;
+    assert_eq!(mean(&allocation, 0.8), mean(&allocation.clone(), 0.8));
+    // The same matrix from other coefficients, and hardly other noise: all numbers are others.
+    let others = [allocation.clone().about([1; 32]), allocation.clone().about([2; 32])];
+    let [first, second] = others.each_ref().map(|other| mean(other, 0.8));
+    assert!(first != second && first != mean(&allocation, 0.8));
+    let near = mean(&allocation, 0.8 * (1.0 + 1e-15)) / mean(&allocation, 0.8) - 1.0;
+    assert!(near.abs() > 1e-6, "{near}");
+}
+
+#[test]
+fn a_proof_ends_when_nobody_watches() {
+    let allocation = ring(6, 0.5);
+    let mut left = 5;
+    let mut watch = |share: f64| {
+        assert!((0.0..1.0).contains(&share));
+        left -= 1;
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let stopped = allocation.watched_noise_multiplier(1.0, 1e-5, &mut watch);
+    assert!(matches!(stopped, Err(Error::Interrupted { .. })) && left == 0);
+}
+
+#[test]
+fn a_root_is_found_where_little_is_seen() {
+    // A wall of nothing, as few samples see it, beside a slope: a secant would creep along it.
+    let calls = std::cell::Cell::new(0);
+    for start in [-3.0, 0.0, 1.9, 5.0] {
+        calls.set(0);
+        let wall = |x: f64| {
+            calls.set(calls.get() + 1);
+            Ok(if x < 2.0 { 20.0 * (2.0 - x) } else { -680.0 })
+        };
+        let found = solve(start, wall).unwrap().unwrap();
+        assert!((found - 2.0).abs() < 2e-4 && calls.get() < 40, "{start}: {found} {}", calls.get());
+    }
+    assert_eq!(solve(0.0, |_| Ok(1.0)).unwrap(), None);
 }
