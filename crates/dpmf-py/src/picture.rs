@@ -44,11 +44,11 @@ pub(crate) fn plan_html(plan: &Plan) -> String {
         let row = candidate.row();
         let _ = write!(
             rows,
-            "<tr><td style=\"text-align:left\">{}</td><td style=\"text-align:left\">{}</td><td>{:.4}</td><td>{:.4}</td></tr>",
+            "<tr><td style=\"text-align:left\">{}</td><td style=\"text-align:left\">{}</td><td>{}</td><td>{}</td></tr>",
             escape(&row.selector),
             escape(&row.sampling),
-            row.noise_multiplier,
-            row.rmse
+            row.noise_multiplier.map_or_else(String::new, |multiplier| format!("{multiplier:.4}")),
+            row.rmse.map_or_else(String::new, |rmse| format!("{rmse:.4}"))
         );
     }
     let head = "<tr><th>mechanism</th><th>sampling</th><th>noise multiplier</th><th>error</th></tr>";
