@@ -91,6 +91,8 @@ class Run:
         #: Steps that the model has made; fewer than the run where some were given up before a restart.
         self.made, self.model = 0, flatten(initial)
         self.velocity = np.zeros(self.dimension)
+        # Kept from round to round: to make them anew takes longer than to clip and sum.
+        self.total, self.noisy = np.zeros(self.dimension, np.int64), np.zeros(self.dimension, np.float32)
         checkpoint = self._load()
         self.private = self._open(checkpoint)
         try:
@@ -147,18 +149,18 @@ class Run:
         run.clear()
         with remedies(REMEDIES):
             run.contribute(len(updates))
-        total, noisy = np.zeros(self.dimension, np.int64), np.empty(self.dimension, np.float32)
+        self.total[:] = 0
         for update in updates:
-            run.clip.add_rows([update[None, :]], [total])
+            run.clip.add_rows([update[None, :]], [self.total])
         released = True
         try:
-            run.release(total, noisy)
+            run.release(self.total, self.noisy)
         except StepReusedError:
             run.burn()
             released = False
         denominator = run.denominator
         assert denominator is not None
-        self._advance(optimizer, noisy.astype(np.float64) / denominator if released else None)
+        self._advance(optimizer, self.noisy.astype(np.float64) / denominator if released else None)
         self.catch_up(optimizer)
         return released
 

@@ -156,18 +156,10 @@ def add_correlated_noise(
         del params, others
         _check_surroundings(updates)
         total = _check_sum(updates, batches)
-        layout = host.lay_out(total.gradients, shardings)
+        program = host.lay_out(total.gradients, shardings)
         leaves, tree = jax.tree.flatten(total.gradients)
         stamp = jnp.zeros(2, jnp.uint32) if total.stamp is None else total.stamp
-        following, *noisy = layout.call(
-            host.release,
-            host.uploads,
-            host.salt,
-            (state.step, state.run, total.contributions, stamp),
-            leaves,
-            marked=host.journal is not None,
-            exact=host.arithmetic == "exact",
-        )
+        following, *noisy = program(state.step, state.run, total.contributions, stamp, *leaves)
         scaled = [leaf / np.float32(denominator) for leaf in noisy]
         return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(following, state.run)
 

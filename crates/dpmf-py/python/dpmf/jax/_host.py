@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -46,6 +47,10 @@ class _Step:
     """What was released of coordinates that several devices hold, with the number of those that did not ask yet."""
 
 
+def _no_program(*_: Any) -> Any:
+    raise AssertionError("there is no layout yet")
+
+
 class Host:
     """Everything that lives outside of jit. Which step comes next, and what it may have, is for the run to say."""
 
@@ -69,6 +74,7 @@ class Host:
         self.arithmetic: Literal["exact", "float"] = arithmetic
         self.draws = None if batches is None else batches.draws
         self.layout: Layout | None = None
+        self.program: Callable[..., Any] = _no_program
         self.uploads = Uploads()
         #: None until there is a layout, and of a run that goes on until it is known at which step.
         self.run: PrivateRun | None = None
@@ -116,22 +122,25 @@ class Host:
     def name_words(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(bytes.fromhex(self.name), np.uint32)
 
-    def lay_out(self, tree: Any, shardings: Any) -> Layout:
+    def lay_out(self, tree: Any, shardings: Any) -> Callable[..., Any]:
+        """What releases a sum of a model, Layout.program: the same for every call."""
         if self.layout is None:
             layout = Layout.of(tree, shardings)
             layout.check_processes()
             holders = Counter(part for device in layout.local for part in sorted(layout.ranges(device)))
             self.parts = {part: (index, count) for index, (part, count) in enumerate(holders.items())}
             self._begin(layout)
+            marked, exact = self.journal is not None, self.arithmetic == "exact"
+            self.program = layout.program(self.release, self.uploads, self.salt, marked=marked, exact=exact)
             self.layout = layout
-            return layout
+            return self.program
         made = Layout.of(tree, None)
         if (made.structure, made.shapes) != (self.layout.structure, self.layout.shapes):
             raise ValueError(
                 "the tree differs from that of the first call, but one transformation serves one model: its leaves "
                 f"have shapes {list(made.shapes)}, and had {list(self.layout.shapes)}"
             )
-        return self.layout
+        return self.program
 
     def release(
         self,

@@ -25,6 +25,9 @@ MOST_RUNS = 1 << 16
 #: Numbers that stand for the gradient of all devices in a journal.
 MARKS = 8
 
+#: Arrays that the host is told beside the sums: step, run, contributions and stamp.
+TOLD = 4
+
 #: Numbers that one argument of a callback holds: JAX copies arguments of up to 100 KiB at once, and larger ones on threads
 #: that may be waiting for the callback.
 PIECE = 24_000
@@ -150,27 +153,20 @@ class Layout:
         """The runs of a device, without where they lie."""
         return {(run.start, run.stop) for run in self.devices[device]}
 
-    def call(
-        self,
-        release: Callable[..., Any],
-        uploads: Uploads,
-        salt: np.ndarray[Any, Any],
-        state: tuple[jax.Array, ...],
-        leaves: Sequence[jax.Array],
-        *,
-        marked: bool,
-        exact: bool,
-    ) -> Any:
-        """Noisy leaves behind the next step. Every device asks the host for its own coordinates.
+    def program(
+        self, release: Callable[..., Any], uploads: Uploads, salt: np.ndarray[Any, Any], *, marked: bool, exact: bool
+    ) -> Callable[..., Any]:
+        """A function that makes noisy leaves behind the next step. Every device asks the host for its own coordinates.
 
-        state is what the host is told beside the sums: numbers of which every device has a copy. Exact: a device hands its sums
-        over and takes what is released. Otherwise the gradients stay where they are, and noise is added to them in float32.
+        Its arguments are what the host is told beside the sums, TOLD arrays of which every device has a copy, and the leaves. Exact: a
+        device hands its sums over and takes what is released. Otherwise the gradients stay where they are, and noise is added to
+        them in float32. It is compiled: one operation at a time, on several devices, it would take seconds.
         """
         # Without a mesh the compiler may hold copies of a leaf that differ, on devices that are not known here: one is released.
         handed = exact or (self.shardings is None and jax.device_count() > 1)
 
         def on_device(device: Any, *local: jax.Array) -> Any:
-            told, leaves = local[: len(state)], local[len(state) :]
+            told, leaves = local[:TOLD], local[TOLD:]
             shapes = [jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)]
             shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
             # It depends on every leaf, so that the lanes of a vmap ask one after the other, where a call without it would
@@ -193,7 +189,7 @@ class Layout:
 
         axes: tuple[str, ...] = ()
         if self.shardings is None:
-            return on_device(jnp.int32(0), *state, *leaves)
+            return jax.jit(lambda *local: on_device(jnp.int32(0), *local))
         mesh = self.shardings[0].mesh
         axes = tuple(mesh.axis_names)
         specs = [sharding.spec for sharding in self.shardings]
@@ -208,11 +204,11 @@ class Layout:
         shard = jax.shard_map(
             on_shard,
             mesh=mesh,
-            in_specs=(*(PartitionSpec() for _ in state), *specs),
+            in_specs=(*(PartitionSpec() for _ in range(TOLD)), *specs),
             out_specs=[PartitionSpec(), *specs],
             check_vma=False,
         )
-        return shard(*state, *leaves)
+        return jax.jit(shard)
 
     def _differing(self, digests: Sequence[jax.Array]) -> jax.Array:
         """How many arrays differ between devices that should have copies; those beyond the leaves, in front, are of all devices."""
