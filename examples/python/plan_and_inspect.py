@@ -7,7 +7,7 @@ import dpmf
 import numpy as np
 
 # What the optimizer does, and what is promised for every record.
-mechanism = dpmf.plan(
+mechanism = dpmf.mechanism(
     steps=2048,
     momentum=0.95,
     schedule="cooldown:0.25:0.05",

@@ -21,8 +21,8 @@ day = 1 + np.sin(2 * np.pi * np.arange(HOURS) / 24)
 counts = random.poisson(5 * day)
 
 workload = dpmf.Workload.prefix_sum(HOURS)
-mechanism = dpmf.plan(workload=workload, epsilon=1, delta=1e-6, clip=1.0)
-fresh = dpmf.plan(workload=workload, mechanism="independent", epsilon=1, delta=1e-6, clip=1.0)
+mechanism = dpmf.mechanism(workload=workload, epsilon=1, delta=1e-6, clip=1.0)
+fresh = dpmf.mechanism(workload=workload, mechanism="independent", epsilon=1, delta=1e-6, clip=1.0)
 print(f"({mechanism.privacy.epsilon:g}, {mechanism.privacy.delta:g})-differential privacy for every person\n")
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 PROMISE = dict(epsilon=8, delta=1e-6)
-MOMENTUM = dpmf.plan(steps=100, momentum=0.9, schedule="cooldown:0.5:0.1", **PROMISE)
-COUPLED = dpmf.plan(steps=100, momentum=0.9, weight_decay=0.01, coupled=True, learning_rate=0.5, **PROMISE)
+MOMENTUM = dpmf.mechanism(steps=100, momentum=0.9, schedule="cooldown:0.5:0.1", **PROMISE)
+COUPLED = dpmf.mechanism(steps=100, momentum=0.9, weight_decay=0.01, coupled=True, learning_rate=0.5, **PROMISE)
 
 
 def test_the_optimizer_that_was_planned_for_passes():
@@ -52,7 +52,7 @@ def test_learning_rates_are_checked_step_by_step():
 
 
 def test_a_matrix_has_no_optimizer_to_check():
-    matrix = dpmf.plan(workload=dpmf.Workload.from_matrix(np.tril(np.ones((8, 8)))), **PROMISE)
+    matrix = dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tril(np.ones((8, 8)))), **PROMISE)
     matrix.check_optimizer(momentum=0.5, learning_rates=[1.0])
 
 
@@ -86,7 +86,7 @@ def test_samplers_that_keep_it():
 
 def test_a_warm_up_from_zero_is_checked_up_to_its_scale():
     schedule = [0.0, 0.5, 1.0, 1.0, 0.0]
-    mechanism = dpmf.plan(schedule=schedule, epsilon=2, delta=1e-6)
+    mechanism = dpmf.mechanism(schedule=schedule, epsilon=2, delta=1e-6)
     mechanism.check_optimizer(learning_rates=[0.3 * rate for rate in schedule])
     mechanism.check_optimizer(learning_rates=[0.0])
     for rates in ([0.1], [0.0, 0.15, 0.2], [0.0, 0.1, 0.2, 0.2, 0.1]):

@@ -119,7 +119,7 @@ def test_the_optimum_of_an_optimizer_is_a_stream_and_that_of_a_matrix_is_not():
 
 @pytest.mark.parametrize("make", [
     lambda *arguments, **choices: dpmf.make_mechanism(WORKLOADS["momentum"], *arguments, **choices),
-    lambda name="optimal", **choices: dpmf.plan(workload=WORKLOADS["momentum"], mechanism=name, epsilon=8, delta=1e-6,
+    lambda name="optimal", **choices: dpmf.mechanism(workload=WORKLOADS["momentum"], mechanism=name, epsilon=8, delta=1e-6,
                                                 **choices),
 ], ids=["make_mechanism", "plan"])
 def test_what_a_mechanism_leaves_open_is_chosen_in_its_name_or_by_keywords(make):
@@ -149,7 +149,7 @@ def test_what_a_mechanism_leaves_open_is_chosen_in_its_name_or_by_keywords(make)
 
 @pytest.mark.parametrize("call", [
     dpmf.make_mechanism, dpmf.factorize, dpmf.compare,
-    lambda workload, **options: dpmf.plan(workload=workload, epsilon=8, delta=1e-6, **options),
+    lambda workload, **options: dpmf.mechanism(workload=workload, epsilon=8, delta=1e-6, **options),
 ], ids=["make_mechanism", "factorize", "compare", "plan"])
 def test_a_participation_is_used(call):
     call(WORKLOADS["momentum"], participation="single")
@@ -213,7 +213,7 @@ def test_calibration_agrees_with_dp_accounting(epsilon):
         expected = dp_accounting.get_sigma_gaussian(epsilon, delta)
         assert dpmf.calibrate_noise(epsilon, delta) == pytest.approx(expected, rel=1e-6)
         assert dpmf.calibrate_noise(epsilon, delta, adjacency="replace-one") == pytest.approx(2 * expected, rel=1e-6)
-        mechanism = dpmf.plan(steps=16, epsilon=epsilon, delta=delta, clip=0.3)
+        mechanism = dpmf.mechanism(steps=16, epsilon=epsilon, delta=delta, clip=0.3)
         assert mechanism.privacy.noise_multiplier == pytest.approx(expected, rel=1e-6)
         assert mechanism.privacy.noise_std == pytest.approx(0.3 * expected * mechanism.sensitivity, rel=1e-6)
 
@@ -231,7 +231,7 @@ def test_noise_may_be_given_instead_of_epsilon():
 
 
 def test_an_audit_cannot_refute_a_true_promise_and_comes_close_to_it():
-    mechanism = dpmf.plan(steps=8, momentum=0.5, epsilon=2, delta=1e-5)
+    mechanism = dpmf.mechanism(steps=8, momentum=0.5, epsilon=2, delta=1e-5)
     report = dpmf.audit(mechanism, trials=400_000)
     assert not report["refuted"] and 1.8 < report["epsilon_lower"] <= 2
     with pytest.raises(ValueError, match="not calibrated"):
@@ -241,7 +241,7 @@ def test_an_audit_cannot_refute_a_true_promise_and_comes_close_to_it():
 
 
 def planned():
-    return dpmf.plan(steps=32, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5)
+    return dpmf.mechanism(steps=32, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5)
 
 
 def test_a_statement_says_what_it_covers():
@@ -269,7 +269,7 @@ def test_mechanisms_are_kept_whole(duplicate, tmp_path):
     assert again == mechanism and hash(again) == hash(mechanism) and again.identity == mechanism.identity
     assert again.privacy == mechanism.privacy and again.certificate == mechanism.certificate
     assert again.mechanism == mechanism.mechanism == "optimal" and again.participation == mechanism.participation
-    assert again != dpmf.plan(steps=32, momentum=0.9, epsilon=7, delta=1e-6) and again != "mechanism"
+    assert again != dpmf.mechanism(steps=32, momentum=0.9, epsilon=7, delta=1e-6) and again != "mechanism"
 
 
 def test_the_identity_is_that_of_the_noise_and_equality_that_of_the_file():
@@ -353,7 +353,7 @@ def test_mechanisms_show_themselves():
     heights = [float(point.split(",")[1]) for point in curve]
     assert np.argmin(heights) == np.argmax(mechanism.per_step_error())
     assert "ε = 8.0000" in html
-    xml.etree.ElementTree.fromstring(dpmf.plan(steps=1, epsilon=1, delta=1e-6)._repr_html_())
+    xml.etree.ElementTree.fromstring(dpmf.mechanism(steps=1, epsilon=1, delta=1e-6)._repr_html_())
 
 
 def test_the_error_is_drawn():
@@ -445,7 +445,7 @@ def test_ctrl_c_leaves_work_that_does_not_listen():
     program = """
 import dpmf, os, signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
-mechanism = dpmf.plan(steps=256, epsilon=1, delta=1e-5)
+mechanism = dpmf.mechanism(steps=256, epsilon=1, delta=1e-5)
 threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     dpmf.audit(mechanism, trials=100_000_000)  # hours of work
@@ -537,11 +537,11 @@ def test_failure_to_converge_carries_what_was_reached():
     (lambda: dpmf.factorize(WORKLOADS["matrix"], solver="fast"), 'solver is "fast", but it must be auto, linear'),
     (lambda: dpmf.factorize(WORKLOADS["matrix"], iteration="best"), 'iteration is "best"'),
     (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), "mechanism is best, but it must be one of independent"),
-    (lambda: dpmf.plan(steps=3, epsilon=0, delta=1e-6), "epsilon is 0"),
-    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1), "delta is 1"),
-    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),
-    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, unit="house"), "privacy unit is house"),
-    (lambda: dpmf.plan(steps=3, epsilon=1, delta=1e-6, workload=WORKLOADS["matrix"]), "leave out steps"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=0, delta=1e-6), "epsilon is 0"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1), "delta is 1"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, unit="house"), "privacy unit is house"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, workload=WORKLOADS["matrix"]), "leave out steps"),
     (lambda: dpmf.account(-1.0, 1e-6), "noise multiplier is -1"),
 ])
 def test_bad_arguments_are_value_errors_that_name_them(call, message):
@@ -566,8 +566,8 @@ def test_unsupported_sizes_say_what_to_do():
 
 def test_a_plan_for_a_workload_is_the_plan_for_its_optimizer():
     options = dict(momentum=0.9, schedule="cooldown:0.5:0.1")
-    a = dpmf.plan(steps=24, epsilon=2, delta=1e-6, **options)
-    b = dpmf.plan(workload=dpmf.Workload.sgd(24, **options), epsilon=2, delta=1e-6)
+    a = dpmf.mechanism(steps=24, epsilon=2, delta=1e-6, **options)
+    b = dpmf.mechanism(workload=dpmf.Workload.sgd(24, **options), epsilon=2, delta=1e-6)
     assert a == b
 
 

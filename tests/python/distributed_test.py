@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning
 
 
 def mechanism():
-    return dpmf.plan(steps=STEPS, momentum=0.9, epsilon=3, delta=1e-6, clip=0.5)
+    return dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=3, delta=1e-6, clip=0.5)
 
 
 def model_of():

@@ -35,7 +35,7 @@ TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 def plan(**options):
     defaults = dict(steps=ROUNDS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=CLIP,
                     unit="user")
-    return dpmf.plan(**{**defaults, **options})
+    return dpmf.mechanism(**{**defaults, **options})
 
 
 MECHANISM = plan()

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 STEPS = 6
 KEY = dpmf.NoiseKey.from_seed(7)
-MECHANISM = dpmf.plan(steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=0.5)
+MECHANISM = dpmf.mechanism(steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=0.5)
 SHAPES = {"bias": (4,), "kernel": (6, 8), "stack": (2, 4, 5)}
 DIMENSION = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
@@ -220,7 +220,7 @@ def test_a_device_keeps_the_streams_of_its_own_shard_only():
 def test_a_large_model_passes_through_two_devices():
     # A callback that takes a large argument hangs where threads are few: sums are handed over in pieces.
     size = 2_000_000
-    mechanism = dpmf.plan(steps=4, epsilon=8, delta=1e-6)
+    mechanism = dpmf.mechanism(steps=4, epsilon=8, delta=1e-6)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
     noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="large")
     update = jax.jit(noise.update)
@@ -496,7 +496,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_sgd_computes_the_planned_workload(options):
-    mechanism = dpmf.plan(steps=STEPS, epsilon=8, delta=1e-6, **options)
+    mechanism = dpmf.mechanism(steps=STEPS, epsilon=8, delta=1e-6, **options)
     optimizer = dpmf.jax.sgd(mechanism, KEY, experiment="test", denominator=4.0)
     parameters = jnp.zeros(DIMENSION)
     state = optimizer.init(parameters)
@@ -514,10 +514,10 @@ def test_sgd_computes_the_planned_workload(options):
 
 
 def test_sgd_refuses_what_was_not_planned():
-    decayed = dpmf.plan(steps=STEPS, weight_decay=0.1, epsilon=8, delta=1e-6)
+    decayed = dpmf.mechanism(steps=STEPS, weight_decay=0.1, epsilon=8, delta=1e-6)
     with pytest.raises(dpmf.MismatchError, match="learning_rate=0.5"):
         dpmf.jax.sgd(decayed, KEY, learning_rate=0.5)
-    matrix = dpmf.plan(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6)
+    matrix = dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6)
     with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
         dpmf.jax.sgd(matrix, KEY)
 
@@ -626,7 +626,7 @@ rank, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
 import dpmf, dpmf.jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
+mechanism = dpmf.mechanism(steps=3, epsilon=8, delta=1e-6)
 whole = jnp.zeros(10)
 sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
 placed = jax.make_array_from_callback((10,), sharding, lambda index: np.zeros(10, np.float32)[index])
@@ -671,7 +671,7 @@ def test_two_processes_are_one_run(tmp_path):
     assert lines[0] == lines[1]
     *refused, drawn, run = lines[0]
     assert refused == ["refused: True"] * 2 and drawn.startswith("drawn")
-    mechanism = dpmf.plan(steps=3, epsilon=8, delta=1e-6)
+    mechanism = dpmf.mechanism(steps=3, epsilon=8, delta=1e-6)
     stream = dpmf.NoiseStream(mechanism, key, run=run.removeprefix("run "), dimension=10)
     stream.skip_to(2)
     both = np.concatenate([np.load(tmp_path / f"{rank}.npy") for rank in range(2)])
@@ -1238,9 +1238,9 @@ def test_adam_is_that_of_optax_on_noisy_gradients():
         expected, other = theirs.update(jnp.asarray(row / batches.expected_batch), other)
         np.testing.assert_allclose(flat(updates), expected, rtol=1e-4, atol=1e-7)
     with pytest.raises(dpmf.MismatchError, match="planned with nesterov or weight decay"):
-        dpmf.jax.adam(dpmf.plan(steps=4, momentum=0.9, nesterov=True, epsilon=8, delta=1e-6), KEY)
+        dpmf.jax.adam(dpmf.mechanism(steps=4, momentum=0.9, nesterov=True, epsilon=8, delta=1e-6), KEY)
     with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
-        dpmf.jax.adam(dpmf.plan(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6), KEY)
+        dpmf.jax.adam(dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6), KEY)
     with pytest.raises(ValueError, match="one number for each of 4 steps"):
         dpmf.jax.adam_steps(4, schedule=[1.0])
 

@@ -17,7 +17,7 @@ STEPS, DIMENSION = 20, 300
 
 
 def plan(**options):
-    return dpmf.plan(**{**dict(steps=STEPS, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5), **options})
+    return dpmf.mechanism(**{**dict(steps=STEPS, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5), **options})
 
 
 MECHANISM = plan()
@@ -442,7 +442,7 @@ def test_a_stream_copied_by_a_fork_emits_nothing():
 
 def test_the_number_of_threads_changes_no_bit():
     program = (
-        "import dpmf, hashlib; m = dpmf.plan(steps=20, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5);"
+        "import dpmf, hashlib; m = dpmf.mechanism(steps=20, momentum=0.9, epsilon=8, delta=1e-6, clip=0.5);"
         "s = dpmf.NoiseStream(m, dpmf.NoiseKey.from_seed(7), run='test', dimension=100_000);"
         "print(m.identity, hashlib.sha256(b''.join(s.next_row().tobytes() for _ in range(20))).hexdigest())"
     )

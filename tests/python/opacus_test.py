@@ -229,7 +229,7 @@ def indices(loader):
 
 def test_the_data_comes_once():
     """A mechanism for one participation."""
-    mechanism, model = dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
+    mechanism, model = dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
     loader = DataLoader(data(), batch_size=BATCH, shuffle=True)
     *_, loader = dpmf.opacus.PrivacyEngine().make_private(
         module=model, optimizer=sgd(model), data_loader=loader, mechanism=mechanism
@@ -491,7 +491,7 @@ def test_checkpoints_of_the_engine(name, workers, tmp_path):
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_single_pass_is_resumed(by_hand, tmp_path):
     """A mechanism for one participation: the order of the data comes from the state, or from who made the cohorts."""
-    key, mechanism = dpmf.NoiseKey.from_seed(6), dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5)
+    key, mechanism = dpmf.NoiseKey.from_seed(6), dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5)
 
     def begin(journal, seed=None, start=None, model_seed=0):
         engine = dpmf.opacus.PrivacyEngine(key=key, experiment="once", journal=journal and tmp_path / journal, seed=seed)
@@ -545,7 +545,7 @@ def test_a_run_goes_on_with_its_own_data(tmp_path):
 
 
 def test_poisson_sampling():
-    mechanism, model = dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
+    mechanism, model = dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
     arguments = dict(module=model, optimizer=sgd(model), mechanism=mechanism)
     with pytest.raises(dpmf.MismatchError, match="poisson_sampling=False"):
         dpmf.opacus.PrivacyEngine().make_private(
@@ -559,7 +559,7 @@ def test_poisson_sampling():
 
 
 def test_several_epochs():
-    mechanism, model = dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
+    mechanism, model = dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
     arguments = dict(module=model, optimizer=sgd(model), data_loader=DataLoader(data(), batch_size=BATCH))
     with pytest.raises(dpmf.MismatchError, match="in 3 epochs each takes part in 3 steps"):
         dpmf.opacus.PrivacyEngine().make_private(mechanism=mechanism, epochs=3, **arguments)
@@ -579,7 +579,7 @@ def test_other_samplers():
 
 
 def test_a_mechanism_for_another_optimizer():
-    mechanism = dpmf.plan(steps=STEPS, momentum=0.5, epsilon=2, delta=1e-5)
+    mechanism = dpmf.mechanism(steps=STEPS, momentum=0.5, epsilon=2, delta=1e-5)
     model = model_of()
     arguments = dict(module=model, data_loader=DataLoader(data(), batch_size=BATCH), mechanism=mechanism)
     with pytest.raises(dpmf.MismatchError, match=r"plan with momentum=0\.9"):
@@ -589,7 +589,7 @@ def test_a_mechanism_for_another_optimizer():
 
 
 def test_more_batches_than_steps():
-    mechanism = dpmf.plan(steps=STEPS - 1, momentum=0.9, epsilon=2, delta=1e-5)
+    mechanism = dpmf.mechanism(steps=STEPS - 1, momentum=0.9, epsilon=2, delta=1e-5)
     model = model_of()
     with pytest.raises(dpmf.MismatchError, match=f"plan with steps={STEPS}"):
         dpmf.opacus.PrivacyEngine().make_private(
@@ -639,7 +639,7 @@ def test_batches_from_another_loader():
 
 
 def test_a_statement_for_users():
-    mechanism = dpmf.plan(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5, unit="user")
+    mechanism = dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5, unit="user")
     model = model_of()
     with pytest.raises(dpmf.MismatchError, match='what is clipped here is every record: plan with unit="record"'):
         dpmf.opacus.PrivacyEngine().make_private(

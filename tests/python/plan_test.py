@@ -160,8 +160,9 @@ def test_bad_requests_are_named():
             dpmf.plan(**{**good, **bad})
     with pytest.raises(dpmf.UnsupportedError, match="replacing a record with another one under sampling"):
         dpmf.plan(**good, adjacency="replace-one")
-    for extra in (dict(batch=10), dict(sampling="none"), dict(cache=False)):
-        with pytest.raises(ValueError, match="is given without examples"):
+    # As dpmf 0.2 took it.
+    for extra in (dict(), dict(momentum=0.9), dict(participation="epochs:2")):
+        with pytest.raises(ValueError, match=r"needs the size of the data.*dpmf\.mechanism\(steps=…"):
             dpmf.plan(steps=32, epsilon=2, delta=1e-5, **extra)
 
 

@@ -17,7 +17,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def mechanism():
-    return dpmf.plan(steps=STEPS, epsilon=3, delta=1e-6)
+    return dpmf.mechanism(steps=STEPS, epsilon=3, delta=1e-6)
 
 
 def private(model, mechanism, **arguments):

@@ -281,7 +281,7 @@ def test_fixed_cohorts_are_not_sampled(plan, data):
         loader = DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=epochs))
         with pytest.raises(dpmf.MismatchError, match="counts on sampling balls-in-bins:6"):
             private(model, plan.mechanism).batches(loader)
-    single = dpmf.plan(steps=STEPS, epsilon=4, delta=1e-5)
+    single = dpmf.mechanism(steps=STEPS, epsilon=4, delta=1e-5)
     with pytest.raises(dpmf.MismatchError, match="takes part in at most one step"):
         private(model, single).batches(loader)
     # Epochs of another length bring an example back sooner than is covered.

@@ -27,7 +27,7 @@ VECTORS = pathlib.Path(__file__).parents[2] / "golden" / "clip.json"
 
 @functools.lru_cache(maxsize=None)
 def mechanism(clip=0.5, unit="record"):
-    return dpmf.plan(steps=4, epsilon=3, delta=1e-6, clip=clip, unit=unit)
+    return dpmf.mechanism(steps=4, epsilon=3, delta=1e-6, clip=clip, unit=unit)
 
 
 def private(model, clip=0.5, **arguments):
@@ -403,7 +403,7 @@ def test_the_examples_of_a_user_are_clipped_as_one(vectorize):
 
 def test_plans_state_what_training_clips():
     statement = mechanism().privacy
-    assert statement.unit == "record" == dpmf.plan(steps=4, epsilon=3, delta=1e-6).privacy.unit
+    assert statement.unit == "record" == dpmf.mechanism(steps=4, epsilon=3, delta=1e-6).privacy.unit
     assert "for every record" in str(statement) and "for every user" not in str(statement)
 
 

@@ -20,7 +20,7 @@ STEPS = 6
 
 def mechanism_for(steps=STEPS, momentum=0.9, **arguments):
     arguments = {"epsilon": 3.0, "delta": 1e-6, "clip": 0.5, **arguments}
-    return dpmf.plan(steps=steps, momentum=momentum, **arguments)
+    return dpmf.mechanism(steps=steps, momentum=momentum, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -496,12 +496,12 @@ def test_what_adam_is_planned_for(name, beta):
         schedule.step()
         iterates.append(-float(parameter.detach()))
     plan = dict(schedule=[1.0 - 0.1 * step for step in range(len(signs))], epsilon=2, delta=1e-5)
-    workload = dpmf.plan(optimizer=f"adam:{beta}", **plan).workload
+    workload = dpmf.mechanism(optimizer=f"adam:{beta}", **plan).workload
     np.testing.assert_allclose(0.01 * workload.apply(signs.numpy()), iterates, rtol=1e-9, atol=1e-15)
     # Given as it is, it is planned for as running sums.
-    assert dpmf.plan(optimizer=adam, **plan).workload == dpmf.plan(**plan).workload
+    assert dpmf.mechanism(optimizer=adam, **plan).workload == dpmf.mechanism(**plan).workload
     if beta:
-        assert not np.allclose(0.01 * dpmf.plan(momentum=beta, **plan).workload.apply(signs.numpy()), iterates, rtol=0.1)
+        assert not np.allclose(0.01 * dpmf.mechanism(momentum=beta, **plan).workload.apply(signs.numpy()), iterates, rtol=0.1)
 
 
 def test_plans_for_adaptive_optimizers():
@@ -510,7 +510,7 @@ def test_plans_for_adaptive_optimizers():
         return model, getattr(torch.optim, name)(model.parameters(), **arguments)
 
     budget = dict(steps=STEPS, epsilon=3, delta=1e-6, clip=0.5)
-    running_sum = dpmf.plan(**budget)
+    running_sum = dpmf.mechanism(**budget)
     for name, arguments in [
         ("Adam", dict(betas=(0.8, 0.99))),
         ("AdamW", dict(lr=0.01)),
@@ -523,32 +523,32 @@ def test_plans_for_adaptive_optimizers():
         ("Adadelta", {}),
     ]:
         model, optimizer = optimizer_of(name, **arguments)
-        planned = dpmf.plan(optimizer=optimizer, **budget)
+        planned = dpmf.mechanism(optimizer=optimizer, **budget)
         assert planned.workload.is_prefix_sum
         train(dpmf.torch.PrivateOptimizer(optimizer, planned, denominator=8), model, batches())
         model, optimizer = optimizer_of(name, **arguments)
         train(dpmf.torch.PrivateOptimizer(optimizer, running_sum, denominator=8), model, batches())
 
     model, adam = optimizer_of("Adam")
-    train(dpmf.torch.PrivateOptimizer(adam, dpmf.plan(optimizer="adam", **budget), denominator=8), model, batches())
+    train(dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(optimizer="adam", **budget), denominator=8), model, batches())
     model, adam = optimizer_of("Adam")
     with pytest.raises(dpmf.MismatchError, match="Adam, planned for as momentum 0.9, but the mechanism was planned for 0.5.*check=False"):
-        dpmf.torch.PrivateOptimizer(adam, dpmf.plan(momentum=0.5, **budget), denominator=8)
-    dpmf.torch.PrivateOptimizer(adam, dpmf.plan(momentum=0.5, **budget), denominator=8, check=False)
-    optimizer = dpmf.torch.PrivateOptimizer(adam, dpmf.plan(optimizer=adam, **budget), denominator=8)
+        dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(momentum=0.5, **budget), denominator=8)
+    dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(momentum=0.5, **budget), denominator=8, check=False)
+    optimizer = dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(optimizer=adam, **budget), denominator=8)
     train(optimizer, model, batches(1))
     adam.param_groups[0]["lr"] *= 2
     with pytest.raises(dpmf.MismatchError, match="schedule"):
         train(optimizer, model, batches(1))
     for wrong in ("sgd", "adam:1", "adam:x", "adam:-0.5"):
         with pytest.raises(ValueError, match="momentum, nesterov, weight_decay and coupled"):
-            dpmf.plan(optimizer=wrong, **budget)
+            dpmf.mechanism(optimizer=wrong, **budget)
     with pytest.raises(TypeError, match="optimizer of torch.optim"):
-        dpmf.plan(optimizer=3, **budget)
+        dpmf.mechanism(optimizer=3, **budget)
     with pytest.raises(ValueError, match="optimizer is given and says what momentum is"):
-        dpmf.plan(optimizer="adam", momentum=0.9, **budget)
+        dpmf.mechanism(optimizer="adam", momentum=0.9, **budget)
     with pytest.raises(ValueError, match="leave out optimizer"):
-        dpmf.plan(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
+        dpmf.mechanism(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
 
 
 def test_half_precision(mechanism):

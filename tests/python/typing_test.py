@@ -65,7 +65,7 @@ RIGHT = """
 import pathlib
 import dpmf
 
-mechanism = dpmf.plan(steps=8, epsilon=1, delta=1e-5, unit="user", adjacency="add-or-remove", accountant="rdp", progress=False)
+mechanism = dpmf.mechanism(steps=8, epsilon=1, delta=1e-5, unit="user", adjacency="add-or-remove", accountant="rdp", progress=False)
 key = dpmf.NoiseKey.read(pathlib.Path("key"))
 optimum = dpmf.factorize(mechanism.workload, solver="dense", iteration="plain", progress=lambda told: told.stage == "solving")
 dpmf.factorize(mechanism.workload, solver=optimum.solver)
@@ -78,8 +78,8 @@ mechanism.with_noise(1.0, 1e-5, unit=mechanism.privacy.unit, accountant=mechanis
 
 #: Calls with a word that is none of the choices, each of which mypy refuses.
 WRONG = """
-dpmf.plan(steps=8, epsilon=1, delta=1e-5, unit="users")
-dpmf.plan(steps=8, epsilon=1, delta=1e-5, accountant="prv")
+dpmf.mechanism(steps=8, epsilon=1, delta=1e-5, unit="users")
+dpmf.mechanism(steps=8, epsilon=1, delta=1e-5, accountant="prv")
 dpmf.plan(examples=9, batch=3, epochs=1, epsilon=1, delta=1e-5, sampling="poisson")
 dpmf.factorize(mechanism.workload, solver="fast")
 dpmf.factorize(mechanism.workload, iteration="newton")

@@ -290,7 +290,7 @@ pub(crate) const NO_PICKLE: &str = "a noise stream is not pickled or copied, sin
 /// A stream alone does not survive a crash safely; a DurableStream does.
 ///
 /// >>> import dpmf, numpy
-/// >>> mechanism = dpmf.plan(steps=10, epsilon=8, delta=1e-6)
+/// >>> mechanism = dpmf.mechanism(steps=10, epsilon=8, delta=1e-6)
 /// >>> stream = dpmf.NoiseStream(mechanism, dpmf.NoiseKey.generate(), dimension=1000)
 /// >>> gradient = numpy.zeros(1000, numpy.float32)
 /// >>> stream.add_to(gradient)

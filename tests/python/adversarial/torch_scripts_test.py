@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dpmf.torch.UncheckedDataWarning
 
 @functools.cache
 def mechanism():
-    return dpmf.plan(steps=STEPS, epsilon=2, delta=1e-5, clip=CLIP)
+    return dpmf.mechanism(steps=STEPS, epsilon=2, delta=1e-5, clip=CLIP)
 
 
 @functools.cache

@@ -1,13 +1,13 @@
 """Differentially private training with optimally correlated noise.
 
 >>> import dpmf
->>> mechanism = dpmf.plan(steps=512, momentum=0.95, epsilon=8, delta=1e-6, clip=1.0)
+>>> mechanism = dpmf.mechanism(steps=512, momentum=0.95, epsilon=8, delta=1e-6, clip=1.0)
 >>> print(mechanism.privacy)  # doctest: +ELLIPSIS
 (8, 1e-6)-differential privacy for every record, over 512 steps.
 ...
 
-`plan` finds the best mechanism for an optimizer, with a certificate that no mechanism is much better; told how much data there is,
-it weighs samplers too, and has a `Sampler` to draw the batches. `NoiseStream` makes the noise; `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.jax and dpmf.flower put it into
+`plan`, told how much data there is, weighs mechanisms and samplers, and its `Plan` has a `Sampler` to draw the batches. `mechanism` makes
+one by hand, with a certificate that no mechanism is much better. `NoiseStream` makes the noise; `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.jax and dpmf.flower put it into
 training loops.
 """
 
@@ -61,7 +61,7 @@ from ._errors import (
     StoppedError,
     UnsupportedError,
 )
-from ._plan import plan
+from ._plan import mechanism, plan
 
 __all__ = [
     "BindingError",
@@ -104,6 +104,7 @@ __all__ = [
     "factorize",
     "load_model",
     "make_mechanism",
+    "mechanism",
     "new_run",
     "phases_delta",
     "phases_epsilon",

@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     rounds, epochs = int(config["rounds"]), int(config["epochs"])
     # A client takes part in as many rounds as there are epochs, and an epoch apart; which of them is up to who is there.
-    mechanism = dpmf.plan(
+    mechanism = dpmf.mechanism(
         steps=rounds,
         participation=f"min-separation:{-(-rounds // epochs)}:{epochs}",
         momentum=0.5,

@@ -2,7 +2,7 @@
 
     cohorts = dpmf.torch.Cohorts(len(dataset), batch_size=256)
     loader = DataLoader(dataset, batch_sampler=cohorts)
-    mechanism = dpmf.plan(steps=len(cohorts), momentum=0.9, epsilon=3, delta=1e-5, clip=1.0)
+    mechanism = dpmf.mechanism(steps=len(cohorts), momentum=0.9, epsilon=3, delta=1e-5, clip=1.0)
     optimizer = dpmf.torch.PrivateOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), mechanism, denominator=256
     )
