@@ -4,7 +4,7 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, final
 
 import numpy as np
 from matplotlib.axes import Axes
