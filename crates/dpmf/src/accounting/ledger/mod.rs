@@ -274,7 +274,7 @@ impl Ledger {
             release.check()?;
             match all.iter().find(|known| known.id == release.id) {
                 None => all.push(release),
-                Some(known) if known.alike(&release) => {}
+                Some(known) if known.same(&release) => {}
                 Some(_) => {
                     let rule = "its name stands for another release";
                     return Err(Error::argument("release", release.id, rule));

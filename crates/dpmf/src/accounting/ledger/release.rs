@@ -7,7 +7,7 @@ use crate::participation::Sampling;
 use serde::{Deserialize, Serialize};
 
 /// Pairs that the curve of balls in bins is shown at, and how far below the stated δ.
-const PAIRS: usize = 14;
+const PAIRS: usize = 16;
 const BELOW: f64 = 1e-3;
 
 /// One mechanism that was, or may have been, run to its end.
@@ -125,10 +125,15 @@ impl Release {
         self.guarantee.iter().chain(&self.curve).copied().collect()
     }
 
+    /// Whether another one is the same mechanism. How much of its curve was looked at does not matter.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        let key = |r: &Self| (r.noise_multiplier, r.sampling, r.rounds, r.guarantee);
+        key(self) == key(other)
+    }
+
     /// Whether another one takes as much from any budget.
     pub(super) fn alike(&self, other: &Self) -> bool {
-        let key = |r: &Self| (r.noise_multiplier, r.sampling, r.rounds, r.guarantee);
-        key(self) == key(other) && self.curve == other.curve
+        self.same(other) && self.curve == other.curve
     }
 
     /// Its privacy curve, where a formula gives one.
@@ -145,21 +150,20 @@ impl Release {
     }
 }
 
-/// Pairs (ε, δ) that units in bins satisfy, around and below a stated one.
+/// Pairs (ε, δ) that units in bins satisfy, on both sides of a stated one.
 ///
-/// Guarantee: all of them hold but for a probability of [`FAILURE`](super::allocation::FAILURE).
+/// Guarantee: all of them hold but for a probability of [`FAILURE`](crate::accounting::allocation::FAILURE).
 pub(super) fn pairs(
     allocation: &Allocation,
     noise_multiplier: f64,
     [epsilon, delta]: [f64; 2],
 ) -> Result<Vec<[f64; 2]>> {
-    // Where a Gaussian that reaches the stated pair would have them.
-    let mu = gaussian::mu(epsilon, delta)?;
-    let (most, least) = (0.1_f64.max(delta).ln(), (BELOW * delta).ln());
+    // Its tail is nearly that of a unit whose bin is known: as far as that one reaches, and more of them where ε is small.
+    let largest = (0..allocation.bins()).map(|p| allocation.gram(p, p)).fold(0.0, f64::max);
+    let end = gaussian::epsilon(largest.sqrt() / noise_multiplier, BELOW * delta)?.max(epsilon);
     let mut pairs = Vec::new();
-    for j in 0..PAIRS {
-        let level = (most + (least - most) * j as f64 / (PAIRS - 1) as f64).exp();
-        let at = gaussian::epsilon(mu, level)?.max(1e-3 * epsilon);
+    for j in 1..=PAIRS {
+        let at = end * (j as f64 / PAIRS as f64).powf(1.5);
         pairs.push([at, allocation.delta(noise_multiplier, at)?]);
     }
     pairs.retain(|pair| pair[1] < 1.0);

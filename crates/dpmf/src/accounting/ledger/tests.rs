@@ -121,10 +121,10 @@ fn small() -> Ledger {
     Ledger::new(2.0, 1e-5, PrivacyUnit::User, Adjacency::ReplaceWithZero).unwrap()
 }
 
-/// The least noise of one round of a rate that a rule accepts after a Gaussian of multiplier 2.5.
-fn least_noise(rate: f64, accepts: impl Fn(Release) -> bool) -> f64 {
+/// The least noise of one round of a rate that a rule accepts after a Gaussian of multiplier 2.5, within a factor.
+fn least_noise(rate: f64, within: f64, accepts: impl Fn(Release) -> bool) -> f64 {
     let (mut no, mut yes) = (0.06, 100.0);
-    while yes > no * 1.005 {
+    while yes > no * within {
         let middle = f64::sqrt(no * yes);
         if accepts(one_round("then", rate, middle)) {
             yes = middle;
@@ -156,23 +156,38 @@ fn a_choice_that_depends_on_a_release_stays_within_the_budget() {
     assert!(accepted.count() < 2);
 }
 
-#[test]
-fn no_choice_among_forty_one_branches_exceeds_the_budget() {
+/// δ of the best choice among branches of as many rates, each with the least noise that a rule accepts: by exact composition, and
+/// by the filter.
+fn best_choice(count: u32, within: f64) -> [f64; 2] {
     let first = one_round("first", 1.0, 2.5);
-    let rates: Vec<f64> = (0..41).map(|j| 10f64.powf(-6.0 * f64::from(j) / 40.0)).collect();
-    let branches = |accepts: &(dyn Fn(Release) -> bool + Sync)| -> Vec<(f64, f64)> {
-        rates.par_iter().map(|&rate| (rate, least_noise(rate, accepts))).collect()
+    let rates: Vec<f64> =
+        (0..count).map(|j| 10f64.powf(-6.0 * f64::from(j) / f64::from(count - 1))).collect();
+    let best = |accepts: &(dyn Fn(Release) -> bool + Sync)| {
+        let branches: Vec<(f64, f64)> =
+            rates.par_iter().map(|&rate| (rate, least_noise(rate, within, accepts))).collect();
+        adaptive_delta(2.5, 2.0, &branches)
     };
-    // The rule of exact composition: the test sees what is wrong with it.
-    let exact = branches(&|then| small().exact(&[&first, &then]).is_ok_and(|epsilon| epsilon <= 2.0));
-    let delta = adaptive_delta(2.5, 2.0, &exact);
-    assert!(delta > 2.2e-5, "{delta}");
+    let exact = best(&|then| small().exact(&[&first, &then]).is_ok_and(|epsilon| epsilon <= 2.0));
     let mut ledger = small();
     ledger.record(vec![first.clone()]).unwrap();
-    let filtered = branches(&|then| ledger.clone().record(vec![then]).is_ok());
-    let delta = adaptive_delta(2.5, 2.0, &filtered);
-    // Not so little that the budget would go to waste.
-    assert!(delta <= 1e-5 && delta > 0.7e-5, "{delta}");
+    [exact, best(&|then| ledger.clone().record(vec![then]).is_ok())]
+}
+
+#[test]
+fn no_choice_among_seven_branches_exceeds_the_budget() {
+    let [exact, filtered] = best_choice(7, 1.04);
+    // The test sees what is wrong with exact composition, and the budget does not go to waste.
+    assert!(exact > 1.5e-5, "{exact}");
+    assert!(filtered <= 1e-5 && filtered > 0.6e-5, "{filtered}");
+}
+
+#[test]
+#[ignore = "minutes: scripts/slow"]
+fn no_choice_among_forty_one_branches_exceeds_the_budget() {
+    let [exact, filtered] = best_choice(41, 1.005);
+    println!("41 branches at δ = 1e-5: exact composition {exact:.3e}, filter {filtered:.3e}");
+    assert!(exact > 2.2e-5, "{exact}");
+    assert!(filtered <= 1e-5 && filtered > 0.7e-5, "{filtered}");
 }
 
 #[test]
@@ -212,14 +227,17 @@ fn bins_count_by_their_curve() {
     let without = share(&release("a", sigma));
     let (curve, point) = (share(&known), share(&at_one_point));
     // One point and the noise say less than the curve; both say more than the noise.
-    assert!(curve < 0.6 * point && point <= without, "{curve} {point} {without}");
+    assert!(curve < point && point <= without, "{curve} {point} {without}");
     // Two at the δ of the ledger: by points alone not even the δ would have been enough.
-    let mut ledger = ledger(4.0);
-    let again = |id: &str| Release { id: id.into(), ..known.clone() };
-    ledger.record(vec![again("a"), again("b")]).unwrap();
-    assert!(ledger.spent_if_fixed().unwrap().is_infinite());
-    let spent = ledger.spent().unwrap();
-    assert!(spent > 1.0 && spent < 3.0, "{spent}");
+    let two = |release: &Release| {
+        let mut ledger = ledger(6.0);
+        let again = |id: &str| Release { id: id.into(), ..release.clone() };
+        ledger.record(vec![again("a"), again("b")]).unwrap();
+        ledger
+    };
+    assert!(two(&known).spent_if_fixed().unwrap().is_infinite());
+    let (spent, without) = (two(&known).spent().unwrap(), two(&release("a", sigma)).spent().unwrap());
+    assert!(spent > 1.0 && spent < without, "{spent} {without}");
 }
 
 #[test]
@@ -231,7 +249,7 @@ fn ledgers_of_version_0_2_are_read_and_counted_anew() {
         )
     };
     let gaussian =
-        r#"{"id": "b", "time": "t", "what": "w", "noise_multiplier": 3.4, "sampling": {"kind": "none"}}"#;
+        r#"{"id": "b", "time": "t", "what": "w", "noise_multiplier": 4.0, "sampling": {"kind": "none"}}"#;
     let read: Ledger = serde_json::from_str(&text(gaussian)).unwrap();
     assert!(read.spent().unwrap() <= 2.0 && read.spent().unwrap() > read.spent_if_fixed().unwrap());
     // What 0.2 recorded and the filter does not hold is read, and nothing more is recorded.
