@@ -41,9 +41,11 @@ pub(crate) fn largest(x: &[f64], y: &[f64]) -> (f64, f64) {
     // The same in proportion, where the λ differ much.
     let least = 1e-9 * lambda.iter().copied().fold(0.0, f64::max);
     let raised: Vec<f64> = lambda.iter().map(|l| l.max(least)).collect();
-    let scaled = top(&|i, j| x[i * k + j] / (raised[i] * raised[j]).sqrt())
+    let relative = |i: usize, j: usize| x[i * k + j] / (raised[i] * raised[j]).sqrt();
+    let size: f64 = (0..k * k).map(|at| relative(at / k, at % k).abs()).sum();
+    let scaled = top(&relative)
         .filter(|_| least > 0.0)
-        .map(|over| raised.iter().sum::<f64>() * (over.max(1.0) + room * k as f64));
+        .map(|over| raised.iter().sum::<f64>() * (over.max(1.0) + room * size));
     let bound = [shifted, scaled].into_iter().flatten().filter(|x| x.is_finite()).fold(plain, f64::min);
     (bound, attained)
 }
