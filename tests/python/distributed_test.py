@@ -243,7 +243,7 @@ def several_epochs(name):
     sampling = MADE[name]
     if name == "planned":
         plan = dpmf.plan(examples=EXAMPLES, batch=10, epochs=EPOCHS, epsilon=4, delta=1e-5, momentum=0.9, cache=False)
-        assert (plan.chosen["mechanism"], plan.sampling) == ("blt", sampling)
+        assert plan.chosen["mechanism"] in ("banded-inverse", "blt") and plan.sampling == sampling
         return plan.mechanism
     kind = "banded:bands=2" if name == "banded" else name
     participation = "single" if sampling.startswith("cyclic") else f"epochs:{EPOCHS}"

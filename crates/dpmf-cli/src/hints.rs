@@ -59,7 +59,12 @@ mod tests {
     fn every_hint_names_a_flag_of_training_or_a_command() {
         let program = crate::Cli::command();
         let train = program.find_subcommand("train").unwrap();
-        let is_flag = |name: &str| train.get_arguments().any(|argument| argument.get_long() == Some(name));
+        let is_flag = |name: &str| {
+            train.get_arguments().any(|argument| {
+                let aliases = argument.get_visible_aliases().unwrap_or_default();
+                argument.get_long() == Some(name) || aliases.contains(&name)
+            })
+        };
         // What the rows lack, no flag gives.
         for hint in Hint::ALL.into_iter().filter(|hint| *hint != Hint::TrainedColumns) {
             let words = flags(hint);

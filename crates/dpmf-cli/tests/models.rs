@@ -358,8 +358,13 @@ fn public_users_are_opt_in_and_the_headline_says_whom_it_covers() {
     // Where rows are the unit, nothing is said of users.
     let rows = folder.path().join("rows");
     let by_rows = ["train", "--data", text(&data), "--rows-are-users", "--label", "bought", "--seed", "1"];
-    let by_rows =
-        json(&[&by_rows[..], &["--schema-from-training", "--clients", "50", "--out", text(&rows)]].concat());
+    let by_rows = json(
+        &[
+            &by_rows[..],
+            &["--features", "age,visits", "--schema-from-training", "--clients", "50", "--out", text(&rows)],
+        ]
+        .concat(),
+    );
     let words = by_rows["statement"]["words"].as_str().unwrap();
     assert!(words.contains("for every record that is trained on") && !words.contains("user"), "{words}");
 }

@@ -114,14 +114,13 @@ fn training_answers_as_the_contract_says() {
     for fetched in ["http", "<script", "<link", "<img", "src="] {
         assert!(!report.contains(fetched), "{fetched}");
     }
-    // Each run has its own secret, for its owner alone; without noise there is none.
+    // Each run has its own secret, for its owner alone; without noise it marks the data.
     #[cfg(unix)]
-    for run in ["optimal-0", "optimal-1", "independent-0"] {
+    for run in ["optimal-0", "optimal-1", "independent-0", "none-0"] {
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(fs::metadata(out.join(run).join("key")).unwrap().permissions().mode() & 0o777, 0o600);
     }
     assert_ne!(fs::read(out.join("optimal-0/key")).unwrap(), fs::read(out.join("optimal-1/key")).unwrap());
-    assert!(!out.join("none-0/key").exists());
 
     // The model writes: the same for a seed, to a length, from a beginning that it knows.
     let sample =

@@ -1,9 +1,8 @@
 //! What one unit can change when it takes part several times, from the columns of the encoder.
 //!
 //! Contributions are vectors of norm at most one, of any directions, so over a pattern `π` of steps the squared change is
-//! at most `Σ_{i,j∈π} |X_ij|`, `X = CᵀC`, and that is attained where signs `s` make all `s_i s_j X_ij` non-negative. Where no signs
-//! do, it is at most `Σ λ_i` for every diagonal matrix `Λ ⪰ X` over the pattern, and the best of them attains it
-//! ([`alignment`]). Nothing else is assumed of `C`. Computed columns `Ĉe_j` come with bounds `e_j` on their distances from the exact ones, so
+//! at most `Σ_{i,j∈π} |X_ij|`, `X = CᵀC`, and that is attained where signs `s` make all `s_i s_j X_ij` non-negative. Nothing
+//! else is assumed of `C`. Computed columns `Ĉe_j` come with bounds `e_j` on their distances from the exact ones, so
 //!
 //! ```text
 //! |X_ij| ≤ |fl(Ĉe_i · Ĉe_j)| + (m + 4)ε a_i a_j + a_i e_j + e_i a_j + e_i e_j,     a_j ≥ ‖Ĉe_j‖.
@@ -17,7 +16,6 @@ pub(crate) use sampled::{allocation, hidden, under};
 
 use crate::error::{Error, Result};
 use crate::form::{EncoderColumns, Products, Representation};
-use crate::linalg::alignment;
 use crate::participation::{Participation, Sensitivity};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatRef, Par};
@@ -221,25 +219,15 @@ impl<'a> Encoder<'a> {
     /// The sum over one pattern that is some columns of a tile.
     fn short(&self, tile: &Tile, range: Range<usize>) -> Sum {
         let products = self.products((tile, range.clone()), (tile, range.clone()));
-        let (mut total, mut off) = (Sum::ZERO, 0.0);
+        let mut total = Sum::ZERO;
         for j in 0..range.len() {
             for i in 0..range.len() {
                 let x = products[(i, j)];
-                let bound = self.bound((tile, range.start + i), (tile, range.start + j), x);
-                total.bound += bound;
-                // The diagonal has a bound of its own, which may be below the computed product.
-                off += (bound - x.abs()).max(if i == j { bound * f64::EPSILON } else { 0.0 });
+                total.bound += self.bound((tile, range.start + i), (tile, range.start + j), x);
                 total.attained += sign(products[(0, i)]) * sign(products[(0, j)]) * x;
             }
         }
-        let k = range.len();
-        if k <= alignment::MOST && (0..k * k).any(|at| products[(at / k, at % k)] < 0.0) {
-            let entry = |at: usize| products[((at / k).max(at % k), (at / k).min(at % k))];
-            let (bound, attained) = alignment::largest_of(&(0..k * k).map(entry).collect::<Vec<_>>());
-            total.bound = total.bound.min(bound + off);
-            total.attained = total.attained.max(attained);
-        }
-        total.raised(k)
+        total.raised(range.len())
     }
 
     /// The sum over one pattern that does not fit in a tile.

@@ -139,8 +139,10 @@ fn predictions_are_those_of_the_formula() {
     }
     assert!(matches!(pixels.predict(&[0.1; 8]).unwrap(), Predictions::Classes(rows) if rows.len() == 2));
     assert!(pixels.predict(&[0.1; 7]).is_err());
-    assert!(text.predict(&[]).unwrap_err().to_string().contains("dpmf sample"));
-    assert!(logistic.write(&Writing::default()).unwrap_err().to_string().contains("dpmf predict"));
+    assert!(text.predict(&[]).unwrap_err().to_string().contains("let it write texts instead"));
+    assert!(
+        logistic.write(&Writing::default()).unwrap_err().to_string().contains("let it predict rows instead")
+    );
 }
 
 #[test]

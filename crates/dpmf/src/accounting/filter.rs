@@ -381,8 +381,8 @@ mod tests {
             let share = filter.cost(&curve).unwrap().share;
             let excess = |share: f64| {
                 let mu = (share * filter.gaussian).sqrt();
-                (1..30)
-                    .map(|j| f64::from(j) * 0.4)
+                (1..60)
+                    .map(|j| f64::from(j) * 0.2)
                     .map(|e| {
                         // From below, so that the accountant's own rounding is not counted.
                         let delta = curve.delta_bracket(e, 1e-3).unwrap().lower;

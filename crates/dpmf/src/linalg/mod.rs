@@ -1,6 +1,5 @@
 //! Linear algebra that no crate offers: banded recurrences, the rational square root, Gramians.
 
-pub(crate) mod alignment;
 pub mod banded;
 mod dense;
 pub(crate) mod double;

@@ -28,7 +28,7 @@ pub use folder::cache_folder;
 pub use shelf::Shelf;
 
 use crate::accounting::allocation::PROOFS;
-use crate::accounting::{check_delta, check_epsilon, check_positive};
+use crate::accounting::{Phase, PrivacyCurve, check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
 use crate::factorize::{Options, Progress, Solver};
 use crate::family::{Budget, Selector};
@@ -162,6 +162,11 @@ impl Request {
         if !(0.0..1.0).contains(&self.pull) {
             return Err(Error::argument("pull", self.pull, "it must be at least 0 and below 1"));
         }
+        // No candidate with a sampler, DP-SGD among them, could be accounted for.
+        PrivacyCurve::poisson(
+            &[Phase { noise_multiplier: 1.0, rate: 0.5, rounds: 1 }],
+            self.conditions.adjacency,
+        )?;
         check_positive("clip", self.clip)
     }
 

@@ -194,8 +194,8 @@ fn no_choice_among_forty_one_branches_exceeds_the_budget() {
 fn outside_releases_count_by_what_they_state() {
     let stated = |id: &str, epsilon, delta| Release::stated(id, "now", "a survey", epsilon, delta);
     let mut ledger = ledger(3.0);
-    ledger.record(vec![stated("a", 0.5, 0.0).unwrap()]).unwrap();
-    assert_eq!(ledger.spent().unwrap(), 0.5);
+    ledger.record(vec![stated("a", 0.2, 0.0).unwrap()]).unwrap();
+    assert_eq!(ledger.spent().unwrap(), 0.2);
     ledger.record(vec![release("b", 4.0), stated("c", 0.2, 1e-8).unwrap()]).unwrap();
     let spent = ledger.spent().unwrap();
     assert!(spent > 1.3 && spent < 3.0, "{spent}");
