@@ -39,9 +39,9 @@ fn flags(source: &str) -> Vec<String> {
 
 /// All sources below a folder but those of tests.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    for entry in std::fs::read_dir(folder).expect("the sources are there") {
+        let path = entry.expect("it can be read").path();
+        let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
         if path.is_dir() {
             collect(&path, files);
         } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {

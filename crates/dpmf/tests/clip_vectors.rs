@@ -23,7 +23,7 @@ struct Case {
 impl Case {
     fn new(about: &str, clip: f64, contributions: &[Vec<f32>]) -> Self {
         let dimension = contributions[0].len();
-        let clipping = Clip::new(clip, dimension as u64).unwrap();
+        let clipping = Clip::new(clip, dimension as u64).expect("it is in range");
         let mut sum = vec![0; dimension];
         let clipped = contributions.iter().map(|contribution| clipping.add(contribution, &mut sum)).collect();
         Self {

@@ -285,7 +285,7 @@ fn solve(start: f64, mut f: impl FnMut(f64) -> Result<f64>) -> Result<Option<f64
     const MOST: f64 = 4.0;
     const REACH: f64 = 40.0;
     let (mut x, mut step) = (start, 0.0_f64);
-    let (mut left, mut right): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+    let (mut left, mut right) = (None::<(f64, f64)>, None::<(f64, f64)>);
     let mut widths = [f64::INFINITY; 2];
     for _ in 0..120 {
         let value = f(x)?.clamp(-MOST, MOST);
