@@ -19,4 +19,4 @@ def remedies(words: Mapping[str, str]) -> Iterator[None]:
             raise
         told = MismatchError(f"{refused}: {words[fault]}")
         told.fault = fault
-        raise told from refused
+        raise told from None
