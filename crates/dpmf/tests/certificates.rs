@@ -565,6 +565,6 @@ fn several_epochs_with_step_sizes_of_zero_have_a_mechanism_and_a_bound() {
         Workload::sgd(vec![1.0, 1.0, 1.0, 1.0, 1.0, 0.0], heavy(0.9)).unwrap(),
         Participation::Epochs { times: 3 },
     );
-    let certificate = problem.unwrap().optimum(&mut quiet).unwrap().certificate.clone();
+    let certificate = problem.unwrap().optimum(&mut quiet).unwrap().certificate;
     assert!((certificate.loss - 180.364).abs() < 1e-3 && certificate.gap < 1e-6, "{certificate:?}");
 }
