@@ -18,16 +18,17 @@ __all__ = [
     "Ledger",
     "Mechanism",
     "Model",
-    "Model",
     "NoiseKey",
     "NoiseStream",
     "Optimum",
     "Plan",
     "PrivacyStatement",
+    "PrivateRun",
     "Progress",
     "Sampler",
     "Workload",
     "_BUFFERS",
+    "_Clip",
     "_PULL",
     "_cache_folder",
     "_load_mechanism",
@@ -222,7 +223,7 @@ class Ledger:
     made. The file is that of `dpmf ledger`; it is read anew for every call, and locked only while it is written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None: ...
+    def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
     @staticmethod
     def create(
         path: str | os.PathLike[str],
@@ -750,8 +751,8 @@ class PrivateRun:
     several processes apart.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         mechanism: Mechanism,
         key: NoiseKey,
         *,
@@ -762,7 +763,7 @@ class PrivateRun:
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
         process: int = 0,
-    ) -> None: ...
+    ) -> Self: ...
     @staticmethod
     def open(
         mechanism: Mechanism,
@@ -880,7 +881,7 @@ class _Clip:
 
     most_contributions: ClassVar[int]
     most_charged: ClassVar[float]
-    def __init__(self, norm: float, dimension: int) -> None: ...
+    def __new__(cls, norm: float, dimension: int) -> Self: ...
     @property
     def norm(self) -> float:
         """The clip."""
