@@ -1,7 +1,10 @@
 """One framework's half of bench/frameworks.py: takes a step of noise whenever a line comes, and says how many seconds it took, and
 how many of processor time on all threads.
 
-    python bench/framework_step.py torch|jax|flower|opacus|jax-privacy|flower-dp MECHANISM DIMENSION exact|float
+    python bench/framework_step.py torch|torch-alone|jax|flower|opacus|jax-privacy|flower-dp MECHANISM DIMENSION exact|float
+
+Where noise is made ahead (torch, flower), its row is ready when a step is timed, as it is where a gradient takes longer than a row;
+the processor time is that of the step and of one row. torch-alone makes the noise within the step.
 
 Ours are checked bit by bit against a dpmf.NoiseStream on some coordinates, at every step; a rival by its mean square.
 """
@@ -58,7 +61,17 @@ def timed(call):
     return clocks() - began, value
 
 
-def with_torch():
+def with_row(call, run):
+    """timed(), with the processor time of the next row of noise, which is made before anything else is timed."""
+    began = clocks()
+    seconds, value = timed(call)
+    if run.ahead and run.next_step < run.steps:
+        run.prepare()
+    seconds[1] = (clocks() - began)[1]
+    return seconds, value
+
+
+def with_torch(ahead=None):
     """A step of dpmf.torch.PrivateOptimizer with SGD in it: noise, mean, update."""
     import dpmf
     import dpmf.torch
@@ -68,7 +81,7 @@ def with_torch():
     weight = torch.nn.Parameter(torch.zeros(dimension))
     optimizer = dpmf.torch.PrivateOptimizer(
         torch.optim.SGD([weight], lr=1.0), mechanism, key=key, experiment="bench", denominator=COHORT, arithmetic=arithmetic,
-        check=False,
+        check=False, ahead=ahead,
     )
     batches = None
     if mechanism.sampling != "none":
@@ -86,7 +99,7 @@ def with_torch():
         optimizer.add_sum({}, 0)
         with torch.no_grad():
             weight.zero_()
-        seconds, _ = timed(optimizer.step)
+        seconds, _ = with_row(optimizer.step, optimizer._noise.run)
         expected.check(nothing, -weight.detach().numpy(), COHORT)
         yield seconds
 
@@ -198,7 +211,7 @@ def with_flower():
                 return getattr(private, name)
 
             def release(self, total, noisy):
-                seconds, step = timed(lambda: private.release(total, noisy))
+                seconds, step = with_row(lambda: private.release(total, noisy), private)
                 released[:] = [seconds, noisy.copy()]
                 return step
 
@@ -223,6 +236,7 @@ def with_flower_dp():
 
 steps = {
     "torch": with_torch,
+    "torch-alone": lambda: with_torch(ahead=0),
     "opacus": with_opacus,
     "jax": with_jax,
     "jax-privacy": with_jax_privacy,

@@ -1,7 +1,8 @@
 """A step of noise through PyTorch, JAX and Flower beside those of Opacus, jax-privacy and Flower, alternating in one run.
 
 Every framework is a process of its own (bench/framework_step.py), in the environment that has it, and all but one sleep. Every
-round times a copy of the same number of float32 in memory, then one step of each, in turns; printed are medians, the median and
+round times a copy of the same number of float32 in memory, then one step of each, in turns. PyTorch and Flower have made their row of
+noise ahead, as beside a gradient; torch-alone makes it within the step, with nothing to hide behind. Printed are medians, the median and
 spread of the paired ratios to the copy and to the rival, and the ratio to the rival of processor time, which other programs on the
 machine do not disturb. An environment that is not there is left out, and said so. Run by
 scripts/bench python, or alone: python bench/frameworks.py.
@@ -25,13 +26,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 #: The environment of each library, and how it is made.
 ENVIRONMENTS = {
     "torch": (ROOT / ".torch/venv/bin/python", "scripts/setup-torch"),
+    "torch-alone": (ROOT / ".torch/venv/bin/python", "scripts/setup-torch"),
     "opacus": (ROOT / ".torch/venv/bin/python", "scripts/setup-torch"),
     "jax": (pathlib.Path(sys.executable), "scripts/bench"),
     "jax-privacy": (pathlib.Path(sys.executable), "scripts/bench"),
     "flower": (ROOT / ".frameworks/bin/python", "scripts/setup-frameworks"),
     "flower-dp": (ROOT / ".frameworks/bin/python", "scripts/setup-frameworks"),
 }
-RIVALS = {"torch": "opacus", "jax": "jax-privacy", "flower": "flower-dp"}
+RIVALS = {"torch": "opacus", "torch-alone": "opacus", "jax": "jax-privacy", "flower": "flower-dp"}
 
 
 def mechanisms():
@@ -125,7 +127,7 @@ def run(dimension=10**7, rounds=5, quiet=False):
 
     if not quiet:
         print(f"A step of noise, d = {dimension}, in ms; ratios are medians of {rounds} rounds [least, most]")
-        print(f"{'mechanism':42} {'arithmetic':10} {'through':8} {'ms':>8}  {'to a copy':>22}  {'rival':12} {'ms':>8}  {'to it':18}  of processor time")
+        print(f"{'mechanism':42} {'arithmetic':10} {'through':11} {'ms':>8}  {'to a copy':>22}  {'rival':12} {'ms':>8}  {'to it':18}  of processor time")
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, mechanism) in enumerate(mechanisms().items()):
             file = pathlib.Path(folder) / f"{number}.safetensors"
@@ -175,7 +177,7 @@ def show(row):
     if row["rival"]:
         rival = (f"{row['rival']:12} {1e3 * row['rival_seconds']:8.1f}  {shown(row['to_rival']):18}  "
                  f"{row['processor_to_rival']:.2f}")
-    print(f"{row['mechanism']:42} {row['arithmetic']:10} {row['framework']:8} {1e3 * row['seconds']:8.1f}  "
+    print(f"{row['mechanism']:42} {row['arithmetic']:10} {row['framework']:11} {1e3 * row['seconds']:8.1f}  "
           f"{shown(row['to_copy']):>22}  {rival}", flush=True)
 
 

@@ -16,7 +16,7 @@ def test_no_module_states_again_what_the_core_says():
             if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Name):
                 again += [target.id for target in node.targets if isinstance(target, ast.Name) and target.id in shared]
     assert again == []
-    assert (_plan.BUFFERS, _plan.PULL) == (_core._BUFFERS, _core._PULL)
+    assert (_plan.BUFFERS, _plan.NOISE_DECAY) == (_core._BUFFERS, _core._PULL)
 
 
 def test_plans_are_kept_where_the_program_keeps_them(monkeypatch, tmp_path):

@@ -35,6 +35,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 #: Everything that is shown and not run: page, language, reason.
 NOT_RUN = [
     ("explanation/experiments.md", "sh", "takes most of an hour"),
+    ("how-to/accelerators.md", "sh", "needs an accelerator"),
     ("how-to/flower.md", "sh", "six processes that stay; a_deployment_on_loopback in flower_test.py runs them"),
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
     ("how-to/opacus.md", "diff", "a difference between two scripts; the one it leads to follows"),
@@ -364,6 +365,24 @@ def test_the_python_of_the_readmes_runs(path, tmp_path):
     for code in found:
         given = "import numpy\ngradient = numpy.zeros(1000, numpy.float32)\n"
         subprocess.run([sys.executable, "-c", given + code], cwd=tmp_path, check=True, timeout=SECONDS)
+
+
+def links(text):
+    """Relative links of a page outside of the documentation's own site, whose builder checks its links itself."""
+    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return [link for link in found if not re.match(r"[a-z]+:|#", link)]
+
+
+def headings(text):
+    return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.md")), ids=lambda path: path.name)
+def test_the_links_of_the_first_pages_lead_somewhere(path):
+    for link in links(path.read_text()):
+        target, _, anchor = link.partition("#")
+        assert (path.parent / target).exists(), f"{path.name}: {link}"
+        assert not anchor or anchor in headings((path.parent / target).read_text()), f"{path.name}: {link}"
 
 
 def commands(program, *path):

@@ -16,7 +16,8 @@ PROGRAM = os.environ["DPMF"]
 def run(*arguments):
     done = subprocess.run([PROGRAM, *map(str, arguments), "--json"], capture_output=True, text=True)
     found = json.loads(done.stdout)
-    assert done.returncode == 0, found
+    # A short training may end with a model that is of no use: status 3, with everything written.
+    assert done.returncode == 0 or (arguments[0] == "train" and done.returncode == 3), found
     return found
 
 

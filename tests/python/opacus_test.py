@@ -418,6 +418,7 @@ MADE = {
     # A mechanism by name, and how its data is sampled.
     "banded, cyclic Poisson": ("banded-toeplitz:bands=2", "cyclic-poisson:2:0.36"),
     "banded, balls in bins": ("banded:bands=2", "balls-in-bins:6"),
+    "banded, reshuffled bins": ("banded:bands=2", "reshuffled-bins:6"),
     "banded inverse, balls in bins": ("banded-inverse:bands=2", "balls-in-bins:6"),
     "recall, epochs without sampling": ("recall:buffers=2:recalls=2", "none"),
     "as planned: blt, balls in bins": (None, None),
@@ -453,7 +454,7 @@ def test_checkpoints_of_the_engine(name, workers, tmp_path):
         if mechanism is None:
             arguments = dict(epochs=EPOCHS, poisson_sampling=sampling != "none")
             made = private(engine, model, loader, **arguments)
-            assert sampling == "none" or engine.plan.sampling == "balls-in-bins:6"
+            assert sampling == "none" or engine.plan.sampling in ("balls-in-bins:6", "reshuffled-bins:6")
             return engine, *made
         epochs = EPOCHS if sampling.startswith("cyclic") else None
         made = engine.make_private(module=model, optimizer=sgd(model), data_loader=loader, mechanism=mechanism, epochs=epochs)

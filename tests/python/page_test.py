@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -20,6 +21,8 @@ PROGRAM = os.environ["DPMF"]
 KEYS = {"home": "\ue011", "end": "\ue010", "left": "\ue012", "right": "\ue014", "tab": "\ue004", "enter": "\ue007"}
 #: What takes longer hangs.
 SECONDS = 600
+#: Settings whose plans take a moment: 80 steps. What the page opens with has 600.
+SMALL = {"examples": "6000", "batch": "300", "epochs": "4"}
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that the standard gives to references
 
 
@@ -172,13 +175,19 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
-def page(browser, address):
+def settings():
+    """What the page opens with."""
+    return SMALL
+
+
+@pytest.fixture
+def page(browser, address, settings):
     """The page as it opens, on a desk; afterwards, nothing went wrong in it and nothing went elsewhere."""
     browser.call("/se/log", type="browser")
     browser.call("/se/log", type="performance")
     browser.wide(1280)
     browser.call("/url", url="about:blank")
-    browser.call("/url", url=address)
+    browser.call("/url", url=address + ("#" + urllib.parse.urlencode(settings) if settings else ""))
     browser.settled()
     browser.expected = []
     yield browser
@@ -198,6 +207,7 @@ def chosen(page):
     return page.text("tr.chosen th code"), page.text("tr.chosen td.words").split(":")[0]
 
 
+@pytest.mark.parametrize("settings", [None], ids=["as it is"])
 def test_opens_with_an_answer(page):
     assert re.search(r"× 0\.\d\d$", page.text("#headline"))
     assert page.run("return document.querySelectorAll('tr.chosen').length") == 1
@@ -251,7 +261,7 @@ def test_a_late_answer_to_an_older_question_is_ignored(page):
 def test_wrong_numbers_get_a_message(page):
     before = page.text("#headline")
     for field, value, words in [
-        ("batch", "70000", "larger than the data"),
+        ("batch", "7000", "larger than the data"),
         ("epsilon", "0", "above 0"),
         ("delta", "tiny", "not a number"),
         ("epochs", "1.5", "whole number"),
@@ -273,7 +283,7 @@ def test_what_the_program_refuses_is_said_beside_the_fields(page):
     assert len(words) > 10 and page.text("#headline") == before
     page.until("return document.querySelector('#deep').classList.contains('stale')")
     page.expected = ["status of 400"]
-    page.answer_to(lambda: set_field(page, "examples", "60000"))
+    page.answer_to(lambda: set_field(page, "examples", SMALL["examples"]))
     assert page.run("return document.querySelector('#problem').hidden")
 
 

@@ -104,7 +104,7 @@ def test_people_read_it(plan):
     assert "in secret" in repr(plan.mechanism) and "in secret" in str(plan.statement)
 
 
-def test_a_mechanism_with_sampling():
+def test_a_mechanism_with_sampling(tmp_path):
     made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(40), "banded-toeplitz:bands=4")
     assert made.sampling == "none"
     sampled = made.with_sampling("cyclic-poisson:4:0.0667")
@@ -117,6 +117,12 @@ def test_a_mechanism_with_sampling():
     assert calibrated.privacy.noise_std < noise.privacy.noise_std
     assert 1.999 < sampled.with_noise(calibrated.privacy.noise_multiplier, 1e-5).privacy.epsilon <= 2
     assert made.with_sampling("balls-in-bins:10").participation == "epochs:4"
+    anew = made.with_sampling("reshuffled-bins:10")
+    assert (anew.sampling, anew.participation) == ("reshuffled-bins:10", "min-separation:1:4")
+    stated = anew.calibrate(2, 1e-5)
+    assert "drawn anew in every epoch" in str(stated.privacy)
+    stated.save(tmp_path / "anew.safetensors")
+    assert dpmf.Mechanism.load(tmp_path / "anew.safetensors").sampling == anew.sampling
     assert sampled.with_sampling("none").sampling == "none"
     with pytest.raises(dpmf.UnsupportedError, match="more than 3 diagonals"):
         made.with_sampling("cyclic-poisson:3:0.1")

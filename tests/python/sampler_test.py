@@ -25,9 +25,28 @@ def test_members_are_those_of_the_library():
     ]
     assert drawn.members(0).dtype == np.int64
     assert drawn.turns(9) == [0, 4]
+    drawn = sampler("reshuffled-bins:4", units=20, steps=5)
+    assert [drawn.members(step).tolist() for step in range(5)] == [
+        [0, 2, 3, 8, 11],
+        [9, 14, 17],
+        [6, 10, 16, 18],
+        [1, 4, 5, 7, 12, 13, 15, 19],
+        [1, 4, 8, 9],
+    ]
 
 
-@pytest.mark.parametrize("sampling, expected", [("cyclic-poisson:4:0.1", 25.0), ("balls-in-bins:8", 125.0)])
+def test_reshuffled_bins_are_an_epoch_each_and_change_from_epoch_to_epoch():
+    drawn = sampler("reshuffled-bins:5", units=500, steps=20)
+    epochs = [[drawn.members(step).tolist() for step in range(start, start + 5)] for start in range(0, 20, 5)]
+    for epoch in epochs:
+        assert sorted(unit for batch in epoch for unit in batch) == list(range(500))
+    assert all(epoch != epochs[0] for epoch in epochs[1:])
+    # Asked for in any order, and again.
+    assert drawn.members(17).tolist() == epochs[3][2] and drawn.members(3).tolist() == epochs[0][3]
+    assert drawn.turns(9) == [5 * e + b for e, epoch in enumerate(epochs) for b, batch in enumerate(epoch) if 9 in batch]
+
+
+@pytest.mark.parametrize("sampling, expected", [("cyclic-poisson:4:0.1", 25.0), ("balls-in-bins:8", 125.0), ("reshuffled-bins:8", 125.0)])
 def test_a_sampler_goes_on_from_any_step(sampling, expected):
     whole = sampler(sampling)
     assert (whole.sampling, whole.units, whole.steps, whole.expected_batch) == (sampling, 1000, 20, expected)

@@ -227,8 +227,9 @@ def test_sampled_batches_for_a_mechanism_that_counts_on_none(mechanism):
         sampler = dpmf.Sampler(sampling, dpmf.NoiseKey.generate(), units=48, steps=STEPS)
         return DataLoader(data, batch_sampler=dpmf.torch.SampledBatches(sampler))
 
-    for sampling in ("balls-in-bins:3", "cyclic-poisson:2:0.1"):
+    for sampling in ("balls-in-bins:3", "reshuffled-bins:3", "cyclic-poisson:2:0.1"):
         with pytest.raises(dpmf.MismatchError, match=f"the sampler is {sampling}, but .* at most one step"):
             dpmf.torch.check_loader(mechanism, loader(sampling))
     # As many bins as steps: everybody once.
     dpmf.torch.check_loader(mechanism, loader("balls-in-bins:6"))
+    dpmf.torch.check_loader(mechanism, loader("reshuffled-bins:6"))

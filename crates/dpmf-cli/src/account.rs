@@ -7,7 +7,7 @@ use crate::report::{Report, table};
 use crate::words;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
-use dpmf::accounting::pld::DEFAULT_WIDTH;
+use dpmf::accounting::pld::{DEFAULT_WIDTH, LEAST_NOISE};
 use dpmf::accounting::{
     Account, Accountant, Adjacency, Phase, PrivacyCurve, PrivacyUnit, calibrate, compose,
     poisson_noise_multiplier, zcdp,
@@ -106,9 +106,9 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 fn answer(args: &Args) -> anyhow::Result<Report> {
-    if let Sampling::BallsInBins { .. } = args.sampling {
+    if let Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } = args.sampling {
         bail!(
-            "balls-in-bins needs the mechanism, since a record's steps add up through it: use dpmf calibrate or dpmf plan"
+            "bins need the mechanism, since a record's steps add up through it: use dpmf calibrate or dpmf plan"
         );
     }
     let question = match (args.epsilon, args.delta, args.noise_multiplier.is_empty() && args.phase.is_empty())
@@ -239,7 +239,23 @@ fn sampled(
         }
     };
     if !bracket.upper.is_finite() {
-        bail!("no finite {letter} can be shown at this noise");
+        let noise: Vec<String> = phases.iter().map(|phase| phase.noise_multiplier.to_string()).collect();
+        bail!("no finite {letter} can be shown for a noise multiplier of {}", noise.join(", "));
+    }
+    let mut remarks = Vec::new();
+    if bracket.upper > 2.0 * bracket.lower && bracket.upper > 1e-300 {
+        remarks.push(format!(
+            "{letter} is only known to a factor of two or more: composing sampled steps cannot resolve numbers this small in 64-bit \
+             arithmetic, and the upper end may be that of the same steps without sampling"
+        ));
+    }
+    if let (Some(asked), Question::Epsilon { .. }, [phase]) = (args.epsilon, question, phases)
+        && phase.noise_multiplier <= LEAST_NOISE
+        && bracket.upper < 0.999 * asked
+    {
+        remarks.push(format!(
+            "{LEAST_NOISE} is the least noise multiplier that is tried with sampling: less noise may be enough for ε = {asked}"
+        ));
     }
     object[format!("{letter}_pld")] = json!(bracket.upper);
     object[format!("{letter}_pld_lower")] = json!(bracket.lower);
@@ -248,8 +264,12 @@ fn sampled(
     }
     object["mu"] = Value::Null;
     object["rho"] = Value::Null;
-    let text =
+    let mut text =
         format!("{what}, {rounds} rounds a record can be drawn in, {at}, {}:\n\n{text}\n", args.adjacency);
+    if !remarks.is_empty() {
+        text += &format!("({})\n", remarks.join(")\n("));
+        object["remarks"] = json!(remarks);
+    }
     Ok(Report::new(object, text))
 }
 
@@ -383,13 +403,19 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
     // A plan knows whom it is for: another noise level changes nothing about that.
     let known = mechanism.privacy().map(|statement| {
         let terms = statement.calibration().terms();
-        Conditions { unit: statement.unit(), adjacency: terms.adjacency, accountant: terms.accountant }
+        Conditions {
+            unit: statement.unit(),
+            adjacency: terms.adjacency,
+            accountant: terms.accountant,
+            beside: terms.beside,
+        }
     });
     let known = known.unwrap_or_default();
     let conditions = Conditions {
         unit: args.unit.unwrap_or(known.unit),
         adjacency: args.adjacency.unwrap_or(known.adjacency),
         accountant: args.accountant.unwrap_or(known.accountant),
+        beside: known.beside,
     };
     let mechanism = match (args.epsilon, args.noise_multiplier) {
         (Some(epsilon), _) => mechanism.calibrated(epsilon, args.delta, args.clip, conditions)?,

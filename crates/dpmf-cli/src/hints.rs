@@ -39,6 +39,15 @@ fn flags(hint: Hint) -> String {
             "pass --schema FILE to give them, --public-share 0.1 to take a tenth of the users for public, or \
              --schema-from-training to take them from the training users, which ε does not cover"
         }
+        Hint::FewUsers => {
+            "describe the columns with --schema FILE, take a tenth of the users for public with --public-share 0.1, or spend more of the \
+             budget with --schema-share"
+        }
+        Hint::Decimal => "pass --decimal . or --decimal , to read them",
+        Hint::Exclude => "leave it out with --exclude",
+        Hint::Describe => "describe it with --schema FILE, or spend more of the budget with --schema-share",
+        Hint::Classes => "name the classes with --classes",
+        Hint::DropUnlabelled => "pass --drop-unlabelled to leave out rows without a label",
         Hint::ExamplesPerUser => "see --examples-per-user",
         Hint::ExampleLength => "see --example-length",
         Hint::EpochsOrMechanism => "pass --epochs, or name a mechanism with --mechanism",

@@ -80,6 +80,9 @@ enum Command {
     Man(manual::Args),
 }
 
+/// Exit code of a training that ended with a model no better than the trivial one.
+const USELESS: u8 = 3;
+
 fn main() -> ExitCode {
     report::tell_as_json(std::env::args_os().any(|argument| argument == "--json"));
     std::panic::set_hook(Box::new(panicked));
@@ -112,7 +115,11 @@ fn main() -> ExitCode {
     };
     let printed = result.and_then(|report| {
         report.print(cli.json)?;
-        Ok(if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(match report {
+            Report { failed: true, .. } => ExitCode::FAILURE,
+            Report { useless: true, .. } => ExitCode::from(USELESS),
+            _ => ExitCode::SUCCESS,
+        })
     });
     printed.unwrap_or_else(|error| {
         let kind = failure::kind(&error);

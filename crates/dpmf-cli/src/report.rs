@@ -14,12 +14,14 @@ pub struct Report {
     text: String,
     /// The command ran, but its answer is no.
     pub failed: bool,
+    /// It ran and wrote everything, but what came of it is of no use.
+    pub useless: bool,
 }
 
 impl Report {
     /// Takes the JSON object (without `schema`) and the text.
     pub fn new(json: Value, text: String) -> Self {
-        Self { json, text, failed: false }
+        Self { json, text, failed: false, useless: false }
     }
 
     /// What it says to programs.

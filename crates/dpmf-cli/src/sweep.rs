@@ -164,9 +164,9 @@ struct FixedArgs {
     #[arg(long, value_name = "PATTERN")]
     participation: Option<Participation>,
 
-    /// Share of what noise has moved that training takes back at the largest step, for plans: see `dpmf plan`
-    #[arg(long, value_name = "π", default_value_t = planner::PULL)]
-    pull: f64,
+    /// Fraction of past noise that later gradients undo at the largest step, for plans: see `dpmf plan`
+    #[arg(long, alias = "pull", value_name = "π", default_value_t = planner::PULL)]
+    noise_decay: f64,
 
     /// Whether plans may count on a sampler: auto or none
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
@@ -202,7 +202,7 @@ impl FixedArgs {
         memory::check("--rounds", settings.rounds, settings.rounds as f64 * BYTES_A_STEP)?;
         settings.limits.buffers = self.buffers.unwrap_or(settings.limits.buffers);
         settings.limits.trusted = self.sampling == "auto";
-        settings.limits.pull = self.pull;
+        settings.limits.pull = self.noise_decay;
         Ok(settings)
     }
 }

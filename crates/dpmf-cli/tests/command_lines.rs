@@ -634,7 +634,9 @@ fn fixtures(folder: &Path) {
     let made = |words: &[&str]| {
         let output =
             Command::new(PROGRAM).args(words).current_dir(folder).env_remove("HOME").output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        // A training of so few may end no better than the trivial model.
+        let done = matches!(output.status.code(), Some(0 | 3));
+        assert!(done, "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
     made(&["factorize", "--steps", "8", "--out", "m.safetensors"]);
     made(&[
@@ -820,7 +822,7 @@ fn complaint(trial: &Trial, ended: &Ended) -> Option<String> {
     let Ended { output, interrupted } = ended;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let Some(code) = output.status.code() else { return Some(format!("it died of {}", output.status)) };
-    if ![0, 1, 2, 130].contains(&code) || code == 130 && !*interrupted {
+    if ![0, 1, 2, 3, 130].contains(&code) || code == 130 && !*interrupted {
         return Some(format!("its exit code is {code}"));
     }
     for word in ["panicked", "defect of dpmf", "memory allocation"] {

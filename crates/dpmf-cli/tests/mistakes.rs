@@ -127,7 +127,7 @@ fn a_file_of_another_kind_is_told_from_a_damaged_one() {
     assert_eq!(folder, said(1, "error: .: Is a directory (os error 21)\n"));
     let data = desk.dpmf(&["train", "--data", "notes.txt", "--out", "run"]);
     let message = "error: data is \"notes.txt\", but it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], \
-                   stackoverflow:PATH or a .csv, .tsv, .jsonl, .ndjson or .parquet file\n";
+                   stackoverflow:PATH, a .csv, .tsv, .jsonl, .ndjson (also .gz or .zst) or .parquet file, or - for standard input\n";
     assert_eq!(data, said(1, message));
     let matrix = desk.dpmf(&["factorize", "--matrix", "notes.txt"]);
     assert_eq!(matrix, said(1, "error: notes.txt: the name must end in .npy, .npz or .csv\n"));
@@ -252,7 +252,9 @@ fn control_c_ends_a_training_that_can_go_on() {
     assert_eq!(how, "rounds; go on with dpmf train --resume run");
     let resumed = desk.dpmf(&["train", "--resume", "run", "--json"]);
     let answer: Value = serde_json::from_str(&resumed.out).unwrap();
-    assert_eq!((resumed.code, &answer["rounds"]), (Some(0), &2000.into()));
+    // A model of so little may be no better than the trivial one.
+    assert!(matches!(resumed.code, Some(0 | 3)), "{resumed:?}");
+    assert_eq!(answer["rounds"], 2000);
 }
 
 #[test]
@@ -289,7 +291,7 @@ fn lines_of_progress_fit_a_terminal_of_sixty_columns() {
     let words = "train --users 300 --rounds 60 --clients 4 --mechanism independent --out run";
     let typed = format!("stty cols 60 rows 24; exec '{PROGRAM}' {words}");
     let seen: Seen = desk.command("script").args(["-qec", &typed, "/dev/null"]).output().unwrap().into();
-    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(matches!(seen.code, Some(0 | 3)), "{seen:?}");
     // What is drawn and drawn over: bars, up to the report of the end.
     let drawn = seen.out.split("-differential privacy").next().unwrap();
     let lines: Vec<String> =
@@ -366,7 +368,7 @@ fn a_run_goes_on_from_another_working_directory() {
     let mut elsewhere = desk.command(PROGRAM);
     elsewhere.current_dir(desk.path().join("elsewhere")).args(["train", "--resume", "../run", "--json"]);
     let seen: Seen = elsewhere.output().unwrap().into();
-    assert_eq!(seen.code, Some(0), "{seen:?}");
+    assert!(matches!(seen.code, Some(0 | 3)), "{seen:?}");
     assert_eq!(serde_json::from_str::<Value>(&seen.out).unwrap()["rounds"], 300);
 }
 

@@ -18,6 +18,7 @@ mod privacy;
 mod run;
 mod sampler;
 mod solve;
+mod table;
 mod workload;
 
 use pyo3::prelude::*;
@@ -43,11 +44,13 @@ mod core {
         poisson_delta, poisson_epsilon, poisson_noise_multiplier,
     };
     #[pymodule_export]
-    use crate::run::PrivateRun;
+    use crate::run::{ComingRow, PrivateRun};
     #[pymodule_export]
     use crate::sampler::Sampler;
     #[pymodule_export]
     use crate::solve::{Certificate, Optimum, Progress, compare, factorize, make_mechanism};
+    #[pymodule_export]
+    use crate::table::train_columns;
     #[pymodule_export]
     use crate::workload::{Workload, load_workload};
 

@@ -47,6 +47,13 @@ impl Mechanism {
             Sampling::None => return Ok(true),
             Sampling::CyclicPoisson { bands, .. } => bands,
             Sampling::BallsInBins { bins } => bins,
+            // Any two steps of neighbouring epochs.
+            Sampling::ReshuffledBins { bins } => {
+                let steps = self.inner.workload().steps();
+                let pattern = self.inner.participation().pattern(steps)?;
+                let once = bins >= steps;
+                return Ok(once || (pattern.separation == Some(1) && pattern.times >= steps.div_ceil(bins)));
+            }
         };
         self.inner.participation().allows(parts, self.inner.workload().steps())
     }
@@ -268,7 +275,8 @@ impl Mechanism {
         Ok(run_long(py, move || mechanism.with_noise(noise_multiplier, delta, clip, conditions))?.into())
     }
 
-    /// The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
+    /// The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
+    /// "reshuffled-bins:B" or "none".
     ///
     /// Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
     /// as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
@@ -390,7 +398,8 @@ impl Mechanism {
     /// record could take part more often than the mechanism covers.
     ///
     /// sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
-    /// epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q" or "balls-in-bins:B".
+    /// epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B"
+    /// or "reshuffled-bins:B".
     #[pyo3(signature = (sampler, *, epochs=1))]
     fn check_sampling(&self, py: Python<'_>, sampler: &str, epochs: usize) -> PyResult<()> {
         let (counted, drawn) = (self.inner.sampling(), sampler.parse::<Sampling>().unwrap_or_default());
@@ -497,7 +506,7 @@ pub(crate) fn conditions(unit: &str, adjacency: &str, accountant: &str) -> PyRes
     let unit: PrivacyUnit = unit.parse().or_raise()?;
     let adjacency: Adjacency = adjacency.parse().or_raise()?;
     let accountant: Accountant = accountant.parse().or_raise()?;
-    Ok(Conditions { unit, adjacency, accountant })
+    Ok(Conditions { unit, adjacency, accountant, beside: None })
 }
 
 /// What is known of a mechanism, for people.

@@ -8,6 +8,7 @@ use dpmf_train::{Hint, Input, Predictions, SavedModel, Writing};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList};
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// A model that `dpmf train` made, with everything that is needed to use it; read by dpmf.load_model.
@@ -15,10 +16,10 @@ use std::path::PathBuf;
 /// The file is in the safetensors format: its tensors have names and shapes, and one entry of metadata, "dpmf", holds the rest as
 /// JSON. What is computed from a private model is as private as the model.
 #[pyclass(frozen, module = "dpmf")]
-pub(crate) struct Model(SavedModel);
+pub(crate) struct Model(SavedModel, Value, Value);
 
 /// Errors of training as Python's.
-fn failed(error: dpmf_train::Error) -> PyErr {
+pub(crate) fn failed(error: dpmf_train::Error) -> PyErr {
     use dpmf_train::Error as E;
     let (error, hint) = match error {
         E::Hinted { error, hint } => (*error, Some(hint)),
@@ -54,11 +55,16 @@ pub(crate) fn load_model(py: Python<'_>, path: PathBuf) -> PyResult<Model> {
     py.detach(|| {
         if path.is_dir() { dpmf_train::run::model(path.as_path()) } else { SavedModel::load(path.as_path()) }
     })
-    .map(Model)
+    .map(|model| Model(model, Value::Null, Value::Null))
     .map_err(failed)
 }
 
 impl Model {
+    /// A model that was just trained, with what its training tells.
+    pub(crate) fn trained(model: SavedModel, rehearsed: Value, scores: Value) -> Self {
+        Self(model, rehearsed, scores)
+    }
+
     fn schema(&self) -> Option<&Schema> {
         match &self.0.card().input {
             Input::Features { meaning: Meaning::Columns(schema) } => Some(schema),
@@ -209,6 +215,24 @@ impl Model {
     #[getter]
     fn privacy<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.0.privacy().map(|privacy| objects(py, privacy)).transpose()
+    }
+
+    /// What a rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or if all was given.
+    #[getter]
+    fn rehearsed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        objects(py, &self.1)
+    }
+
+    /// Scores on the rows that train_table held out, and the trivial model's, as a dictionary; ε does not cover them, and they are
+    /// not saved with the model. None for a model that was read from a file, or if no row was held out.
+    #[getter]
+    fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        objects(py, &self.2)
+    }
+
+    /// Writes the model to a file, which load_model reads.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| self.0.save(path.as_path())).map_err(failed)
     }
 
     /// The privacy statement as text.

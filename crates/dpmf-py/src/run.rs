@@ -8,13 +8,16 @@ use crate::noise::{Checkpoint, Guarded, NO_PICKLE, NoiseKey, check_calibrated, p
 use crate::parallel;
 use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
-use dpmf::noise::{Arithmetic, DurableStream, RunId};
+use dpmf::noise::{self, Arithmetic, DurableStream, RunId, default_threads};
 use dpmf::run::{MARKS, Order};
-use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyRange};
 use std::ops::Range;
 use std::path::PathBuf;
+
+/// An array of pairs of words.
+type Pairs<'py> = Bound<'py, PyArray2<i64>>;
 
 /// One run of private training: which step comes next, whose batch was handed out for it, how many contributions it has, what a
 /// mean divides by, and its noise. The adapters for PyTorch, Opacus, JAX and Flower go through it.
@@ -31,8 +34,15 @@ use std::path::PathBuf;
 /// step ("other-step"), batches that others decide than at first ("other-order"), a sampler of another run ("sampler-in-use"), none
 /// where the guarantee counts on it ("not-sampled"), another denominator ("other-denominator"), nothing to release ("nothing").
 ///
-/// Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here. ranks add up
-/// their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+/// Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here, or ranges has
+/// several of them. ranks add up their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+///
+/// ahead is the number of threads that make the noise of the coming step while its gradient is computed, for 8 bytes a coordinate (4
+/// in float arithmetic); by default half of the machine's, and none for less than 32,768 coordinates. 0 makes it when it is
+/// released, in the same bits.
+///
+/// part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
+/// digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
 ///
 /// Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
 /// their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
@@ -46,8 +56,8 @@ pub(crate) struct PrivateRun {
 #[pymethods]
 impl PrivateRun {
     #[new]
-    #[pyo3(signature = (mechanism, key, *, dimension, coordinates=None, run=None, journal=None, arithmetic="exact", ranks=1,
-                        process=0))]
+    #[pyo3(signature = (mechanism, key, *, dimension, coordinates=None, ranges=None, run=None, journal=None, arithmetic="exact",
+                        ranks=1, process=0, ahead=None, part=false))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn new(
         py: Python<'_>,
@@ -55,14 +65,17 @@ impl PrivateRun {
         key: &Bound<'_, NoiseKey>,
         dimension: u64,
         coordinates: Option<Coordinates<'_>>,
+        ranges: Option<Vec<Bound<'_, PyRange>>>,
         run: Option<&str>,
         journal: Option<PathBuf>,
         arithmetic: &str,
         ranks: usize,
         process: u64,
+        ahead: Option<usize>,
+        part: bool,
     ) -> PyResult<Self> {
         let run = run_id(run, &key.get().0)?;
-        let held = Held { dimension, coordinates, arithmetic, ranks, process };
+        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, process, ahead, part };
         Self::make(py, mechanism, key, run, held, |begun, plan| match &journal {
             Some(journal) => begun.with_journal(journal, plan),
             None => Ok(begun),
@@ -73,8 +86,8 @@ impl PrivateRun {
     ///
     /// Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
     #[staticmethod]
-    #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, checkpoint=None, at=None,
-                        arithmetic="exact", ranks=1, process=0))]
+    #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, ranges=None, checkpoint=None, at=None,
+                        arithmetic="exact", ranks=1, process=0, ahead=None, part=false))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn open(
         py: Python<'_>,
@@ -83,15 +96,18 @@ impl PrivateRun {
         journal: PathBuf,
         dimension: u64,
         coordinates: Option<Coordinates<'_>>,
+        ranges: Option<Vec<Bound<'_, PyRange>>>,
         checkpoint: Option<Checkpoint>,
         at: Option<usize>,
         arithmetic: &str,
         ranks: usize,
         process: u64,
+        ahead: Option<usize>,
+        part: bool,
     ) -> PyResult<Self> {
         let run = DurableStream::run_of(&journal).or_raise()?;
         let bytes = checkpoint.map(|checkpoint| checkpoint.bytes()).transpose()?;
-        let held = Held { dimension, coordinates, arithmetic, ranks, process };
+        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, process, ahead, part };
         match (bytes, at) {
             (Some(_), Some(_)) => {
                 Err(value_error("checkpoint and at both say where to go on: leave one out"))
@@ -190,12 +206,17 @@ impl PrivateRun {
     /// Adds the next row of noise to the sum of all contributions, int64 in units of clip.unit, and writes the noisy sum into
     /// released, float32. The sum becomes zero. Returns the step, zero-based.
     ///
+    /// digest is that of the sums of all ranks, where each holds a part of the model: what digest() gives of each, added up modulo
+    /// 2**61 - 1.
+    ///
     /// If it is refused, both are as they were.
+    #[pyo3(signature = (sum, released, digest=None))]
     fn release(
         &mut self,
         py: Python<'_>,
         sum: &Bound<'_, PyAny>,
         released: &Bound<'_, PyAny>,
+        digest: Option<[u64; 2]>,
     ) -> PyResult<usize> {
         let run = self.guarded.live_mut(py)?;
         let sum = sum
@@ -212,7 +233,24 @@ impl PrivateRun {
             (sum.try_readwrite().map_err(busy)?, released.try_readwrite().map_err(busy)?);
         let (sum, released) = (sum.as_slice_mut()?, released.as_slice_mut()?);
         let pool = parallel::pool()?;
-        py.detach(|| pool.install(|| run.release(sum, released))).or_raise()
+        py.detach(|| pool.install(|| run.release_together(sum, released, digest))).or_raise()
+    }
+
+    /// Two numbers that tell the sum from others, for whoever does not know the key.
+    fn digest(&self, py: Python<'_>, sum: &Bound<'_, PyAny>) -> PyResult<[u64; 2]> {
+        let run = self.guarded.live(py)?;
+        let sum = sum
+            .cast::<PyArray1<i64>>()
+            .map_err(|_| type_error("the sum must be a one-dimensional NumPy array of int64"))?;
+        let sum = sum.try_readonly().map_err(|_| value_error("the sum is being written by another call"))?;
+        let sum = sum.as_slice()?;
+        if sum.len() != run.stream().len() {
+            let (found, expected) = (sum.len(), run.stream().len());
+            return Err(value_error(format!(
+                "the sum has length {found}, but the run has {expected} coordinates"
+            )));
+        }
+        parallel::run(py, || Ok(run.digest(sum)))
     }
 
     /// Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
@@ -244,6 +282,78 @@ impl PrivateRun {
     /// Four words of 32 bits by which devices mark their sums; as secret as the key.
     fn mark_salt(&self, py: Python<'_>) -> PyResult<[u32; 4]> {
         Ok(self.guarded.live(py)?.mark_salt())
+    }
+
+    /// How the coming row is added to a sum on a device, in integers: (lift, shift, doubt, grid). With T = S·2**lift + W, what is
+    /// released is round(T / 2**shift)·grid, unless T is within doubt of a tie.
+    fn fixed_row(&self, py: Python<'_>) -> PyResult<(u32, u32, i64, f64)> {
+        let row = self.guarded.live(py)?.fixed_row().or_raise()?;
+        Ok((row.lift, row.shift, row.doubt, row.grid))
+    }
+
+    /// The coming row of noise, to be shipped to devices by any thread.
+    fn coming_row(&self, py: Python<'_>) -> PyResult<ComingRow> {
+        self.guarded.check_process(py)?;
+        Ok(ComingRow { row: self.guarded.live(py)?.coming_row().or_raise()?, process: std::process::id() })
+    }
+
+    /// Makes all of the coming row that is not made yet.
+    fn prepare(&self, py: Python<'_>) -> PyResult<()> {
+        self.guarded.check_process(py)?;
+        let run = self.guarded.live(py)?;
+        parallel::run(py, || run.stream().prepare())
+    }
+
+    /// Releases a step whose sum lies on devices: digest is that of the sum, which a run with a journal needs, and doubtful has
+    /// (coordinate, sum) of each that is in doubt. Returns the step, and what these become in units of the grid.
+    ///
+    /// Nothing of the step may leave the program before.
+    #[pyo3(signature = (digest=None, doubtful=Vec::new()))]
+    fn release_elsewhere(
+        &mut self,
+        py: Python<'_>,
+        digest: Option<[u64; 2]>,
+        doubtful: Vec<(u64, i64)>,
+    ) -> PyResult<(usize, Vec<i64>)> {
+        let run = self.guarded.live_mut(py)?;
+        parallel::run(py, || run.release_elsewhere(digest, &doubtful))
+    }
+
+    /// Whether the coming step can be repeated only with the sum itself: a journal of version 0.2 has it.
+    #[getter]
+    fn needs_sum(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.guarded.live(py)?.needs_sum())
+    }
+
+    /// Keys of the digest of a sum: for the places of a block of coordinates, and for some blocks, two numbers below 2**61 each. As
+    /// secret as the key.
+    fn digest_keys<'py>(&self, py: Python<'py>, blocks: Vec<u64>) -> PyResult<(Pairs<'py>, Pairs<'py>)> {
+        let run = self.guarded.live(py)?;
+        let array = |pairs: Vec<[u64; 2]>| {
+            let rows = pairs.len();
+            let values = pairs.into_iter().flatten().map(|word| word as i64).collect();
+            PyArray1::from_vec(py, values).reshape([rows, 2])
+        };
+        let places = array(run.digest_places().to_vec())?;
+        Ok((places, array(blocks.into_iter().map(|block| run.digest_block(block)).collect())?))
+    }
+
+    /// Threads that make the noise of the coming step while its gradient is computed.
+    #[getter]
+    fn ahead(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.guarded.live(py)?.stream().threads_ahead())
+    }
+
+    /// What rows in float arithmetic are multiplied by.
+    #[getter]
+    fn scale(&self, py: Python<'_>) -> PyResult<f32> {
+        Ok(self.guarded.live(py)?.stream().scale())
+    }
+
+    /// Bytes of noise that it keeps from one step to the next.
+    #[getter]
+    fn memory(&self, py: Python<'_>) -> PyResult<u128> {
+        Ok(self.guarded.live(py)?.stream().memory())
     }
 
     /// Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step.
@@ -322,7 +432,7 @@ impl PrivateRun {
     fn checkpoint_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.guarded.check_process(py)?;
         let run = self.guarded.live(py)?;
-        let bytes = py.detach(|| run.stream().checkpoint_bytes()).or_raise()?;
+        let bytes = parallel::run(py, || run.stream().checkpoint_bytes())?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -347,6 +457,43 @@ impl PrivateRun {
     }
 }
 
+/// The row of noise of one step, as it is shipped to devices.
+#[pyclass(frozen, module = "dpmf", name = "_ComingRow")]
+pub(crate) struct ComingRow {
+    row: noise::ComingRow,
+    process: u32,
+}
+
+#[pymethods]
+impl ComingRow {
+    /// The step that it is for.
+    #[getter]
+    fn step(&self) -> usize {
+        self.row.step()
+    }
+
+    /// Writes numbers of the row from a place on, as many as array has: int64 for a run in exact arithmetic, float32 in float.
+    ///
+    /// Raises StepReusedError where the run has passed the step.
+    fn ship(&self, py: Python<'_>, place: usize, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        if self.process != std::process::id() {
+            return Err(raise(py, "halted", "this row of noise was copied into another process by a fork"));
+        }
+        let busy = |_| value_error("the array is read-only or in use by another call");
+        if let Ok(array) = array.cast::<PyArray1<i64>>() {
+            let mut array = array.try_readwrite().map_err(busy)?;
+            let to = array.as_slice_mut()?;
+            return parallel::run(py, || self.row.ship_fixed(place, to));
+        }
+        let array = array.cast::<PyArray1<f32>>().map_err(|_| {
+            type_error("a row is shipped to a one-dimensional NumPy array of int64 or float32")
+        })?;
+        let mut array = array.try_readwrite().map_err(busy)?;
+        let to = array.as_slice_mut()?;
+        parallel::run(py, || self.row.ship_float(place, to))
+    }
+}
+
 /// One range, or those of several parts.
 #[derive(FromPyObject)]
 enum Coordinates<'py> {
@@ -358,9 +505,12 @@ enum Coordinates<'py> {
 struct Held<'a, 'py> {
     dimension: u64,
     coordinates: Option<Coordinates<'py>>,
+    ranges: Option<Vec<Bound<'py, PyRange>>>,
     arithmetic: &'a str,
     ranks: usize,
     process: u64,
+    ahead: Option<usize>,
+    part: bool,
 }
 
 impl PrivateRun {
@@ -373,26 +523,34 @@ impl PrivateRun {
         finish: impl FnOnce(dpmf::PrivateRun, [u8; 32]) -> dpmf::Result<dpmf::PrivateRun> + Send,
     ) -> PyResult<Self> {
         let (inner, identity, key) = (&mechanism.get().inner, mechanism.get().bound_to(), &key.get().0);
-        let Held { dimension, ranks, process, .. } = held;
+        let Held { dimension, ranks, process, ahead, part, .. } = held;
         let arithmetic: Arithmetic = held.arithmetic.parse().or_raise()?;
         check_calibrated(inner)?;
-        let (coordinates, parts) = match held.coordinates {
-            None => (0..dimension, None),
-            Some(Coordinates::Range(one)) => (range(None, Some(&one))?, None),
-            Some(Coordinates::Parts(several)) => {
-                let parts =
-                    several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()?;
-                (0..dimension, Some(parts))
+        let all = |several: &[Bound<'_, PyRange>]| {
+            several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()
+        };
+        let (ranges, in_parts) = match (held.coordinates, held.ranges) {
+            (Some(_), Some(_)) => {
+                return Err(value_error("coordinates and ranges are both given: leave one out"));
             }
+            (None, Some(several)) => (all(&several)?, false),
+            (None, None) => (std::iter::once(0..dimension).collect(), false),
+            (Some(Coordinates::Range(one)), None) => (vec![range(None, Some(&one))?], false),
+            (Some(Coordinates::Parts(several)), None) => (all(&several)?, true),
         };
         let made = parallel::run(py, || {
-            let begun = match parts {
-                None => dpmf::PrivateRun::new(inner, key, run, coordinates, dimension, arithmetic)?,
-                Some(parts) => {
-                    dpmf::PrivateRun::in_parts(inner, key, run, &parts, dimension, arithmetic, process)?
-                }
-            };
-            finish(begun.with_ranks(ranks)?, identity.0)
+            if in_parts {
+                let begun =
+                    dpmf::PrivateRun::in_parts(inner, key, run, &ranges, dimension, arithmetic, process)?;
+                return finish(begun.with_ranks(ranks)?, identity.0);
+            }
+            let mut begun = dpmf::PrivateRun::over(inner, key, run, &ranges, dimension, arithmetic)?;
+            if part {
+                begun = begun.part_of(dimension)?;
+            }
+            let made = finish(begun.with_ranks(ranks)?, identity.0)?;
+            let threads = ahead.unwrap_or_else(|| default_threads(made.stream().len() as u64));
+            Ok(made.noise_ahead(threads))
         })?;
         Ok(Self { guarded: Guarded::new(made), mechanism: mechanism.clone().unbind() })
     }

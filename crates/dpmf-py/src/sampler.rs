@@ -11,8 +11,8 @@ use pyo3::types::PyDict;
 /// Draws in secret who takes part in which step.
 ///
 /// sampling is "cyclic-poisson:G:Q" (units are dealt into G parts that take turns, and each of a part takes part in its turn
-/// with probability Q; G = 1 is Poisson sampling) or "balls-in-bins:B" (each unit has one of B phases, and takes part at every
-/// B-th step). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
+/// with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
+/// step) or "reshuffled-bins:B" (each unit has one of B phases in every epoch, drawn anew). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
 /// run is the name of the run: None for a new one, or a stream's .run; words go with a key from a seed.
 ///
 /// Members are a function of key, run, sampling, unit and step alone: a run resumes at any step, start, and a unit that joins or

@@ -39,6 +39,7 @@ fn main() -> Result<(), Failure> {
         server_learning_rate: 0.25,
         unit: dpmf::accounting::PrivacyUnit::User,
         privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
+        beside: None,
         limits: PlanLimits::new(data.split.train.users()),
     };
     let plan = RunPlanner::default().plan(&settings, &mut silent)?;

@@ -35,6 +35,18 @@ pub enum Hint {
     ExampleLength,
     /// Say how many epochs there are, or name a mechanism.
     EpochsOrMechanism,
+    /// Give a schema, take some users for public, or spend more on the schema.
+    FewUsers,
+    /// Say how numbers are written.
+    Decimal,
+    /// Leave a column out.
+    Exclude,
+    /// Describe a column in a schema, or spend more on it.
+    Describe,
+    /// Name the classes.
+    Classes,
+    /// Leave out rows without a label.
+    DropUnlabelled,
     /// Let the model write texts.
     Sample,
     /// Let the model predict rows.
@@ -43,7 +55,7 @@ pub enum Hint {
 
 impl Hint {
     /// Every hint.
-    pub const ALL: [Hint; 15] = [
+    pub const ALL: [Hint; 21] = [
         Hint::UserColumn,
         Hint::LabelColumn,
         Hint::FeatureColumns,
@@ -57,6 +69,12 @@ impl Hint {
         Hint::ExamplesPerUser,
         Hint::ExampleLength,
         Hint::EpochsOrMechanism,
+        Hint::FewUsers,
+        Hint::Decimal,
+        Hint::Exclude,
+        Hint::Describe,
+        Hint::Classes,
+        Hint::DropUnlabelled,
         Hint::Sample,
         Hint::Predict,
     ];
@@ -85,6 +103,14 @@ impl fmt::Display for Hint {
             Hint::ExamplesPerUser => "allow a user more examples",
             Hint::ExampleLength => "allow longer examples",
             Hint::EpochsOrMechanism => "say how many epochs there are, or name a mechanism",
+            Hint::FewUsers => {
+                "give a schema that describes the columns, take some users for public, or spend more of the budget on the schema"
+            }
+            Hint::Decimal => "say how numbers are written",
+            Hint::Exclude => "leave the column out",
+            Hint::Describe => "describe the column in a schema, or spend more of the budget on finding it",
+            Hint::Classes => "name the classes",
+            Hint::DropUnlabelled => "leave out the rows without a label",
             Hint::Sample => "let it write texts instead",
             Hint::Predict => "let it predict rows instead",
         })

@@ -1,16 +1,19 @@
 //! Private training with correlated noise: data with users, models over one flat parameter slice, and the loops
 //! that join them to a noise stream.
 
+pub mod baseline;
 pub mod checkpoint;
 pub mod clients;
 pub mod cohort;
 pub mod data;
 pub mod error;
 pub mod hint;
+pub mod in_memory;
 pub mod model;
 pub mod plan;
 pub mod planner;
 pub mod recipe;
+pub mod rehearsal;
 pub mod run;
 pub mod saved;
 pub mod server;
@@ -19,6 +22,7 @@ pub mod summary;
 pub mod task;
 pub mod training;
 
+pub use baseline::Baseline;
 pub use checkpoint::Checkpoints;
 pub use clients::{Clients, Local, evaluate};
 pub use cohort::Assignment;
@@ -29,6 +33,7 @@ pub use model::{Model, Score};
 pub use plan::{Plan, Secret};
 pub use planner::RunPlanner;
 pub use recipe::{MechanismChoice, PlanLimits, Privacy, Recipe, Settings, Steps};
+pub use rehearsal::{Given, Rehearsed, Shape, rehearse, tempered_rate};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
 pub use saved::{Card, Evaluation, Input, Predictions, SavedModel, Writing};
 pub use server::Server;

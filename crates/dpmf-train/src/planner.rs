@@ -70,7 +70,7 @@ impl RunPlanner {
                 Mechanism::sampled(workload, &form, participation, sampling)?.with_family(selector)
             }
         };
-        let conditions = Conditions { unit: settings.unit, ..Default::default() };
+        let conditions = Conditions { unit: settings.unit, beside: settings.beside, ..Default::default() };
         let mechanism = match settings.privacy {
             Privacy::Epsilon { epsilon, delta } => {
                 mechanism.calibrated(epsilon, delta, settings.clip, conditions)?
@@ -137,9 +137,9 @@ impl RunPlanner {
             false => settings.clone(),
         };
         let Settings { recipe, rounds, optimizer, schedule, server_learning_rate, .. } = &scaled;
-        let (clients, clip, unit) = (recipe.clients, settings.clip, settings.unit);
+        let (clients, clip, unit, beside) = (recipe.clients, settings.clip, settings.unit, settings.beside);
         let served = (rounds, optimizer, schedule, server_learning_rate);
-        let name = name(&(served, clients, clip, unit, epsilon, delta, limits))?;
+        let name = name(&(served, clients, clip, unit, epsilon, delta, limits, beside))?;
         if let Some(known) = self.chosen.get(&name) {
             return Ok(known.clone());
         }
@@ -148,7 +148,7 @@ impl RunPlanner {
             buffers: limits.buffers,
             trusted: limits.trusted,
             pull: limits.pull,
-            conditions: Conditions { unit, ..Conditions::default() },
+            conditions: Conditions { unit, beside, ..Conditions::default() },
             ..Request::new(scaled.workload()?, limits.users as u64, clients as u64, epochs, epsilon, delta)?
         };
         let plan = self.planner.plan(&request, listen)?;

@@ -2,7 +2,7 @@
 
 use crate::clients::Local;
 use crate::error::{Error, Result};
-use dpmf::accounting::{Arithmetic, PrivacyUnit};
+use dpmf::accounting::{Arithmetic, Beside, PrivacyUnit};
 use dpmf::family::nearest;
 use dpmf::planner;
 use dpmf::{Optimizer, Participation, Sampling, Schedule, Selector, Workload};
@@ -178,6 +178,9 @@ pub struct Settings {
     pub unit: PrivacyUnit,
     /// How much noise; without meaning for [`MechanismChoice::None`].
     pub privacy: Privacy,
+    /// What else ε and δ pay for: the private schema of a table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// What a planned mechanism may use.
     pub limits: PlanLimits,
 }
@@ -233,6 +236,7 @@ pub(crate) mod tests {
             server_learning_rate: 0.5,
             unit: PrivacyUnit::User,
             privacy: Privacy::Epsilon { epsilon: 2.0, delta: 1e-6 },
+            beside: None,
             limits: PlanLimits { epochs: Some(4), pull: 0.0, ..PlanLimits::new(160) },
         }
     }

@@ -74,7 +74,13 @@ impl KeySource {
 
     /// The key with a name of the run under it: new, unless the key is a repeatable one. Then the name is a function of the
     /// program's version and of what the run is bound to, so that other gradients never meet the same noise.
-    fn secret<M: Model>(&self, place: &Place, plan: &Plan, data: &DataDigest, model: &M) -> Result<Secret> {
+    pub(crate) fn secret<M: Model>(
+        &self,
+        place: &Place,
+        plan: &Plan,
+        data: &DataDigest,
+        model: &M,
+    ) -> Result<Secret> {
         let mut secret = Secret { key: self.key(place)?, run: RunId([0; 16]) };
         secret.run = match self {
             KeySource::Seed(_) => {
@@ -154,7 +160,7 @@ pub struct Point {
 }
 
 impl Point {
-    fn new<M: Model>(round: usize, model: &M, score: Score) -> Self {
+    pub(crate) fn new<M: Model>(round: usize, model: &M, score: Score) -> Self {
         let count = (score.predictions as f64).max(1.0);
         let accuracy = model.classifies().then_some(score.correct as f64 / count);
         Self { round, loss: score.loss / count, accuracy }

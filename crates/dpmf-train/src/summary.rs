@@ -1,8 +1,11 @@
 //! What a training gave, as data: terminal, JSON and the report only render it.
 
+use crate::baseline::Baseline;
 use crate::plan::Plan;
+use crate::rehearsal::Rehearsed;
 use crate::run::Outcome;
 use crate::stats::Estimate;
+use crate::task::Task;
 use dpmf::Representation;
 use dpmf::accounting::{PrivacyCurve, PrivacyStatement, Sampled};
 use dpmf::participation::Pattern;
@@ -51,6 +54,8 @@ pub struct Summary {
     pub key: &'static str,
     /// What all private models say about a user together; nothing where there is one or none.
     pub together: Option<Together>,
+    /// What ε pays for in the first private model; nothing without one.
+    pub privacy: Option<Shares>,
     /// The runs.
     pub runs: Vec<RunRow>,
     /// The runs by mechanism.
@@ -59,6 +64,47 @@ pub struct Summary {
     pub statement: Option<PrivacyStatement>,
     /// What the statement has to add about the data: who is taken for public, what a user is.
     pub notes: Vec<String>,
+    /// What the best constant prediction scores on test users. As all scores, it is not covered by ε.
+    pub baseline: Baseline,
+    /// The settings that a rehearsal on made-up tables chose; nothing where all were given or none can be rehearsed.
+    pub rehearsed: Option<Rehearsed>,
+    /// What ε does not cover of what is written here.
+    pub not_covered: &'static str,
+}
+
+/// What has to be said wherever held-out users are scored.
+pub const NOT_COVERED: &str = "scores on held-out users, the trivial model's among them";
+
+/// ε of the parts of one model at its δ.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Shares {
+    /// The schema that was found in private, alone; nothing where there was none to find.
+    pub schema: Option<f64>,
+    /// The training alone.
+    pub training: f64,
+    /// Both together, composed exactly: what is stated.
+    pub total: f64,
+}
+
+impl Shares {
+    fn new(statement: &PrivacyStatement) -> dpmf::Result<Self> {
+        let (calibration, terms) = (statement.calibration(), statement.calibration().terms());
+        let (total, delta) = (calibration.epsilon(), calibration.delta());
+        let Some(beside) = terms.beside else { return Ok(Self { schema: None, training: total, total }) };
+        let training = terms.alone().account_epsilon(calibration.noise_multiplier(), delta)?.epsilon();
+        Ok(Self { schema: Some(beside.epsilon(delta)?), training: training.min(total), total })
+    }
+
+    /// A sentence for people; nothing where all of it is for training.
+    pub fn words(&self) -> Option<String> {
+        let shown = dpmf::accounting::statement::epsilon_for_people;
+        let schema = shown(self.schema?);
+        Some(format!(
+            "schema ε = {schema}, training ε = {}, together ε = {}",
+            shown(self.training),
+            shown(self.total)
+        ))
+    }
 }
 
 /// The guarantee of several models that were trained on the same users.
@@ -135,39 +181,43 @@ pub struct MechanismRow {
 }
 
 impl Summary {
-    /// Sums up the runs of one training on one data set, in order; at least one. A number that is predicted has a scale, from
-    /// that of training to its unit.
+    /// Sums up the runs of one training on one task, in order; at least one.
     ///
     /// Errors: none for runs that have ended.
-    pub fn new(
-        data: &str,
-        notes: &[String],
-        users: usize,
-        parameters: usize,
-        scale: Option<f64>,
-        ended: &[Ended],
-    ) -> crate::Result<Self> {
+    pub fn new(task: &Task, rehearsed: Option<Rehearsed>, ended: &[Ended]) -> crate::Result<Self> {
+        let scale = task.scale();
         let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
         let statement = statements.first().cloned();
         let plan = ended.first().map(|run| &run.plan);
         let runs: Vec<RunRow> = ended.iter().map(|run| RunRow::new(run, scale)).collect();
         Ok(Self {
-            data: data.to_owned(),
-            users,
+            data: task.name().to_owned(),
+            users: task.users().0,
             rounds: plan.map_or(0, Plan::rounds),
             clients: plan.map_or(0, |plan| plan.recipe().clients),
             participation: plan.map(|plan| plan.participation().pattern(plan.rounds())).transpose()?,
-            parameters,
+            parameters: task.parameters(),
             epsilon: statements.iter().map(|s| s.calibration().epsilon()).reduce(f64::max),
             delta: statement.as_ref().map(|s| s.calibration().delta()),
             noise_multiplier: statement.as_ref().map(|s| s.calibration().noise_multiplier()),
             key: statement.as_ref().map_or("none", |s| s.key().name()),
             together: Together::new(&statements)?,
+            privacy: statement.as_ref().map(Shares::new).transpose()?,
             summary: MechanismRow::all(&runs),
             runs,
             statement,
-            notes: notes.to_vec(),
+            notes: task.notes().to_vec(),
+            baseline: task.baseline(),
+            rehearsed,
+            not_covered: NOT_COVERED,
         })
+    }
+
+    /// Whether the model of the first run is better than a constant on test users.
+    pub fn beats_trivial(&self) -> bool {
+        let first = self.summary.first();
+        let mean = |pick: fn(&MechanismRow) -> Option<Estimate>| Some(first.and_then(pick)?.mean);
+        self.baseline.is_beaten_by(mean(|row| row.test_accuracy), mean(|row| row.test_rmse))
     }
 
     /// The guarantee in one line: of each model alone, and of all together.
@@ -191,21 +241,30 @@ impl Summary {
 
 impl Together {
     /// Composes the curves of several statements at the δ of the first. Where users hide in bins, a curve is known at one
-    /// point only: ε and δ of these are added.
+    /// point only: ε and δ of these are added. A schema that was found in private is one for all of them: it counts once among the
+    /// curves, and is part of each point.
     ///
     /// Errors: none for statements of one accountant.
     pub fn new(statements: &[PrivacyStatement]) -> dpmf::Result<Option<Self>> {
         let [first, _, ..] = statements else { return Ok(None) };
-        let (points, curves): (Vec<_>, Vec<_>) = statements
-            .iter()
-            .map(PrivacyStatement::calibration)
-            .partition(|calibration| matches!(calibration.terms().sampled, Sampled::BallsInBins(_)));
+        let (points, curves): (Vec<_>, Vec<_>) =
+            statements.iter().map(PrivacyStatement::calibration).partition(|calibration| {
+                matches!(calibration.terms().sampled, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_))
+            });
         let mut epsilon: f64 = points.iter().map(|point| point.epsilon()).sum();
         let mut delta: f64 = points.iter().map(|point| point.delta()).sum();
         if !curves.is_empty() {
             let at = first.calibration().delta();
-            let curves: Vec<PrivacyCurve> = curves.iter().map(|curve| curve.curve().clone()).collect();
-            epsilon += PrivacyCurve::compose(&curves)?.epsilon(at)?;
+            let beside = curves[0].terms().beside.filter(|_| points.is_empty());
+            let mut composed = curves
+                .iter()
+                .map(|of| of.terms().alone().curve(of.noise_multiplier()))
+                .collect::<dpmf::Result<Vec<PrivacyCurve>>>()?;
+            if let Some(beside) = beside {
+                composed.push(PrivacyCurve::gaussian(beside.mu, curves[0].terms().accountant)?);
+            }
+            let left = beside.map_or(Ok(at), |_| curves[0].terms().left(at))?;
+            epsilon += PrivacyCurve::compose(&composed)?.epsilon(left)?;
             delta += at;
         }
         let alone = statements.iter().map(|s| s.calibration().epsilon()).fold(0.0, f64::max);

@@ -1,11 +1,13 @@
 //! What is learned: a data set with a model for it, and settings that suit them.
 
+use crate::baseline::Baseline;
 use crate::clients::Local;
-use crate::data::{self, Dataset, Meaning, Options, SampleData, Source, TextData, Users};
+use crate::data::{self, Dataset, Feature, Meaning, Options, SampleData, Source, TextData, Users};
 use crate::error::{Error, Result};
 use crate::hint::Remark;
 use crate::model::{Logistic, Lstm, Mlp, Model, Network, Regressor};
 use crate::recipe::{MechanismChoice, PlanLimits, Privacy, Recipe, Settings, Steps};
+use crate::rehearsal::Shape;
 use crate::saved::{Card, Input};
 use dpmf::accounting::{Arithmetic, PrivacyUnit};
 use dpmf::planner::Request;
@@ -127,6 +129,13 @@ impl Task {
     ///
     /// Errors: those of [`data::open`]; widths of zero; a model that does not learn what the data holds.
     pub fn open(source: &Source, options: &Options, model: ModelOptions) -> Result<Self> {
+        Self::new(data::open(source, options)?, options, model)
+    }
+
+    /// Sets up the model of a data set that was read with these options.
+    ///
+    /// Errors: widths of zero; a model that does not learn what the data holds.
+    pub fn new(dataset: Dataset, options: &Options, model: ModelOptions) -> Result<Self> {
         let ModelOptions { kind, embedding, hidden, projection } = model;
         for (name, width) in [("embedding", embedding), ("hidden", hidden)] {
             if width == 0 {
@@ -137,7 +146,7 @@ impl Task {
             let named = kind.map_or_else(String::new, |kind| format!("{kind:?}").to_lowercase());
             Err(Error::argument("model", named, rule))
         };
-        Ok(match (data::open(source, options)?, kind) {
+        Ok(match (dataset, kind) {
             (Dataset::Text(data), None | Some(ModelKind::Lstm)) => {
                 let vocabulary = data.vocabulary.len();
                 let model = Lstm { vocabulary, embedding, hidden, projection }.checked()?;
@@ -234,6 +243,7 @@ impl Task {
             server_learning_rate,
             unit: self.unit(),
             privacy: Privacy::Epsilon { epsilon: EPSILON, delta: DELTA },
+            beside: None,
             limits: PlanLimits { epochs, ..PlanLimits::new(users) },
         })
     }
@@ -281,6 +291,48 @@ impl Task {
                 matches!(data.meaning, Meaning::Pixels { .. })
             }
             _ => false,
+        }
+    }
+
+    /// The sizes of a table whose settings can be rehearsed; nothing for texts, images, and models too large to try.
+    pub fn shape(&self) -> Option<Shape> {
+        /// Parameters up to which a rehearsal takes seconds.
+        const LARGEST: usize = 1 << 16;
+        let (meaning, hidden) = match self {
+            Task::Text { .. } => return None,
+            Task::Mlp { data, model } => (&data.meaning, model.hidden.clone()),
+            Task::Logistic { data, .. } => (&data.meaning, Vec::new()),
+            Task::Regressor { data, model } => (&data.meaning, model.hidden.clone()),
+        };
+        let Meaning::Columns(schema) = meaning else { return None };
+        let mut shape = Shape {
+            users: self.users().0,
+            numbers: 0,
+            categories: Vec::new(),
+            words: Vec::new(),
+            classes: meaning.classes(),
+            hidden,
+        };
+        for feature in &schema.features {
+            match feature {
+                Feature::Number { .. } => shape.numbers += 1,
+                Feature::Date { parts, .. } => {
+                    shape.numbers += 1;
+                    shape.categories.extend(parts.iter().map(|part| part.width()));
+                }
+                Feature::Category { values, .. } => shape.categories.push(values.len()),
+                Feature::Words { buckets, .. } => shape.words.push(*buckets),
+            }
+        }
+        (self.parameters() <= LARGEST).then_some(shape)
+    }
+
+    /// What the best constant scores on held-out users, whom no ε covers.
+    pub fn baseline(&self) -> Baseline {
+        match self {
+            Task::Text { data, .. } => Baseline::of_texts(&data.split),
+            Task::Mlp { data, .. } | Task::Logistic { data, .. } => Baseline::of_classes(&data.split),
+            Task::Regressor { data, .. } => Baseline::of_numbers(&data.split, self.scale()),
         }
     }
 

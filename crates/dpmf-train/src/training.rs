@@ -8,6 +8,7 @@ use crate::recipe::Recipe;
 use crate::server::Server;
 use crate::{Model, Users};
 use chacha20::ChaCha20Rng;
+use dpmf::noise::default_threads;
 use dpmf::{Clip, PrivateRun};
 use rand::{Rng, SeedableRng};
 
@@ -87,7 +88,18 @@ where
         };
         let clients = Clients::new(model, data, recipe.local, clip)?;
         let server = Server::new(plan.workload(), model.initial(recipe.seed))?;
-        Ok(Self { recipe, clients, assignment, server, release, released: vec![0.0; parameters] })
+        let made = Self { recipe, clients, assignment, server, release, released: vec![0.0; parameters] };
+        Ok(made.noise_ahead(default_threads(parameters as u64)))
+    }
+
+    /// The same training, whose noise is made by so many threads while clients compute; by default
+    /// [`default_threads`](dpmf::noise::default_threads). What is released is the same.
+    pub fn noise_ahead(self, threads: usize) -> Self {
+        let release = match self.release {
+            Release::Private(run) => Release::Private(run.noise_ahead(threads)),
+            plain => plain,
+        };
+        Self { release, ..self }
     }
 
     /// Rounds in all.

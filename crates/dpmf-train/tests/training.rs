@@ -105,6 +105,7 @@ fn settings(mechanism: &str, local: Local) -> Settings {
         server_learning_rate: 0.2,
         unit: dpmf::accounting::PrivacyUnit::User,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
+        beside: None,
         limits: PlanLimits::new(100),
     }
 }

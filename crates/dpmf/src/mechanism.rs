@@ -2,7 +2,7 @@
 
 use crate::accounting::allocation::Watch;
 use crate::accounting::{
-    Accountant, Adjacency, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
+    Accountant, Adjacency, Beside, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
 };
 use crate::error::{Error, Result};
 use crate::factorize::{Certificate, Dual, Observer, Optimum, lower_bound_at};
@@ -45,6 +45,8 @@ pub struct Conditions {
     pub adjacency: Adjacency,
     /// How ε and δ follow from the noise.
     pub accountant: Accountant,
+    /// What else ε and δ pay for.
+    pub beside: Option<Beside>,
 }
 
 /// A lower bound on the loss of every factorization, with the dual point that proves it.
@@ -197,6 +199,21 @@ impl Mechanism {
         self.with_calibration(calibration, conditions.unit)
     }
 
+    /// States a noise multiplier that was proved before to give (ε, δ).
+    ///
+    /// Guarantee: that of the earlier proof.
+    /// Errors: those of [`Mechanism::calibrated`].
+    pub(crate) fn proved_before(
+        self,
+        noise_multiplier: f64,
+        (epsilon, delta): (f64, f64),
+        clip: f64,
+        conditions: Conditions,
+    ) -> Result<Self> {
+        let calibration = self.terms(clip, conditions).proved_before(noise_multiplier, epsilon, delta)?;
+        self.with_calibration(calibration, conditions.unit)
+    }
+
     /// Takes a noise multiplier as given, and states the ε that it gives at δ.
     ///
     /// Errors: σ or clip not positive and finite, δ outside (0, 1).
@@ -213,9 +230,9 @@ impl Mechanism {
 
     /// Sensitivity, sampling and clip under the conditions of a guarantee.
     pub fn terms(&self, clip: f64, conditions: Conditions) -> Terms {
-        let Conditions { adjacency, accountant, .. } = conditions;
+        let Conditions { adjacency, accountant, beside, .. } = conditions;
         let sampled = self.sampled.clone();
-        Terms { adjacency, accountant, sampled, sensitivity: self.sensitivity(), clip }
+        Terms { adjacency, accountant, sampled, sensitivity: self.sensitivity(), clip, beside }
     }
 
     pub(crate) fn with_calibration(mut self, calibration: Calibration, unit: PrivacyUnit) -> Result<Self> {
@@ -344,7 +361,9 @@ impl Mechanism {
             // Less sensitivity under the same noise is as good as more noise.
             let share = (gamma / terms.sensitivity).min(1.0);
             let curve = terms.curve(calibration.noise_multiplier() / share);
-            curve.and_then(|curve| curve.epsilon(calibration.delta())).map_or(total, |e| e.min(total))
+            curve
+                .and_then(|curve| curve.epsilon(terms.left(calibration.delta())?))
+                .map_or(total, |e| e.min(total))
         };
         let stride = steps.div_ceil(POINTS);
         let mut spent = Vec::with_capacity(steps);

@@ -160,7 +160,7 @@ impl FromStr for Participation {
 
 /// By what chance units come into steps: what a privacy curve may count on beyond the sensitivity.
 ///
-/// In text `none`, `cyclic-poisson:G:Q` or `balls-in-bins:B`.
+/// In text `none`, `cyclic-poisson:G:Q`, `balls-in-bins:B` or `reshuffled-bins:B`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Sampling {
@@ -180,6 +180,11 @@ pub enum Sampling {
         /// Number of bins `B`.
         bins: usize,
     },
+    /// Every unit picks one of `bins` bins anew in every epoch, in secret, as with a loader that reshuffles the data.
+    ReshuffledBins {
+        /// Number of bins `B`.
+        bins: usize,
+    },
 }
 
 impl Sampling {
@@ -191,6 +196,9 @@ impl Sampling {
                 format!("in secret, each with probability {rate} in the turn of its part, one of {bands}")
             }
             Sampling::BallsInBins { bins } => format!("in secret, each thrown into one of {bins} bins"),
+            Sampling::ReshuffledBins { bins } => {
+                format!("in secret, each in one of {bins} bins that is drawn anew in every epoch")
+            }
         }
     }
 
@@ -200,13 +208,14 @@ impl Sampling {
             Sampling::None => (0, 0, 0.0),
             Sampling::CyclicPoisson { bands, rate } => (1, bands, rate),
             Sampling::BallsInBins { bins } => (2, bins, 0.0),
+            Sampling::ReshuffledBins { bins } => (3, bins, 0.0),
         }
     }
 
     /// The participation that the scheme means: where a unit can take part at all.
     ///
-    /// Parts that take turns let their units come every `G` steps; bins let theirs come every `B` steps. `None` without
-    /// sampling.
+    /// Parts that take turns let their units come every `G` steps; bins that are dealt once let theirs come every `B` steps, and
+    /// bins that are drawn anew once in every `B` steps, which may be two steps in a row. `None` without sampling.
     ///
     /// Errors: more bins than steps, or a number of them that is not ⌈n/K⌉ for the `K` turns of a bin, so that no number of
     /// epochs describes them.
@@ -216,16 +225,19 @@ impl Sampling {
             Sampling::CyclicPoisson { bands, .. } => {
                 Ok(Some(Participation::MinSeparation { separation: bands, times: None }))
             }
-            Sampling::BallsInBins { bins } => {
+            Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } => {
                 let times = steps.div_ceil(bins.max(1));
                 if bins == 0 || bins > steps || steps.div_ceil(times) != bins {
                     let rule =
                         "it must be the steps of an epoch: all steps over the number of epochs, rounded up";
                     return Err(Error::argument("bins", bins, rule));
                 }
-                Ok(Some(match times {
-                    1 => Participation::Single,
-                    times => Participation::Epochs { times },
+                Ok(Some(match (times, self) {
+                    (1, _) => Participation::Single,
+                    (times, Sampling::ReshuffledBins { .. }) => {
+                        Participation::MinSeparation { separation: 1, times: Some(times) }
+                    }
+                    (times, _) => Participation::Epochs { times },
                 }))
             }
         }
@@ -238,6 +250,7 @@ impl fmt::Display for Sampling {
             Sampling::None => f.write_str("none"),
             Sampling::CyclicPoisson { bands, rate } => write!(f, "cyclic-poisson:{bands}:{rate}"),
             Sampling::BallsInBins { bins } => write!(f, "balls-in-bins:{bins}"),
+            Sampling::ReshuffledBins { bins } => write!(f, "reshuffled-bins:{bins}"),
         }
     }
 }
@@ -246,8 +259,8 @@ impl FromStr for Sampling {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let rule = "it must be none, cyclic-poisson:G:Q or balls-in-bins:B, with whole numbers from 1 on and a \
-                    probability Q in (0, 1]";
+        let rule = "it must be none, cyclic-poisson:G:Q, balls-in-bins:B or reshuffled-bins:B, with whole numbers from 1 on \
+                    and a probability Q in (0, 1]";
         let bad = || Error::argument("sampling", text, rule);
         let count = |text: &str| text.parse().ok().filter(|count: &usize| *count > 0).ok_or_else(bad);
         let parts: Vec<&str> = text.split(':').collect();
@@ -259,6 +272,7 @@ impl FromStr for Sampling {
                 Sampling::CyclicPoisson { bands: count(bands)?, rate }
             }
             ["balls-in-bins", bins] => Sampling::BallsInBins { bins: count(bins)? },
+            ["reshuffled-bins", bins] => Sampling::ReshuffledBins { bins: count(bins)? },
             _ => return Err(bad()),
         })
     }
@@ -298,7 +312,7 @@ mod tests {
         {
             assert_eq!(text.parse::<Participation>().unwrap_err().kind(), "invalid-argument", "{text}");
         }
-        for text in ["none", "cyclic-poisson:4:0.01", "balls-in-bins:100"] {
+        for text in ["none", "cyclic-poisson:4:0.01", "balls-in-bins:100", "reshuffled-bins:100"] {
             let sampling: Sampling = text.parse().unwrap();
             assert_eq!(sampling.to_string(), text);
             let json = serde_json::to_string(&sampling).unwrap();
@@ -311,6 +325,8 @@ mod tests {
             "cyclic-poisson:0:0.1",
             "cyclic-poisson:1:1.5",
             "balls-in-bins:0",
+            "reshuffled-bins",
+            "reshuffled-bins:0",
         ] {
             assert_eq!(text.parse::<Sampling>().unwrap_err().kind(), "invalid-argument", "{text}");
         }

@@ -2,7 +2,7 @@
 
 use crate::accounting::{check_delta, check_epsilon};
 use crate::error::{Error, Result};
-use crate::factorize::{Observer, Optimum, Options, Solver, optimal_for};
+use crate::factorize::{Observer, Optimum, Options, Solver, best_for};
 use crate::form::Form;
 use crate::participation::{Participation, Sampling};
 use crate::workload::{Recurrence, Workload};
@@ -123,11 +123,11 @@ impl Problem {
     /// The optimum of the workload under the participation. For several participations the gap may be larger than was asked
     /// for; [`Optimum::stopped`] says why.
     ///
-    /// Errors: those of [`optimal_for`].
+    /// Errors: those of [`optimal_for`](crate::factorize::optimal_for).
     pub fn optimum(&self, observe: Observer<'_>) -> Result<&Optimum> {
         let solve = || {
-            optimal_for(&self.workload, self.participation, self.solver, &self.options, observe)
-                .or_else(|error| Optimum::despite(error, &self.workload, self.participation))
+            let best = best_for(&self.workload, self.participation, self.solver, &self.options, observe)?;
+            if best.dual.times() > 1 { Ok(best) } else { best.within(&self.options) }
         };
         solved(&self.optimum, solve)
     }

@@ -15,16 +15,20 @@
 use crate::accounting::{Arithmetic, KeyOrigin, PrivacyStatement};
 use crate::clip::{Clip, MOST_CONTRIBUTIONS};
 use crate::disk::Place;
+use crate::engine::Sum;
 use crate::error::{Error, Refusal, Result};
 use crate::mechanism::Mechanism;
-use crate::noise::{DurableStream, NoiseKey, NoiseStream, Output, RunId};
+use crate::noise::{DigestKeys, DurableStream, NoiseKey, NoiseStream, RunId, SumDigest};
 use crate::participation::Sampling;
 use parts::Parts;
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::OnceLock;
 
+mod device;
 mod parts;
 
+pub use device::FixedRow;
 pub use parts::MARKS;
 
 /// How the batches of a run come.
@@ -110,6 +114,8 @@ pub struct PrivateRun {
     fixed_denominator: Option<f64>,
     /// Empty for a run that is released as a whole.
     parts: Parts,
+    /// Made when they are first needed.
+    digest_keys: OnceLock<DigestKeys>,
 }
 
 impl PrivateRun {
@@ -124,22 +130,60 @@ impl PrivateRun {
         dimension: u64,
         arithmetic: Arithmetic,
     ) -> Result<Self> {
-        let stream = mechanism.stream(key, run, coordinates, Output::Gradient, arithmetic)?;
+        Self::over(mechanism, key, run, &[coordinates], dimension, arithmetic)
+    }
+
+    /// [`PrivateRun::new`] over several ranges of coordinates, in order: sums and what is released come range after range.
+    ///
+    /// Errors: those of it and of [`Mechanism::stream_over`].
+    pub fn over(
+        mechanism: &Mechanism,
+        key: &NoiseKey,
+        run: RunId,
+        ranges: &[Range<u64>],
+        dimension: u64,
+        arithmetic: Arithmetic,
+    ) -> Result<Self> {
+        let stream = mechanism.stream_over(key, run, ranges, arithmetic)?;
         Self::assemble(mechanism, Noise::Stream(stream), dimension)
+    }
+
+    /// The same run as one of several ranks that hold parts of the model and release each step together, with one digest of all
+    /// their sums: see [`PrivateRun::release_together`]. Their journals say the same, and each opens for any of them, also where the
+    /// model is cut otherwise later.
+    ///
+    /// Errors: a run that has a journal.
+    pub fn part_of(self, dimension: u64) -> Result<Self> {
+        match self.noise {
+            Noise::Stream(stream) => Ok(Self { noise: Noise::Stream(stream.part_of(dimension)), ..self }),
+            Noise::Durable(_) => {
+                Err(Error::argument("journal", "begun", "say before that the run is a part"))
+            }
+        }
+    }
+
+    /// The same run, whose coming row of noise is made by so many threads of its own while the gradient is computed: see
+    /// [`NoiseStream::ahead`] and [`default_threads`](crate::noise::default_threads). What is released is the same.
+    pub fn noise_ahead(self, threads: usize) -> Self {
+        let noise = match self.noise {
+            Noise::Stream(stream) => Noise::Stream(stream.ahead(threads)),
+            Noise::Durable(durable) => Noise::Durable(durable.ahead(threads)),
+        };
+        Self { noise, ..self }
     }
 
     /// The same run with a journal that begins here, bound to `plan`, a hash of everything else that decides what is released.
     ///
     /// Errors: those of [`DurableStream::create`]; a run that has a journal.
     pub fn with_journal(self, place: impl Into<Place>, plan: [u8; 32]) -> Result<Self> {
-        self.journalled(|stream| DurableStream::create(stream, place, plan))
+        self.journalled(plan, |stream, plan| DurableStream::create(stream, place, plan))
     }
 
     /// The same run as its journal and, if there is one, a checkpoint left it.
     ///
     /// Errors: those of [`NoiseStream::restore_bytes`] and [`DurableStream::open`]; a run that has a journal.
     pub fn resumed(self, place: impl Into<Place>, plan: [u8; 32], checkpoint: Option<&[u8]>) -> Result<Self> {
-        self.journalled(|stream| {
+        self.journalled(plan, |stream, plan| {
             let stream = match checkpoint {
                 Some(bytes) => stream.restore_bytes(bytes)?,
                 None => stream,
@@ -157,12 +201,18 @@ impl PrivateRun {
         plan: [u8; 32],
         checkpoint: impl Into<Place>,
     ) -> Result<Self> {
-        self.journalled(|stream| DurableStream::open(stream.restore(checkpoint)?, place, plan))
+        self.journalled(plan, |stream, plan| DurableStream::open(stream.restore(checkpoint)?, place, plan))
     }
 
-    fn journalled(self, open: impl FnOnce(NoiseStream) -> Result<DurableStream>) -> Result<Self> {
+    /// Binds a journal to the plan, and to the ranges where there are several: its header names one.
+    fn journalled(
+        self,
+        plan: [u8; 32],
+        open: impl FnOnce(NoiseStream, [u8; 32]) -> Result<DurableStream>,
+    ) -> Result<Self> {
+        let plan = self.stream().bound_plan(plan);
         match self.noise {
-            Noise::Stream(stream) => Ok(Self { noise: Noise::Durable(open(stream)?), ..self }),
+            Noise::Stream(stream) => Ok(Self { noise: Noise::Durable(open(stream, plan)?), ..self }),
             Noise::Durable(_) => Err(Error::argument("journal", "a second one", "a run has one journal")),
         }
     }
@@ -184,6 +234,7 @@ impl PrivateRun {
             denominator: None,
             fixed_denominator: None,
             parts: Parts::default(),
+            digest_keys: OnceLock::new(),
         };
         let (origin, arithmetic) = (run.stream().key().origin(), run.stream().arithmetic());
         run.statement = run.statement.with_key(origin).with_arithmetic(arithmetic);
@@ -355,53 +406,61 @@ impl PrivateRun {
     /// Adds the next row of noise to the sum of the contributions, in units of [`Clip::unit`], and writes what is released: the noisy
     /// sum, not divided. The sum becomes zero. Returns the step.
     ///
-    /// Cost: that of the stream, and two passes over both slices.
+    /// Cost: that of the stream, or one pass over sum, released and row where it is made ahead; one pass over the sum to check
+    /// it, and one for its digest where there is a journal.
     /// Errors: those of [`PrivateRun::check_release`], and of [`DurableStream::release`]; then the sum is as it was.
     pub fn release(&mut self, sum: &mut [i64], released: &mut [f32]) -> Result<usize> {
+        self.release_together(sum, released, None)
+    }
+
+    /// [`PrivateRun::release`] for one of several ranks, with the digest of the sums of all of them: [`PrivateRun::digest`] of
+    /// each, added up.
+    ///
+    /// Errors: those of it.
+    pub fn release_together(
+        &mut self,
+        sum: &mut [i64],
+        released: &mut [f32],
+        digest: Option<SumDigest>,
+    ) -> Result<usize> {
         self.check_release()?;
-        if self.parts().next().is_some() {
-            return Err(Error::argument(
-                "sum",
-                "the whole",
-                "the run is in parts, which are released one by one",
-            ));
-        }
-        let length = (self.coordinates().end - self.coordinates().start) as usize;
+        self.check_whole()?;
+        let length = self.stream().len();
         for (name, actual) in [("sum", sum.len()), ("released", released.len())] {
             if actual != length {
                 return Err(Error::WrongLength { name, actual, expected: length });
             }
         }
-        let unit = self.clip.unit();
-        // Integers below 2⁵³ times a power of two: nothing is rounded, here or on the way back.
+        // Integers below 2⁵³ times a power of two: nothing is rounded.
         let beyond = |whole: &i64| whole.unsigned_abs() > 1 << 53;
-        if sum.par_chunks(CHUNK).any(|part| part.iter().any(beyond))
+        let largest = |part: &[i64]| part.iter().fold(0, |largest, whole| whole.unsigned_abs().max(largest));
+        if sum.par_chunks(CHUNK).any(|part| largest(part) > 1 << 53)
             && let Some(index) = sum.iter().position(beyond)
         {
             let rule = "it is more than the planned contributions add up to";
             return Err(Error::InvalidEntry { name: "sum", index, value: sum[index] as f64, rule });
         }
-        each(sum, |whole| (whole as f64 * unit).to_bits() as i64);
-        let values: &mut [f64] = bytemuck::cast_slice_mut(sum);
+        let digest = match digest {
+            Some(digest) => digest,
+            None if self.is_durable() => self.digest(sum),
+            None => [0; 2],
+        };
+        let whole = Sum { whole: sum, released, unit: self.clip.unit() };
         let step = match &mut self.noise {
-            Noise::Stream(stream) => stream.add_next(values),
-            Noise::Durable(durable) => durable.release(values),
-        };
-        let step = match step {
-            Ok(step) => step,
-            Err(error) => {
-                each(sum, |bits| (f64::from_bits(bits as u64) / unit) as i64);
-                return Err(error);
-            }
-        };
-        released.par_chunks_mut(CHUNK).zip(sum.par_chunks_mut(CHUNK)).for_each(|(released, sum)| {
-            for (released, bits) in released.iter_mut().zip(sum) {
-                *released = f64::from_bits(*bits as u64) as f32;
-                *bits = 0;
-            }
-        });
+            Noise::Stream(stream) => stream.add_sum(whole),
+            Noise::Durable(durable) => durable.release_sum(whole, digest),
+        }?;
         self.advance();
         Ok(step)
+    }
+
+    /// Refuses to treat a run in parts as a whole.
+    fn check_whole(&self) -> Result<()> {
+        if self.parts().next().is_some() {
+            let rule = "the run is in parts, which are released one by one";
+            return Err(Error::argument("sum", "the whole", rule));
+        }
+        Ok(())
     }
 
     /// Takes up that a step was released or given up.
@@ -494,15 +553,9 @@ impl PrivateRun {
     }
 }
 
-/// Numbers that a thread works on at a time: one by one they would cost more to hand out than to convert.
+/// Numbers that a thread works on at a time: one by one they would cost more to hand out than to check.
 const CHUNK: usize = 1 << 14;
 
-/// Changes every number, on all threads.
-fn each(numbers: &mut [i64], change: impl Fn(i64) -> i64 + Sync) {
-    numbers
-        .par_chunks_mut(CHUNK)
-        .for_each(|part| part.iter_mut().for_each(|number| *number = change(*number)));
-}
-
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "runs take lists of ranges")]
 mod tests;

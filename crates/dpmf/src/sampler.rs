@@ -2,7 +2,8 @@
 //!
 //! Format 1, which fixes every draw. Key, run and sampling give two secrets. Under the first, a unit `u` is dealt into one
 //! of `g` parts by the first 8 bytes `w` of `AES(u ‖ i ‖ "part")`, `i = 0, 1, …`: the first `w` below the largest multiple
-//! of `g` up to 2⁶⁴ counts, modulo `g`. Under the second, every step has a key as the rows of [`noise::field`] have, and
+//! of `g` up to 2⁶⁴ counts, modulo `g`; into the bins of epoch `e` that are drawn anew, likewise by `AES(u ‖ e ‖ i ‖ "bins")`, of 4
+//! bytes each. Under the second, every step has a key as the rows of [`noise::field`] have, and
 //! the coin of `u` is the first 8 bytes of `AES(u)`. All integers are little endian.
 //!
 //! [`noise::field`]: crate::noise::field
@@ -15,6 +16,7 @@ use crate::participation::Sampling;
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use zeroize::Zeroizing;
 
 /// Version of the map from keys to draws; a change of any draw is a new version.
@@ -47,10 +49,8 @@ pub struct Sampler {
     coins: Coins,
     units: usize,
     steps: usize,
-    /// Units of the first part in order, then of the second, and so on; of parts whose turn comes.
-    dealt: Zeroizing<Vec<u32>>,
-    /// Where each of these parts begins, and where the last ends.
-    starts: Vec<usize>,
+    /// The parts of the epoch that was asked for last: always the same but for bins that are drawn anew.
+    deal: Mutex<Deal>,
     origin: KeyOrigin,
     fingerprint: Fingerprint,
     run: RunId,
@@ -72,43 +72,33 @@ impl Sampler {
         if steps == 0 {
             return Err(Error::argument("steps", 0, "at least one step is needed"));
         }
-        let turns = usize::try_from(coins.parts).unwrap_or(usize::MAX).min(steps);
-        let (mut parts, mut dealt, mut starts) = (Zeroizing::new(vec![]), Zeroizing::new(vec![]), vec![]);
-        reserve(&mut parts, units)?;
-        reserve(&mut starts, turns.saturating_add(1))?;
-        starts.resize(turns + 1, 0_usize);
-        coins.parts_of(units as u32, &mut |part| {
-            // A part whose turn never comes is one more, and forgotten.
-            let part = usize::try_from(part).unwrap_or(usize::MAX).min(turns);
-            parts.push(part);
-            if part < turns {
-                starts[part + 1] += 1;
-            }
-        });
-        for part in 0..turns {
-            starts[part + 1] += starts[part];
-        }
-        reserve(&mut dealt, starts[turns])?;
-        dealt.resize(starts[turns], 0);
-        let mut next = starts.clone();
-        for (unit, &part) in parts.iter().enumerate().filter(|(_, part)| **part < turns) {
-            dealt[next[part]] = unit as u32;
-            next[part] += 1;
-        }
+        let deal = Mutex::new(Deal::new(&coins, units as u32, steps, 0)?);
         let (origin, fingerprint) = (key.origin(), key.fingerprint());
-        Ok(Self { coins, units, steps, dealt, starts, origin, fingerprint, run, bound: None })
+        Ok(Self { coins, units, steps, deal, origin, fingerprint, run, bound: None })
+    }
+
+    /// The parts of an epoch.
+    fn dealt(&self, epoch: u32) -> Result<MutexGuard<'_, Deal>> {
+        // What a thread that panicked left behind is whole: it is replaced in one piece.
+        let mut deal = self.deal.lock().unwrap_or_else(PoisonError::into_inner);
+        if deal.epoch != epoch {
+            *deal = Deal::new(&self.coins, self.units as u32, self.steps, epoch)?;
+        }
+        Ok(deal)
     }
 
     /// Who takes part in a step, in order; it may be nobody.
     ///
-    /// Cost: a block of AES for each unit of the part whose turn it is; a copy for balls in bins.
-    /// Errors: a step past the last.
+    /// Cost: a block of AES for each unit of the part whose turn it is; a copy for balls in bins; a block for each unit at the
+    /// first step of an epoch that is asked for, where bins are drawn anew.
+    /// Errors: a step past the last; [`Error::Memory`].
     pub fn members(&self, step: usize) -> Result<Vec<u32>> {
         if step >= self.steps {
             return Err(Error::argument("step", step, "it must be below the number of steps"));
         }
         let part = self.coins.part_at(step) as usize;
-        let candidates = &self.dealt[self.starts[part]..self.starts[part + 1]];
+        let deal = self.dealt(self.coins.epoch_at(step))?;
+        let candidates = &deal.units[deal.starts[part]..deal.starts[part + 1]];
         Ok(self.coins.taken(step, candidates))
     }
 
@@ -188,7 +178,46 @@ pub fn expected_batch(sampling: Sampling, units: usize) -> f64 {
     match sampling {
         Sampling::None => units,
         Sampling::CyclicPoisson { bands, rate } => units * rate / bands as f64,
-        Sampling::BallsInBins { bins } => units / bins as f64,
+        Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } => units / bins as f64,
+    }
+}
+
+/// Units by parts, in an epoch.
+struct Deal {
+    epoch: u32,
+    /// Units of the first part in order, then of the second, and so on; of parts whose turn comes.
+    units: Zeroizing<Vec<u32>>,
+    /// Where each of these parts begins, and where the last ends.
+    starts: Vec<usize>,
+}
+
+impl Deal {
+    /// Errors: [`Error::Memory`].
+    fn new(coins: &Coins, units: u32, steps: usize, epoch: u32) -> Result<Self> {
+        let turns = usize::try_from(coins.parts).unwrap_or(usize::MAX).min(steps);
+        let (mut parts, mut dealt, mut starts) = (Zeroizing::new(vec![]), Zeroizing::new(vec![]), vec![]);
+        reserve(&mut parts, units as usize)?;
+        reserve(&mut starts, turns.saturating_add(1))?;
+        starts.resize(turns + 1, 0_usize);
+        coins.parts_of(units, epoch, &mut |part| {
+            // A part whose turn never comes is one more, and forgotten.
+            let part = usize::try_from(part).unwrap_or(usize::MAX).min(turns);
+            parts.push(part);
+            if part < turns {
+                starts[part + 1] += 1;
+            }
+        });
+        for part in 0..turns {
+            starts[part + 1] += starts[part];
+        }
+        reserve(&mut dealt, starts[turns])?;
+        dealt.resize(starts[turns], 0);
+        let mut next = starts.clone();
+        for (unit, &part) in parts.iter().enumerate().filter(|(_, part)| **part < turns) {
+            dealt[next[part]] = unit as u32;
+            next[part] += 1;
+        }
+        Ok(Self { epoch, units: dealt, starts })
     }
 }
 
@@ -214,7 +243,7 @@ impl Coins {
                 ));
             }
             Sampling::CyclicPoisson { bands, rate } => ("bands", bands, rate),
-            Sampling::BallsInBins { bins } => ("bins", bins, 1.0),
+            Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } => ("bins", bins, 1.0),
         };
         if parts == 0 {
             return Err(Error::argument(name, parts, "it must be at least 1"));
@@ -234,38 +263,58 @@ impl Coins {
         step as u64 % self.parts
     }
 
-    /// The part of one unit.
-    pub(crate) fn part(&self, unit: u32) -> u64 {
-        let mut block = dealing(unit, 0);
-        self.dealer.encrypt_block(&mut block);
-        self.accepted(unit, &block)
+    /// The epoch that a step is in, where parts are drawn anew in every epoch; else they are those of the first.
+    fn epoch_at(&self, step: usize) -> u32 {
+        match self.sampling {
+            // Beyond 2³² epochs draws would repeat, far beyond what any run has steps for.
+            Sampling::ReshuffledBins { .. } => u32::try_from(step as u64 / self.parts).unwrap_or(u32::MAX),
+            _ => 0,
+        }
     }
 
-    /// The parts of the first `units`, in order.
-    fn parts_of(&self, units: u32, take: &mut dyn FnMut(u64)) {
+    /// The part of one unit in an epoch.
+    pub(crate) fn part(&self, unit: u32, epoch: u32) -> u64 {
+        let mut block = self.dealing(unit, epoch, 0);
+        self.dealer.encrypt_block(&mut block);
+        self.accepted(unit, epoch, &block)
+    }
+
+    /// What is encrypted to deal a unit.
+    fn dealing(&self, unit: u32, epoch: u32, attempt: u32) -> Block {
+        let mut block = Block::default();
+        block[..4].copy_from_slice(&unit.to_le_bytes());
+        block[4..8].copy_from_slice(&epoch.to_le_bytes());
+        block[8..12].copy_from_slice(&attempt.to_le_bytes());
+        let anew = matches!(self.sampling, Sampling::ReshuffledBins { .. });
+        block[12..].copy_from_slice(if anew { b"bins" } else { b"part" });
+        block
+    }
+
+    /// The parts of the first `units` in an epoch, in order.
+    fn parts_of(&self, units: u32, epoch: u32, take: &mut dyn FnMut(u64)) {
         let mut first = 0;
         while first < units {
             let count = (units - first).min(BATCH as u32);
             let mut blocks: [Block; BATCH] =
-                std::array::from_fn(|i| dealing(first.wrapping_add(i as u32), 0));
+                std::array::from_fn(|i| self.dealing(first.wrapping_add(i as u32), epoch, 0));
             let blocks = &mut blocks[..count as usize];
             self.dealer.encrypt_blocks(blocks);
             for (unit, block) in (first..).zip(blocks.iter()) {
-                take(self.accepted(unit, block));
+                take(self.accepted(unit, epoch, block));
             }
             first += count;
         }
     }
 
     /// The part that a unit's first block names, or the next that is accepted.
-    fn accepted(&self, unit: u32, first: &Block) -> u64 {
+    fn accepted(&self, unit: u32, epoch: u32, first: &Block) -> u64 {
         // 2⁶⁴ mod g words too many would favour the first parts.
         let excess = (u64::MAX % self.parts + 1) % self.parts;
         let mut word = word(first);
         let mut attempt = 0_u32;
         while word > u64::MAX - excess {
             attempt += 1;
-            let mut block = dealing(unit, attempt);
+            let mut block = self.dealing(unit, epoch, attempt);
             self.dealer.encrypt_block(&mut block);
             word = self::word(&block);
         }
@@ -292,19 +341,18 @@ impl Coins {
 
     /// The steps in which one unit takes part, in order.
     pub(crate) fn turns(&self, unit: u32, steps: usize) -> Vec<usize> {
-        let Ok(part) = usize::try_from(self.part(unit)) else { return vec![] };
+        if let Sampling::ReshuffledBins { .. } = self.sampling {
+            let mut turns = Vec::new();
+            for start in (0..steps).step_by(usize::try_from(self.parts).unwrap_or(usize::MAX)) {
+                let part = usize::try_from(self.part(unit, self.epoch_at(start))).unwrap_or(usize::MAX);
+                turns.extend(start.checked_add(part).filter(|step| *step < steps));
+            }
+            return turns;
+        }
+        let Ok(part) = usize::try_from(self.part(unit, 0)) else { return vec![] };
         let stride = usize::try_from(self.parts).unwrap_or(usize::MAX);
         (part..steps).step_by(stride).filter(|&step| !self.taken(step, &[unit]).is_empty()).collect()
     }
-}
-
-/// What is encrypted to deal a unit.
-fn dealing(unit: u32, attempt: u32) -> Block {
-    let mut block = Block::default();
-    block[..8].copy_from_slice(&u64::from(unit).to_le_bytes());
-    block[8..12].copy_from_slice(&attempt.to_le_bytes());
-    block[12..].copy_from_slice(b"part");
-    block
 }
 
 fn word(block: &Block) -> u64 {

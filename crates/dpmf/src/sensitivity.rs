@@ -12,9 +12,10 @@
 
 mod sampled;
 
-pub(crate) use sampled::{allocation, hidden, under};
+pub(crate) use sampled::{allocation, hidden, reshuffled, under};
 
 use crate::error::{Error, Result};
+use crate::form::blt::LONG;
 use crate::form::{EncoderColumns, Products, Representation};
 use crate::participation::{Participation, Sensitivity};
 use faer::linalg::matmul::matmul;
@@ -288,6 +289,15 @@ impl Sum {
 /// Guarantee: not below the exact one. Cost: `n` columns of `C`, and `K n²` multiply-adds; or the inner products, where the form
 /// knows them.
 pub(crate) fn epochs(form: &dyn Representation, separation: usize) -> Sensitivity {
+    // No entry is negative: what a unit changes is the sum of its columns.
+    if form.steps() > LONG
+        && form.encoder_is_nonnegative()
+        && let Some(filter) = form.as_exponentials()
+    {
+        let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
+        let largest = filter.folded_squares(separation).into_iter().fold(0.0, larger);
+        return Sensitivity { gamma: (largest * (1.0 + filter.rounding())).sqrt().next_up(), exact: true };
+    }
     let (n, encoder) = (form.steps(), Encoder::new(form));
     let mut sums = vec![Sum::ZERO; separation.min(n)];
     let add = |i: usize, bounds: &[f64], values: &[f64]| {

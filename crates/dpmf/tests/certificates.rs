@@ -1,6 +1,7 @@
 //! Certificates are inequalities: no bound above the optimum, no loss below it, whatever the workload.
 
 mod reference;
+mod several_epochs;
 
 use dpmf::factorize::{Dual, Options, Progress, Solver, Target, lower_bound_at, optimal};
 use dpmf::{
@@ -551,10 +552,8 @@ fn several_epochs_with_step_sizes_of_zero_have_a_mechanism_and_a_bound() {
             let optimum = problem.optimum(&mut quiet).unwrap();
             let certificate = &optimum.certificate;
             assert!(certificate.lower_bound > 0.0 && certificate.gap >= 0.0, "{rates:?}: {certificate:?}");
-            // Where it is not certified there is a reason: sums of absolute values overstate what a user of a singular optimum can
-            // change.
-            assert_eq!(certificate.gap <= 1e-6, optimum.stopped.is_none(), "{rates:?}: {certificate:?}");
-            assert!(certificate.gap < 0.1, "{rates:?} {times} {optimizer:?}: {certificate:?}");
+            let certified = certificate.gap <= 1e-6 && optimum.stopped.is_none();
+            assert!(certified, "{rates:?} {times} {optimizer:?}: {certificate:?} {:?}", optimum.stopped);
             let mechanism = problem.mechanism("optimal".parse().unwrap(), &mut quiet).unwrap();
             let deployed = mechanism.loss().total();
             assert!(deployed >= certificate.lower_bound, "{rates:?}: {deployed} {certificate:?}");

@@ -678,7 +678,7 @@ def test_without_the_checks_they_exceed_the_clip(monkeypatch):
     """The power of the test above: what the refusals are for."""
     monkeypatch.setattr(dpmf.torch._data, "check_loader", lambda *_, **__: None)
     monkeypatch.setattr(dpmf.torch._gradients.Kept, "check", lambda _: None)
-    monkeypatch.setattr(dpmf.torch._gradients, "check_module", lambda _: None)
+    monkeypatch.setattr(dpmf.torch._gradients, "check_module", lambda *_, **__: None)
     monkeypatch.setattr(dpmf.torch, "check_unscaled", lambda _: None)
     refused = [script for script in SCRIPTS if script.refusal is not None]
     found = exceeding(refused, functools.partial(measure, checked=False))

@@ -27,7 +27,8 @@ use std::time::Instant;
 /// the noise.
 ///
 /// Sampling counts only if the coins of the sampler stay secret and do not depend on the data; without such a sampler, give
-/// --sampling none. Fits are kept in the user's cache folder, so that asking again is quick.
+/// --sampling none. Fits and proofs are kept in your cache folder, so that the same question is
+/// answered at once.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 \
@@ -50,7 +51,7 @@ pub struct Args {
     #[arg(long, short, value_name = "FILE", conflicts_with = "page")]
     out: Option<PathBuf>,
 
-    /// Do not keep fits on disk, nor look for them there
+    /// Do not keep fits and proofs on disk, nor look for them there
     #[arg(long)]
     no_cache: bool,
 
@@ -101,10 +102,10 @@ struct RunArgs {
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
     sampling: String,
 
-    /// Share of what noise has moved that training takes back at the largest step, as gradients at the next iterates do: 0
-    /// counts on none, 0.03 is what `dpmf train` plans with
-    #[arg(long, value_name = "π", default_value_t = 0.0)]
-    pull: f64,
+    /// Fraction of past noise that later gradients undo at the largest step: 0 counts on none of it, so that errors are those of the noise
+    /// alone; `dpmf train` plans with 0.03
+    #[arg(long, alias = "pull", value_name = "π", default_value_t = 0.0)]
+    noise_decay: f64,
 
     /// Clipping norm
     #[arg(long, value_name = "ζ", default_value_t = 1.0)]
@@ -149,7 +150,7 @@ impl RunArgs {
             clip: self.clip,
             buffers: self.buffers,
             trusted: self.sampling == "auto",
-            pull: self.pull,
+            pull: self.noise_decay,
             conditions: Conditions { unit, adjacency: self.adjacency, ..Conditions::default() },
             ..Request::new(workload, examples, batch, epochs, epsilon, delta)?
         };
@@ -167,8 +168,8 @@ impl RunArgs {
         if self.optimizer.weight_decay > 0.0 {
             words.push(format!("weight decay {}", self.optimizer.weight_decay));
         }
-        if self.pull > 0.0 {
-            words.push(format!("pull {}", self.pull));
+        if self.noise_decay > 0.0 {
+            words.push(format!("noise decay {}", self.noise_decay));
         }
         if self.schedule != "constant" {
             words.push(format!("schedule {}", self.schedule));

@@ -6,7 +6,7 @@ use crate::plot::figure::{COLORS, Color, Mark, Panel, Series};
 use crate::report::{duration, number, rounded};
 use dpmf::accounting::PrivacyUnit;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf_train::{Ended, Local, Plan, Summary, Task};
+use dpmf_train::{Baseline, Ended, Local, Plan, Summary, Task};
 use std::path::Path;
 
 /// Columns of the table of results.
@@ -16,8 +16,43 @@ pub fn head(summary: &Summary) -> [&'static str; 7] {
     ["mechanism", "sampling", merit, "test loss", "error/bound", "buffers", "time"]
 }
 
-/// The table of results.
-pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
+/// What the trivial model predicts.
+fn constant(task: &Task) -> &'static str {
+    match task {
+        Task::Text { .. } => "the commonest token",
+        Task::Regressor { .. } => "the mean",
+        _ => "the commonest class",
+    }
+}
+
+/// What to try when the first model is no better than the trivial one; nothing where it is.
+pub fn useless(task: &Task, summary: &Summary) -> Option<String> {
+    if summary.beats_trivial() {
+        return None;
+    }
+    let (row, baseline) = (summary.summary.first()?, &summary.baseline);
+    let (measure, model, trivial) = match (row.test_rmse, baseline.test_rmse) {
+        (Some(model), Some(trivial)) => ("RMSE", number(model.mean), number(trivial)),
+        _ => {
+            let model = row.test_accuracy.map_or(f64::NAN, |accuracy| accuracy.mean);
+            ("accuracy", format!("{model:.4}"), format!("{:.4}", baseline.test_accuracy.unwrap_or(f64::NAN)))
+        }
+    };
+    let settings = match &summary.rehearsed {
+        Some(_) => "fewer columns (--features)",
+        None => "a smaller --server-lr or more --clients a round",
+    };
+    let budget =
+        if summary.epsilon.is_some() { "more data, a larger --epsilon, or " } else { "more data, or " };
+    Some(format!(
+        "The model is no better than always predicting {} (test {measure} {model}, trivial {trivial}): do not use it. Try \
+         {budget}{settings}.",
+        constant(task)
+    ))
+}
+
+/// The table of results, the trivial model last.
+pub fn cells(task: &Task, summary: &Summary) -> Vec<Vec<String>> {
     let row = |row: &dpmf_train::summary::MechanismRow| {
         let shown = |x: f64| if row.test_rmse.is_some() { number(x) } else { format!("{x:.4}") };
         let merit = match row.test_rmse.or(row.test_accuracy) {
@@ -40,7 +75,13 @@ pub fn cells(summary: &Summary) -> Vec<Vec<String>> {
             duration(row.seconds),
         ]
     };
-    summary.summary.iter().map(row).collect()
+    let mut rows: Vec<Vec<String>> = summary.summary.iter().map(row).collect();
+    let baseline = &summary.baseline;
+    let merit = baseline.test_rmse.map(number).or(baseline.test_accuracy.map(|share| format!("{share:.4}")));
+    let name = format!("trivial ({})", constant(task));
+    let none = || "–".to_owned();
+    rows.push(vec![name, none(), merit.unwrap_or_else(none), none(), none(), none(), none()]);
+    rows
 }
 
 /// The page: what was planned and what came of it, as it was written down.
@@ -81,19 +122,23 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
     }
 
     let [right, lost] = scores(task);
+    if let Some(sentence) = useless(task, summary) {
+        page.paragraph(&sentence);
+    }
     page.heading("Results");
     let units = ["", "", right, lost, "√ of total squared error", "model-sized", ""];
     let head: Vec<(&str, &str)> = head(summary).into_iter().zip(units).collect();
-    page.table(&head, &cells(summary));
+    page.table(&head, &cells(task, summary));
     page.note(
         "The test data was used once, for this table; ε does not cover its scores. Error/bound is the root of the total squared error that the \
-         mechanism's noise does to the iterates, over the certified least of all mechanisms. All rows share one learning \
-         rate; a sweep gives each its own, smaller where there is more noise.",
+         mechanism's noise does to the iterates, over the certified least of all mechanisms. All private rows share one \
+         learning rate; a sweep gives each its own, smaller where there is more noise.",
     );
 
     page.heading("Learning curves");
     let words = "On validation data, which never trains. Not covered by ε.";
-    let curves: Vec<_> = curves(ended, scores(task)).into_iter().map(|panel| (panel, words)).collect();
+    let curves: Vec<_> =
+        curves(ended, &summary.baseline, scores(task)).into_iter().map(|panel| (panel, words)).collect();
     page.figures(&curves);
     let first = first_of_each(ended);
     let mut figures = Vec::new();
@@ -128,6 +173,14 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
          run has its own directory with model.safetensors and its mechanism, plan.safetensors.",
     );
     page.heading("Settings");
+    if let Some(rehearsed) = &summary.rehearsed {
+        page.note(&format!(
+            "{}. Only the sizes of the table were used, so this cost no privacy. On the made-up tables these settings came {:.0} % \
+             of the way from the trivial model to the best there is.",
+            capitalized(&rehearsed.describe()),
+            100.0 * rehearsed.closed_gap
+        ));
+    }
     page.pairs(&settings(plan));
     page.finish()
 }
@@ -206,9 +259,10 @@ fn name(run: &Ended) -> String {
 }
 
 /// Accuracy and loss, the mean over the repetitions.
-fn curves(ended: &[Ended], [right, lost]: [&str; 2]) -> Vec<Panel> {
+fn curves(ended: &[Ended], baseline: &Baseline, [right, lost]: [&str; 2]) -> Vec<Panel> {
     let first = first_of_each(ended);
-    let panel = |title: &str, y_label: &str, pick: fn(&dpmf_train::Point) -> f64| {
+    let last = ended.iter().map(|run| run.plan.rounds()).max().unwrap_or(0) as f64;
+    let panel = |title: &str, y_label: &str, level: f64, pick: fn(&dpmf_train::Point) -> f64| {
         let series = first.iter().enumerate().map(|(index, run)| {
             let same = || ended.iter().filter(|other| name(other) == name(run));
             let points = run.outcome.curve.iter().enumerate().map(|(k, point)| {
@@ -218,6 +272,13 @@ fn curves(ended: &[Ended], [right, lost]: [&str; 2]) -> Vec<Panel> {
             let label = name(run);
             Series { label, points: points.collect(), mark: Mark::Line, color: color(index) }
         });
+        let trivial = Series {
+            label: "trivial model".into(),
+            points: vec![(0.0, level), (last, level)],
+            mark: Mark::Line,
+            color: color(first.len()),
+        };
+        let series = series.chain([trivial]);
         Panel {
             title: title.into(),
             x_label: "round".into(),
@@ -227,10 +288,13 @@ fn curves(ended: &[Ended], [right, lost]: [&str; 2]) -> Vec<Panel> {
             series: series.collect(),
         }
     };
-    let mut panels = vec![panel("validation loss", &capitalized(lost), |point| point.loss)];
+    let mut panels =
+        vec![panel("validation loss", &capitalized(lost), baseline.validation.1, |point| point.loss)];
     if ended.iter().any(|run| run.outcome.validation.accuracy.is_some()) {
-        let accuracy =
-            panel("validation accuracy", &capitalized(right), |point| point.accuracy.unwrap_or(f64::NAN));
+        let level = baseline.validation.0.unwrap_or(f64::NAN);
+        let accuracy = panel("validation accuracy", &capitalized(right), level, |point| {
+            point.accuracy.unwrap_or(f64::NAN)
+        });
         panels.insert(0, accuracy);
     }
     panels

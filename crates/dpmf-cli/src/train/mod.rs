@@ -18,17 +18,18 @@ use crate::words;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Arithmetic, LedgerFile, Release};
+use dpmf::accounting::{Arithmetic, Beside, LedgerFile, Release, Terms, gaussian};
 use dpmf::disk::{self, Access, Lock, Place};
 use dpmf::family::{Budget, Knob};
+use dpmf::mechanism::Conditions;
 use dpmf::noise::{NoiseKey, RunId};
 use dpmf::planner::{self, Planner};
 use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::task::{self as usual, Length, Task};
 use dpmf_train::{
-    Card, Ended, KeySource, MechanismChoice, Model, Outcome, Pace, Plan, Privacy, Purpose, RunPlanner,
-    Settings, Steps, Summary, Users, with_task,
+    Card, Ended, Given, KeySource, MechanismChoice, Model, Outcome, Pace, Plan, Privacy, Purpose, Rehearsed,
+    RunPlanner, Settings, Steps, Summary, Users, rehearse, tempered_rate, with_task,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -49,11 +50,16 @@ use task::TaskArgs;
 /// trained with the optimal mechanism and, beside it, tree aggregation and DP-SGD at the same ε; under two minutes on two
 /// cores. The directory of the run holds the models, the keys, the journals and a report.html.
 ///
+/// On a table with --label, settings that you do not give are rehearsed: chosen on made-up tables with as many users, columns and
+/// classes, which costs no privacy. Exit code 3 means that training ended, but the model is no better than the trivial one (the
+/// mean, or the commonest class) on held-out users; everything is written all the same.
+///
 /// Interrupted by Ctrl-C or a crash, a run goes on with --resume DIR.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = "Examples:\n  dpmf train\n  dpmf train --data messages.csv --epochs 5 --epsilon 3 --out run\n  \
+    dpmf train --data table.csv --user customer --label bought --public-share 0.1 --epsilon 3\n  \
     dpmf train --data fashion-mnist --epochs 10 --clients 600 --epsilon 3\n  dpmf train --mechanism optimal,none --epsilon 8 --momentum 0.9 \
     --schedule cooldown:0.25:0.05\n  dpmf train --data messages.csv --rounds 200 --clients 50 --out run\n  \
     dpmf train --resume run"
@@ -79,7 +85,7 @@ pub struct Args {
     /// own times --server-lr
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mechanism", "epsilon", "noise_multiplier", "epochs", "rounds",
         "clip", "delta", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file", "dense",
-        "buffers", "participation", "sampling", "pull"])]
+        "buffers", "participation", "sampling", "noise_decay"])]
     plan: Option<PathBuf>,
 
     /// ε of the guarantee
@@ -124,7 +130,8 @@ pub struct Args {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Training")]
 pub struct RecipeArgs {
-    /// Passes over the users: each takes part this often, on average, in users / clients rounds a pass
+    /// Passes over the users: each takes part this often, on average, in users / clients rounds a pass [default: 1; for a table
+    /// with a label rehearsed]
     #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "participation"])]
     pub epochs: Option<usize>,
 
@@ -133,11 +140,11 @@ pub struct RecipeArgs {
     pub rounds: Option<usize>,
 
     /// Users in a round (examples, for images), on average where they are sampled [default: 100, of fewer than a
-    /// thousand users a tenth]
+    /// thousand users a tenth; for a table with a label rehearsed, mostly all]
     #[arg(long, value_name = "c", value_parser = count)]
     pub clients: Option<usize>,
 
-    /// Norm ζ that a user's update is clipped to
+    /// Norm ζ that a user's update is clipped to [default: 1; for a table with a label rehearsed]
     #[arg(long, value_name = "ζ")]
     pub clip: Option<f64>,
 
@@ -152,9 +159,9 @@ pub struct RecipeArgs {
     )]
     pub arithmetic: Arithmetic,
 
-    /// Server momentum β
-    #[arg(long, value_name = "β", default_value_t = usual::MOMENTUM)]
-    pub momentum: f64,
+    /// Server momentum β [default: 0.9; for a table with a label 0]
+    #[arg(long, value_name = "β")]
+    pub momentum: Option<f64>,
 
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
@@ -167,11 +174,12 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
     pub schedule_file: Option<PathBuf>,
 
-    /// Server learning rate
+    /// Server learning rate [default: 0.25 for texts and 0.5 for images, less where there is much noise; for a table with a label
+    /// rehearsed]
     #[arg(long, value_name = "η")]
     pub server_lr: Option<f64>,
 
-    /// Learning rate of a user's own passes
+    /// Learning rate of a user's own passes [default: 2 for texts; for tables none, each user gives one gradient]
     #[arg(long, value_name = "η")]
     pub client_lr: Option<f64>,
 
@@ -196,16 +204,16 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "R", value_parser = count)]
     pub buffers: Option<usize>,
 
-    /// Share of what noise has moved that training takes back at the largest step, for a plan: see `dpmf plan`
-    #[arg(long, value_name = "π", default_value_t = planner::PULL)]
-    pub pull: f64,
+    /// Fraction of past noise that later gradients undo at the largest step, for a plan: see `dpmf plan`
+    #[arg(long, alias = "pull", value_name = "π", default_value_t = planner::PULL)]
+    pub noise_decay: f64,
 
     /// How often a user takes part: single, epochs:K or min-separation:B[:K] [default: single, or the epochs]
     #[arg(long, value_name = "PATTERN")]
     pub participation: Option<Participation>,
 
     /// By what secret chance users come into rounds: auto leaves it to the plan; none counts on no chance; for mechanisms by
-    /// name also cyclic-poisson:G:Q or balls-in-bins:B
+    /// name also cyclic-poisson:G:Q, balls-in-bins:B or reshuffled-bins:B
     #[arg(long, value_name = "SAMPLING", default_value = "auto")]
     pub sampling: Chance,
 }
@@ -254,6 +262,21 @@ pub fn budgeted(
 }
 
 impl RecipeArgs {
+    /// What a rehearsal leaves as it is.
+    fn given(&self) -> Given {
+        let sampled = !matches!(self.sampling, Chance::Auto | Chance::Fixed(Sampling::None));
+        let length = self.rounds.is_some()
+            || self.epochs.is_some()
+            || self.participation.is_some()
+            || self.schedule_file.is_some();
+        Given {
+            learning_rate: self.server_lr.is_some(),
+            length: length || sampled,
+            clients: self.clients.is_some() || sampled,
+            clip: self.clip.is_some(),
+        }
+    }
+
     /// The settings of a run on a task, with the mechanism and its noise still to be chosen.
     pub fn settings(&self, task: &Task) -> anyhow::Result<Settings> {
         let values = self.schedule_file.as_deref().map(read_vector).transpose()?;
@@ -270,12 +293,13 @@ impl RecipeArgs {
         settings.recipe.dropout = self.dropout;
         settings.recipe.arithmetic = self.arithmetic;
         settings.clip = self.clip.unwrap_or(settings.clip);
-        settings.optimizer = self.optimizer.with_momentum(self.momentum);
+        let momentum = if task.shape().is_some() { 0.0 } else { usual::MOMENTUM };
+        settings.optimizer = self.optimizer.with_momentum(self.momentum.unwrap_or(momentum));
         settings.schedule = values.map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values);
         settings.server_learning_rate = self.server_lr.unwrap_or(settings.server_learning_rate);
         settings.limits.buffers = self.buffers.unwrap_or(settings.limits.buffers);
         settings.limits.trusted = self.sampling != Chance::Fixed(Sampling::None);
-        settings.limits.pull = self.pull;
+        settings.limits.pull = self.noise_decay;
         Ok(settings)
     }
 }
@@ -289,8 +313,16 @@ pub struct Experiment {
     pub task: TaskArgs,
     key_file: Option<PathBuf>,
     seed: Option<u64>,
+    #[serde(default)]
+    rehearsed: Option<Rehearsed>,
     pub runs: Vec<String>,
+    /// What the schema of the table may cost, where it is found in private.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
 }
+
+/// Directory of a schema that is found in private.
+const FOUND: &str = "schema";
 
 const SCHEMA: u32 = 3;
 const EXPERIMENT: &str = "experiment.json";
@@ -299,13 +331,11 @@ const REPORT: &str = "report.html";
 const LOCK: &str = "lock";
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let (folder, experiment, task, _lock, _hold) = match &args.resume {
+    let (folder, experiment, opened, _lock, _hold) = match &args.resume {
         Some(folder) => {
             let experiment = Experiment::read(folder)?;
             let lock = hold(folder)?;
-            let task = experiment.task.open()?;
-            fits(&task)?;
-            (folder.clone(), experiment, task, lock, Hold::new())
+            (folder.clone(), experiment, None, lock, Hold::new())
         }
         None => {
             let folder =
@@ -318,24 +348,33 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             if let Some(path) = &args.ledger {
                 LedgerFile::read(path)?;
             }
-            let task = args.task.open()?;
+            // What is planned must not depend on a schema that is found in private: composition counts on that.
+            let beside = beside(args)?;
+            let task = beside.map_or_else(|| args.task.open(), |beside| args.task.outline(beside))?;
             fits(&task)?;
-            let plans = plans(args, &task)?;
+            let (plans, rehearsed) = plans(args, &task, beside)?;
             caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
             // From here on there is something to lose.
             let kept = Hold::new();
-            let (experiment, lock) = begin(args, &task, &folder, plans)?;
-            (folder, experiment, task, lock, kept)
+            let (experiment, lock) = begin(args, &task, &folder, plans, beside, rehearsed)?;
+            (folder, experiment, beside.is_none().then_some(task), lock, kept)
         }
     };
+    let task = match (opened, experiment.beside) {
+        (Some(task), _) => task,
+        (None, Some(beside)) => {
+            let named = folder.display();
+            experiment.task.find(beside, &folder.join(FOUND), &experiment.key()).with_context(|| {
+                format!("{named} has begun, and what it found in private is released; another run releases it anew")
+            })?
+        }
+        (None, None) => experiment.task.open()?,
+    };
+    fits(&task)?;
     note(&task.describe());
     task.remarks().iter().for_each(|remark| note(&format!("{}: {}", task.name(), hints::remark(remark))));
     let card = task.card();
-    let key = match (&experiment.key_file, experiment.seed) {
-        (Some(path), _) => KeySource::File(path.clone()),
-        (None, Some(seed)) => KeySource::Seed(seed),
-        (None, None) => KeySource::System,
-    };
+    let key = experiment.key();
     let mut ended = Vec::new();
     for (index, name) in experiment.runs.iter().enumerate() {
         let place = folder.join(name);
@@ -349,7 +388,24 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         };
         ended.push(Ended { plan, outcome });
     }
-    finish(&folder, &task, &ended)
+    finish(&folder, &task, experiment.rehearsed, &ended)
+}
+
+/// What finding the schema may cost: a share of the whole budget, or of what the noise of a mechanism is worth.
+fn beside(args: &Args) -> anyhow::Result<Option<Beside>> {
+    let (epsilon, delta) = match &args.plan {
+        Some(path) => {
+            let mechanism = dpmf::format::load(path)?;
+            let stated = mechanism.privacy().map(|statement| statement.calibration());
+            stated.map_or((args.epsilon, args.recipe.delta), |stated| (stated.epsilon(), stated.delta()))
+        }
+        None => (args.epsilon, args.recipe.delta),
+    };
+    let mu = |delta: f64| match args.noise_multiplier {
+        Some(sigma) if sigma > 0.0 && sigma.is_finite() => Ok(1.0 / sigma),
+        _ => Ok(gaussian::mu(epsilon, delta)?),
+    };
+    args.task.beside(mu, delta)
 }
 
 /// What is to be warned of in any of these plans.
@@ -392,10 +448,12 @@ fn begin(
     task: &Task,
     folder: &Path,
     plans: Vec<(String, Plan)>,
+    beside: Option<Beside>,
+    rehearsed: Option<Rehearsed>,
 ) -> anyhow::Result<(Experiment, Lock)> {
     let new = folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).last();
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let begun = write_down(args, task, folder, &plans);
+    let begun = write_down(args, task, folder, &plans, beside, rehearsed);
     if begun.is_err() {
         // The first error is what counts.
         match new {
@@ -411,6 +469,8 @@ fn write_down(
     task: &Task,
     folder: &Path,
     plans: &[(String, Plan)],
+    beside: Option<Beside>,
+    rehearsed: Option<Rehearsed>,
 ) -> anyhow::Result<(Experiment, Lock)> {
     let lock = hold(folder)?;
     // Another process may have been first while this one was planning.
@@ -428,7 +488,9 @@ fn write_down(
         task: args.task.anchored()?,
         key_file: key_file.context("the key file has no name")?,
         seed: args.seed,
+        rehearsed,
         runs: plans.iter().map(|(name, _)| name.clone()).collect(),
+        beside,
     };
     let text = serde_json::to_vec_pretty(&experiment)?;
     disk::replace(folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
@@ -443,6 +505,12 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
     for (name, plan) in plans {
         let Some(statement) = plan.mechanism().and_then(|mechanism| mechanism.privacy()) else { continue };
         ledger.ledger().check(statement)?;
+        // One schema serves all models.
+        let id = format!("{training}/schema");
+        if !releases.iter().any(|release: &Release| release.id == id) {
+            let what = format!("find the schema of {}", task.name());
+            releases.extend(Release::beside(&id, &clock::now(), &what, statement)?);
+        }
         let what = format!("train {name} on {}", task.name());
         releases.push(Release::new(format!("{training}/{name}"), clock::now(), what, statement)?);
     }
@@ -455,6 +523,14 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
 }
 
 impl Experiment {
+    fn key(&self) -> KeySource {
+        match (&self.key_file, self.seed) {
+            (Some(path), _) => KeySource::File(path.clone()),
+            (None, Some(seed)) => KeySource::Seed(seed),
+            (None, None) => KeySource::System,
+        }
+    }
+
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Version {
@@ -481,16 +557,21 @@ impl Experiment {
     }
 }
 
-/// The plans of all runs, with the names of their directories.
-fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
+/// Plans with the names of their directories.
+type Named = Vec<(String, Plan)>;
+
+/// The plans of all runs, and what was rehearsed for them.
+fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<(Named, Option<Rehearsed>)> {
     repeatable(args.repeats)?;
     let seeds = 0..args.repeats as u64;
     if let Some(path) = &args.plan {
-        return seeds.map(|seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed)?))).collect();
+        let of = |seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed, beside)?));
+        return Ok((seeds.map(of).collect::<anyhow::Result<_>>()?, None));
     }
     let recipe_args = RecipeArgs { epochs: epochs(args)?, ..args.recipe.clone() };
     let mut settings = recipe_args.settings(task)?;
     let delta = args.recipe.delta;
+    settings.beside = beside;
     settings.privacy = match args.noise_multiplier {
         Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
@@ -502,19 +583,39 @@ fn plans(args: &Args, task: &Task) -> anyhow::Result<Vec<(String, Plan)>> {
         ControlFlow::Continue(())
     };
     let choices = choices(args, recipe_args.epochs)?;
+    let given = args.recipe.given();
+    let mut rehearsed = None;
+    if let Some(shape) = task.shape().filter(|_| !given.everything()) {
+        // Several mechanisms share the settings of the first that is private.
+        let private = choices.iter().find(|choice| **choice != MechanismChoice::None);
+        settings.recipe.mechanism = *private.unwrap_or(&MechanismChoice::None);
+        let folder = planner::cache_folder();
+        let found = rehearse(&shape, &settings, given, &mut planner, folder.as_deref(), &mut listen)?;
+        found.apply(&mut settings, given);
+        rehearsed = Some(found);
+    }
+    let (usual, tempered) = (settings.server_learning_rate, task.shape().is_none() && !given.learning_rate);
     let mut plans = Vec::new();
     for seed in seeds {
         for &mechanism in &choices {
             (settings.recipe.mechanism, settings.recipe.seed) = (mechanism, seed);
+            settings.server_learning_rate = usual;
+            if tempered {
+                // Without noise the usual rate serves.
+                settings.server_learning_rate = tempered_rate(&settings, task.parameters())?;
+            }
             let name = format!("{}-{seed}", mechanism.to_string().replace([':', '='], "-"));
             plans.push((name, planner.plan(&settings, &mut listen)?));
         }
     }
     drop(spinner);
+    if let Some(rehearsed) = &rehearsed {
+        note(&rehearsed.describe());
+    }
     if let Some(choice) = planner.choice() {
         note(&format!("planned: {choice}"));
     }
-    Ok(plans)
+    Ok((plans, rehearsed))
 }
 
 /// Most repetitions of a run: beyond them a mean gains nothing.
@@ -567,8 +668,15 @@ fn choices(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<MechanismCh
 }
 
 /// A run by a file of `dpmf plan`: mechanism, sampler, optimizer, clip and ε are the file's.
-fn planned(args: &Args, task: &Task, path: &Path, seed: u64) -> anyhow::Result<Plan> {
-    let mechanism = dpmf::format::load(path)?;
+fn planned(args: &Args, task: &Task, path: &Path, seed: u64, beside: Option<Beside>) -> anyhow::Result<Plan> {
+    let mut mechanism = dpmf::format::load(path)?;
+    if let (Some(beside), Some(statement)) = (beside, mechanism.privacy().cloned()) {
+        // ε and δ stay, and pay for the schema too: the noise grows.
+        let (calibration, unit) = (statement.calibration(), statement.unit());
+        let &Terms { adjacency, accountant, clip, .. } = calibration.terms();
+        let conditions = Conditions { unit, adjacency, accountant, beside: Some(beside) };
+        mechanism = mechanism.calibrated(calibration.epsilon(), calibration.delta(), clip, conditions)?;
+    }
     let Some((optimizer, rates)) = mechanism.workload().optimizer() else {
         bail!("{} is for a matrix, and training needs the step sizes of an optimizer", path.display());
     };
@@ -657,28 +765,43 @@ where
     }
 }
 
-fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report> {
-    let summary =
-        Summary::new(task.name(), task.notes(), task.users().0, task.parameters(), task.scale(), ended)?;
+fn finish(
+    folder: &Path,
+    task: &Task,
+    rehearsed: Option<Rehearsed>,
+    ended: &[Ended],
+) -> anyhow::Result<Report> {
+    let summary = Summary::new(task, rehearsed, ended)?;
     let report = folder.join(REPORT);
     let mut json = serde_json::to_value(&summary)?;
     json["report"] = json!(report);
     write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
     write(&report, html::page(task, &summary, ended, folder).as_bytes())?;
     let mut text = String::new();
+    let useless = html::useless(task, &summary);
+    if let Some(sentence) = &useless {
+        text += &format!("{sentence}\n\n");
+    }
     if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
         text += &statement.to_string();
         if !summary.notes.is_empty() {
             text += "About the data:\n";
             summary.notes.iter().for_each(|note| text += &format!("  - {note}\n"));
         }
+        if let Some(words) = summary.privacy.and_then(|privacy| privacy.words()) {
+            text += &format!("Budget: {words} (δ = {:e}).\n", statement.calibration().delta());
+        }
         text += "\n";
         if summary.together.is_some() {
             text += &format!("{}.\n\n", html::capitalized(&guarantee));
         }
     }
-    text +=
-        &format!("{}\n\nreport: {}", table(&html::head(&summary), &html::cells(&summary)), report.display());
+    text += &format!(
+        "{}\nScores are of held-out {}s: ε does not cover them.\n\nreport: {}",
+        table(&html::head(&summary), &html::cells(task, &summary)),
+        task.unit().name(),
+        report.display()
+    );
     let diverged: Vec<String> = summary
         .runs
         .iter()
@@ -692,8 +815,12 @@ fn finish(folder: &Path, task: &Task, ended: &[Ended]) -> anyhow::Result<Report>
             diverged.join(", ")
         );
     }
-    let warnings = cautions(ended.iter().map(|ended| &ended.plan), task);
-    Ok(Report::new(json, text).warned(warnings))
+    let mut warnings = cautions(ended.iter().map(|ended| &ended.plan), task);
+    let is_useless = useless.is_some();
+    warnings.extend(useless);
+    let mut report = Report::new(json, text).warned(warnings);
+    report.useless = is_useless;
+    Ok(report)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

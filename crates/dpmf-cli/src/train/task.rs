@@ -2,16 +2,18 @@
 
 use crate::workload::count;
 use anyhow::bail;
-use dpmf_train::data::{Columns, Options, Predict, Source, Tokens, VocabularyFrom};
+use dpmf::accounting::Beside;
+use dpmf_train::KeySource;
+use dpmf_train::data::{self, Columns, DatePart, Decimal, Options, Predict, Source, Tokens, VocabularyFrom};
 use dpmf_train::task::{ModelKind, ModelOptions, Task};
 use serde::{Deserialize, Serialize};
-use std::path::{PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
 
 /// Which data, which model.
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[command(next_help_heading = "Task")]
 pub struct TaskArgs {
-    /// A table of yours: a .csv, .tsv, .jsonl or .parquet file; or names, quotes[:FILE], fashion-mnist[:DIR],
+    /// A table of yours: a .csv, .tsv, .jsonl (also with .gz or .zst) or .parquet file, or - for standard input; or names, quotes[:FILE], fashion-mnist[:DIR],
     /// stackoverflow:FILE (if built with --features stackoverflow)
     #[arg(long, value_name = "DATA", default_value = "names")]
     data: String,
@@ -38,11 +40,57 @@ pub struct TaskArgs {
     #[arg(long, value_name = "COLUMN,…", value_delimiter = ',', requires = "label")]
     features: Option<Vec<String>>,
 
-    /// Whether the label is a class or a number; guessed from it by default
+    /// Columns not to predict from
+    #[arg(long, value_name = "COLUMN,…", value_delimiter = ',', requires = "label")]
+    #[serde(default)]
+    exclude: Vec<String>,
+
+    /// The classes of the label, if they are known; else they are found in private
+    #[arg(
+        long,
+        value_name = "CLASS,…",
+        value_delimiter = ',',
+        requires = "label",
+        conflicts_with = "schema"
+    )]
+    #[serde(default)]
+    classes: Option<Vec<String>>,
+
+    /// Leave out rows without a label, instead of stopping
+    #[arg(long, requires = "label")]
+    #[serde(default)]
+    drop_unlabelled: bool,
+
+    /// The decimal sign of numbers that are written as people do: . for 1,234.50 and , for 1.234,50; currencies and % are then read
+    /// over [default: numbers as programs write them]
+    #[arg(long, value_enum, requires = "label", conflicts_with = "schema")]
+    #[serde(default)]
+    decimal: Option<DecimalName>,
+
+    /// Parts of dates to predict from, beside their days
+    #[arg(
+        long,
+        value_name = "PART,…",
+        value_delimiter = ',',
+        value_enum,
+        requires = "label",
+        conflicts_with = "schema"
+    )]
+    #[serde(default)]
+    date_parts: Vec<DatePartName>,
+
+    /// Share of the budget, as μ², that finding classes, categories and scales in private may cost; training has the rest [default:
+    /// 0.05, and up to 0.25 where users are few]
+    #[arg(long, value_name = "SHARE", value_parser = schema_share, requires = "label",
+        conflicts_with_all = ["schema", "vocabulary_from_training", "public_share"])]
+    #[serde(default)]
+    schema_share: Option<f64>,
+
+    /// Whether the label is a class or a number; found in private by default
     #[arg(long, value_enum, requires = "label")]
     task: Option<TaskName>,
 
-    /// What the columns mean (classes, categories, scales), in a JSON file
+    /// What the columns mean (classes, categories, scales), in a JSON file; by default it is found in private
     #[arg(long, value_name = "FILE", requires = "label")]
     schema: Option<PathBuf>,
 
@@ -127,6 +175,41 @@ enum TaskName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+enum DecimalName {
+    /// 1,234.50
+    #[value(name = ".", alias = "point")]
+    Point,
+    /// 1.234,50
+    #[value(name = ",", alias = "comma")]
+    Comma,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum DatePartName {
+    /// The hour of the day
+    Hour,
+    /// The day of the week
+    Weekday,
+}
+
+/// Least and largest share of the budget for a schema where nothing is said.
+const SCHEMA_SHARES: (f64, f64) = (0.05, 0.25);
+/// Where nothing is said, users times the μ of a schema are to be this, if its share allows: about 25 deviations of the noise on a class.
+const CLEAR: f64 = 80.0;
+/// Share of δ for words that one user alone may have.
+const WORDS_SHARE: f64 = 0.1;
+
+/// A share of the budget: training must keep some of it.
+fn schema_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.001..=0.5).contains(&share) => Ok(share),
+        _ => Err("it must lie between 0.001 and 0.5".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum TokenName {
     /// Every character
     Characters,
@@ -160,6 +243,46 @@ impl TaskArgs {
         Ok(Self { data: data.to_string(), vocabulary, schema, ..self.clone() })
     }
 
+    /// What finding the schema in private may cost; nothing where there is none to find. `mu` is that of the whole budget.
+    pub fn beside(
+        &self,
+        mu: impl FnOnce(f64) -> anyhow::Result<f64>,
+        delta: f64,
+    ) -> anyhow::Result<Option<Beside>> {
+        let (source, options): (Source, _) = (self.data.parse()?, self.options());
+        if !data::is_found(&source, &options) {
+            return Ok(None);
+        }
+        let words = WORDS_SHARE * delta;
+        let whole = mu(delta - words)?;
+        let share = match self.schema_share {
+            Some(share) => share,
+            // By public numbers alone: how many users there are, and the budget.
+            None => {
+                let users = data::training_users(&source, &options)?.max(1) as f64;
+                (CLEAR / (users * whole)).powi(2).clamp(SCHEMA_SHARES.0, SCHEMA_SHARES.1)
+            }
+        };
+        let mu = whole * share.sqrt();
+        Ok(Some(Beside { mu, delta: words }.checked()?))
+    }
+
+    /// What is public of a table whose schema is to be found in private, with a model of its shape.
+    pub fn outline(&self, beside: Beside) -> anyhow::Result<Task> {
+        let options = self.options();
+        let data = data::outline(&self.data.parse()?, &options, beside)?;
+        Ok(Task::new(data, &options, self.model_options(true))?)
+    }
+
+    /// Finds the schema in private, keeps it in a directory, and opens the task with it.
+    pub fn find(&self, beside: Beside, folder: &Path, key: &KeySource) -> anyhow::Result<Task> {
+        let source: Source = self.data.parse()?;
+        let mut options = self.options();
+        data::find_schema(&source, &options, beside, folder, key)?;
+        options.found = Some(folder.to_owned());
+        Ok(Task::open(&source, &options, self.model_options(false))?)
+    }
+
     /// Reads the data and sets up the model.
     pub fn open(&self) -> anyhow::Result<Task> {
         for (name, path) in [("--vocabulary", &self.vocabulary), ("--schema", &self.schema)] {
@@ -167,8 +290,13 @@ impl TaskArgs {
                 bail!("{name} is {}, which is not a regular file", path.display());
             }
         }
-        let model = ModelOptions {
-            kind: self.model.map(|name| match name {
+        Ok(Task::open(&self.data.parse::<Source>()?, &self.options(), self.model_options(false))?)
+    }
+
+    /// The model; where it is not known yet whether the label is a class or a number, one that learns either.
+    fn model_options(&self, outline: bool) -> ModelOptions {
+        ModelOptions {
+            kind: self.model.filter(|name| !outline || *name == ModelName::Mlp).map(|name| match name {
                 ModelName::Lstm => ModelKind::Lstm,
                 ModelName::Mlp => ModelKind::Mlp,
                 ModelName::Logistic => ModelKind::Logistic,
@@ -177,8 +305,7 @@ impl TaskArgs {
             embedding: self.embedding,
             hidden: self.hidden,
             projection: (self.projection > 0).then_some(self.projection),
-        };
-        Ok(Task::open(&self.data.parse::<Source>()?, &self.options(), model)?)
+        }
     }
 
     fn options(&self) -> Options {
@@ -203,14 +330,38 @@ impl TaskArgs {
                 text: self.text.clone(),
                 label: self.label.clone(),
                 features: self.features.clone(),
+                exclude: self.exclude.clone(),
             },
-            predict: self.task.map(|task| match task {
-                TaskName::Classification => Predict::Classification,
-                TaskName::Regression => Predict::Regression,
-            }),
+            // A model that learns one kind of label says which.
+            predict: match (self.task, self.model) {
+                (Some(TaskName::Classification), _) | (None, Some(ModelName::Logistic)) => {
+                    self.label.is_some().then_some(Predict::Classification)
+                }
+                (Some(TaskName::Regression), _) | (None, Some(ModelName::Linear)) => {
+                    self.label.is_some().then_some(Predict::Regression)
+                }
+                _ => None,
+            },
             schema: self.schema.clone(),
             public_share: self.public_share.map(|share| (1000.0 * share).round() as u32),
             skip_malformed: self.skip_malformed,
+            drop_unlabelled: self.drop_unlabelled,
+            classes: self.classes.clone(),
+            decimal: match self.decimal {
+                None => Decimal::Plain,
+                Some(DecimalName::Point) => Decimal::Point,
+                Some(DecimalName::Comma) => Decimal::Comma,
+            },
+            date_parts: self
+                .date_parts
+                .iter()
+                .map(|part| match part {
+                    DatePartName::Hour => DatePart::Hour,
+                    DatePartName::Weekday => DatePart::Weekday,
+                })
+                .collect(),
+            found: None,
+            train_all: false,
         }
     }
 }

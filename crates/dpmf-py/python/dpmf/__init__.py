@@ -62,6 +62,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._plan import mechanism, plan
+from ._table import train_table
 
 __all__ = [
     "BindingError",
@@ -112,4 +113,5 @@ __all__ = [
     "poisson_delta",
     "poisson_epsilon",
     "poisson_noise_multiplier",
+    "train_table",
 ]

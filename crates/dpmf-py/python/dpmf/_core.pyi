@@ -50,6 +50,7 @@ __all__ = [
     "poisson_delta",
     "poisson_epsilon",
     "poisson_noise_multiplier",
+    "train_columns",
 ]
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -440,7 +441,8 @@ class Mechanism:
     ) -> Mechanism:
         """The mechanism with a given noise multiplier, and the ε that it gives at δ. All else is as for calibrate."""
     def with_sampling(self, sampling: str) -> Mechanism:
-        """The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B" or "none".
+        """The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
+        "reshuffled-bins:B" or "none".
 
         Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
         as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
@@ -478,7 +480,8 @@ class Mechanism:
         record could take part more often than the mechanism covers.
 
         sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
-        epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q" or "balls-in-bins:B".
+        epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B"
+        or "reshuffled-bins:B".
         """
     def plot_error(self, ax: Axes | None = None, **line: Any) -> Axes:
         """Draws the standard deviation of every iterate's error with matplotlib and returns the axes.
@@ -583,6 +586,16 @@ class Model:
     @property
     def privacy(self) -> dict[str, Any] | None:
         """The privacy statement as a dictionary; None if the model was trained without privacy."""
+    @property
+    def rehearsed(self) -> dict[str, Any] | None:
+        """What a rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or if all was given."""
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """Scores on the rows that train_table held out, and the trivial model's, as a dictionary; ε does not cover them, and they are
+        not saved with the model. None for a model that was read from a file, or if no row was held out.
+        """
+    def save(self, path: _Path) -> None:
+        """Writes the model to a file, which load_model reads."""
     @property
     def statement(self) -> str:
         """The privacy statement as text."""
@@ -743,8 +756,15 @@ class PrivateRun:
     step ("other-step"), batches that others decide than at first ("other-order"), a sampler of another run ("sampler-in-use"), none
     where the guarantee counts on it ("not-sampled"), another denominator ("other-denominator"), nothing to release ("nothing").
 
-    Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here. ranks add up
-    their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+    Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here, or ranges has
+    several of them. ranks add up their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+
+    ahead is the number of threads that make the noise of the coming step while its gradient is computed, for 8 bytes a coordinate (4
+    in float arithmetic); by default half of the machine's, and none for less than 32,768 coordinates. 0 makes it when it is
+    released, in the same bits.
+
+    part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
+    digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
 
     Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
     their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
@@ -758,11 +778,14 @@ class PrivateRun:
         *,
         dimension: int,
         coordinates: range | Sequence[range] | None = None,
+        ranges: Sequence[range] | None = None,
         run: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
         process: int = 0,
+        ahead: int | None = None,
+        part: bool = False,
     ) -> Self: ...
     @staticmethod
     def open(
@@ -772,11 +795,14 @@ class PrivateRun:
         *,
         dimension: int,
         coordinates: range | Sequence[range] | None = None,
+        ranges: Sequence[range] | None = None,
         checkpoint: bytes | str | os.PathLike[str] | None = None,
         at: int | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
         process: int = 0,
+        ahead: int | None = None,
+        part: bool = False,
     ) -> PrivateRun:
         """Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
 
@@ -816,12 +842,19 @@ class PrivateRun:
         """What a mean divides by, the planned size of a batch: fixed by the first release. None while nobody said."""
     def check_release(self) -> None:
         """Refuses what release() would refuse, before ranks add up their sums."""
-    def release(self, sum: NDArray[np.int64], released: NDArray[np.float32]) -> int:
+    def release(
+        self, sum: NDArray[np.int64], released: NDArray[np.float32], digest: Sequence[int] | None = None
+    ) -> int:
         """Adds the next row of noise to the sum of all contributions, int64 in units of clip.unit, and writes the noisy sum into
         released, float32. The sum becomes zero. Returns the step, zero-based.
 
+        digest is that of the sums of all ranks, where each holds a part of the model: what digest() gives of each, added up modulo
+        2**61 - 1.
+
         If it is refused, both are as they were.
         """
+    def digest(self, sum: NDArray[np.int64]) -> list[int]:
+        """Two numbers that tell the sum from others, for whoever does not know the key."""
     def commit(self, mark: Sequence[float]) -> int:
         """Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
         it is committed again for the same mark only.
@@ -830,6 +863,38 @@ class PrivateRun:
         """Adds the noise of a committed step to one part of its sum in place, once. values is a contiguous vector of float32."""
     def mark_salt(self) -> list[int]:
         """Four words of 32 bits by which devices mark their sums; as secret as the key."""
+    def fixed_row(self) -> tuple[int, int, int, float]:
+        """How the coming row is added to a sum on a device, in integers: (lift, shift, doubt, grid). With T = S·2**lift + W, what is
+        released is round(T / 2**shift)·grid, unless T is within doubt of a tie.
+        """
+    def coming_row(self) -> _ComingRow:
+        """The coming row of noise, to be shipped to devices by any thread."""
+    def prepare(self) -> None:
+        """Makes all of the coming row that is not made yet."""
+    def release_elsewhere(
+        self, digest: Sequence[int] | None = None, doubtful: Sequence[tuple[int, int]] = ...
+    ) -> tuple[int, list[int]]:
+        """Releases a step whose sum lies on devices: digest is that of the sum, which a run with a journal needs, and doubtful has
+        (coordinate, sum) of each that is in doubt. Returns the step, and what these become in units of the grid.
+
+        Nothing of the step may leave the program before.
+        """
+    @property
+    def needs_sum(self) -> bool:
+        """Whether the coming step can be repeated only with the sum itself: a journal of version 0.2 has it."""
+    def digest_keys(self, blocks: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Keys of the digest of a sum: for the places of a block of coordinates, and for some blocks, two numbers below 2**61 each. As
+        secret as the key.
+        """
+    @property
+    def ahead(self) -> int:
+        """Threads that make the noise of the coming step while its gradient is computed."""
+    @property
+    def scale(self) -> float:
+        """What rows in float arithmetic are multiplied by."""
+    @property
+    def memory(self) -> int:
+        """Bytes of noise that it keeps from one step to the next."""
     def burn(self) -> int:
         """Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step."""
     @property
@@ -872,6 +937,19 @@ class PrivateRun:
     def __reduce__(self) -> NoReturn: ...
 
 @final
+class _ComingRow:
+    """The row of noise of one step, as it is shipped to devices."""
+
+    @property
+    def step(self) -> int:
+        """The step that it is for."""
+    def ship(self, place: int, array: NDArray[np.int64] | NDArray[np.float32]) -> None:
+        """Writes numbers of the row from a place on, as many as array has: int64 for a run in exact arithmetic, float32 in float.
+
+        Raises StepReusedError where the run has passed the step.
+        """
+
+@final
 class _Clip:
     """Contributions as whole numbers, in units of a power of two, whose norm is at most the clip.
 
@@ -910,8 +988,8 @@ class Sampler:
     """Draws in secret who takes part in which step.
 
     sampling is "cyclic-poisson:G:Q" (units are dealt into G parts that take turns, and each of a part takes part in its turn
-    with probability Q; G = 1 is Poisson sampling) or "balls-in-bins:B" (each unit has one of B phases, and takes part at every
-    B-th step). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
+    with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
+    step) or "reshuffled-bins:B" (each unit has one of B phases in every epoch, drawn anew). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
     run is the name of the run: None for a new one, or a stream's .run; words go with a key from a seed.
 
     Members are a function of key, run, sampling, unit and step alone: a run resumes at any step, start, and a unit that joins or
@@ -1088,6 +1166,30 @@ def factorize(
     >>> optimum.certificate.gap <= 1e-6
     True
     """
+def train_columns(
+    columns: list[tuple[str, Any]],
+    *,
+    name: str,
+    label: str,
+    user: str | None,
+    features: list[str] | None,
+    task: str | None,
+    schema: _Path | None,
+    public_share: float | None,
+    model: str | None,
+    hidden: int,
+    epsilon: float,
+    delta: float,
+    learning_rate: float | None,
+    epochs: int | None,
+    clients: int | None,
+    clip: float | None,
+    examples_per_user: int | None,
+    hold_out: bool,
+    seed: int | None,
+) -> Model:
+    """Trains a model on columns by name; dpmf.train_table is what people call."""
+
 def load_model(path: _Path) -> Model:
     """Reads a model that `dpmf train` made: its file model.safetensors, or the directory of its run.
 

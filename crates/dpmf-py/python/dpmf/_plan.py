@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from ._core import _Accountant, _Adjacency, _Unit
 
-#: The pull that training is planned with where nothing is said; dpmf.plan itself counts on none.
-PULL = _PULL
+#: The noise decay that training is planned with where nothing is said; dpmf.plan itself counts on none.
+NOISE_DECAY = _PULL
 
 #: Model-sized buffers that the noise of a plan may take where nothing is said.
 BUFFERS = _BUFFERS
@@ -72,11 +72,12 @@ def plan(
     optimizer: Any = None,
     buffers: int | None = None,
     sampling: Literal["auto", "none"] = "auto",
-    pull: float = 0.0,
+    noise_decay: float = 0.0,
     unit: _Unit = "record",
     adjacency: _Adjacency = "replace-with-zero",
     cache: bool | str | os.PathLike[str] = True,
     progress: Callable[[str], Any] | bool | None = None,
+    pull: float | None = None,
 ) -> Plan:
     """The best noise and the best sampler for a run of SGD, calibrated, with their privacy statement.
 
@@ -91,8 +92,8 @@ def plan(
 
     Train with plan.mechanism on the batches of plan.sampler(key): the guarantee is for that sampler and no other, and its draws
     are as secret as the noise. sampling="none" counts on no sampler. buffers bounds the model-sized arrays that the noise may
-    keep, 8 by default. Fits are kept in cache: a folder, or with True $XDG_CACHE_HOME/dpmf/plans or ~/.cache/dpmf/plans; nothing
-    read from there is believed.
+    keep, 8 by default. Fits and proofs are kept in cache: a folder, or with True $XDG_CACHE_HOME/dpmf/plans or
+    ~/.cache/dpmf/plans; a proof read from there counts only with the seal of a key that its owner alone can read.
 
     The noise is for the *sum* of the clipped contributions; divide by a cohort size fixed before training, under sampling by
     sampler.expected_batch.
@@ -105,9 +106,9 @@ def plan(
     running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
     of a corrected first moment. The guarantee holds for any.
 
-    pull is the fraction of past noise that later gradients undo at the largest step; 0 counts on none of it. An error that fades asks
-    for other noise than one that stays: 0.03 has served small networks, most of all at small epsilon. The errors of a plan are then
-    those that fade. The guarantee does not depend on it.
+    noise_decay is the fraction of past noise that later gradients undo at the largest step; 0 counts on none of it. An error that
+    fades asks for other noise than one that stays: 0.03 has served small networks, most of all at small epsilon. The errors of a plan
+    are then those that fade. The guarantee does not depend on it. pull is its old name.
 
     unit is what the training code clips as one, and so what the statement protects: "record" where every example is
     clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
@@ -143,7 +144,7 @@ def plan(
         trusted=sampling == "auto",
         unit=unit,
         adjacency=adjacency,
-        pull=pull,
+        pull=noise_decay if pull is None else pull,
         folder=_folder(cache),
         progress=progress,
     )

@@ -43,10 +43,10 @@ from . import torch as _torch
 from ._checks import check_experiment, check_unit, participation_of, statement_of
 from ._core import Mechanism, NoiseKey, Plan, PrivateRun, Sampler, new_run, poisson_epsilon
 from ._errors import BindingError, MismatchError
-from ._plan import PULL, plan
+from ._plan import NOISE_DECAY, plan
 from ._remedies import remedies
 from .torch._data import Batches, StepLoader
-from .torch._gradients import clipped_sum, watch
+from .torch._gradients import add_clipped, watch
 from .torch._rows import UncheckedModelWarning, check_rows
 from .torch._run import FlatRun, check_unscaled
 
@@ -246,8 +246,12 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         count = len(next(iter(rows.values())))
         clips = None if self._clips is None else [self._clips[number] for number in rows]
         with remedies(REMEDIES):
-            sums, _ = clipped_sum(list(rows.values()), noise.live().clip, clips)
-            noise.add(zip(rows, sums), count)
+            noise.begin_adding(count)
+        try:
+            add_clipped(*noise.parts(rows, rows.values()), noise.live().clip, clips, by_torch=noise.on_device)
+        except BaseException:
+            noise.clear()
+            raise
         for row in rows.values():
             row._processed = True
 
@@ -268,7 +272,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
                 self._checks.step(run.next_step, self.param_groups)
             noise.release()
         if self.loss_reduction == "mean":
-            noise.flat.div_(denominator)
+            noise.divide(denominator)
         noise.fill_gradients()
 
     def pre_step(self, closure: Any = None) -> bool:
@@ -390,7 +394,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     """Opacus' engine with correlated noise, the sampling that a plan counts on, and the mechanism's own accounting.
 
     key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of data that is not
-    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state. pull is as in
+    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state. noise_decay is as in
     dpmf.plan: 0.03 by default, which is better for training than none, most of all at small ε.
 
     accountant and secure_mode are accepted and change nothing: ε is that of the mechanism, for the whole run, and the noise
@@ -405,9 +409,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         seed: int | None = None,
-        pull: float = PULL,
+        noise_decay: float = NOISE_DECAY,
         secure_mode: bool = True,
         accountant: Literal["prv", "rdp", "gdp"] | None = None,
+        pull: float | None = None,
     ) -> None:
         if accountant not in (None, "prv", "rdp", "gdp"):
             raise ValueError(
@@ -420,7 +425,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
             super().__init__(accountant="rdp")
         self.accountant = MechanismAccountant()
         self._key, self._experiment, self._journal, self._seed = key, experiment, journal, seed
-        self._arithmetic, self._pull = arithmetic, pull
+        # pull is the old name.
+        self._arithmetic, self._noise_decay = arithmetic, noise_decay if pull is None else pull
         #: The plan that make_private_with_epsilon made, or that make_private was given.
         self.plan: Plan | None = None
 
@@ -466,7 +472,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
             schedule=schedule,
             sampling="auto" if poisson_sampling else "none",
-            pull=self._pull,
+            noise_decay=self._noise_decay,
             unit="record",
         )
         return self._make_private(
@@ -669,6 +675,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
             return self._single_pass(data_loader, mechanism, 1 if epochs is None else epochs), True
         length, batch_size = self._size_of(data_loader)
         times = participation_of(mechanism)[1] if several else 1
+        if mechanism.sampling.startswith("reshuffled-bins:"):
+            # Its participation tells no epochs: a unit may take part in any two steps of neighbouring ones.
+            several, times = True, mechanism.steps // int(mechanism.sampling.partition(":")[2])
         if mechanism.sampling == "none":
             batches = _torch.Cohorts(length, batch_size, epochs=times, seed=self._seed)
         else:

@@ -8,6 +8,9 @@ use crate::{Domain, Remark, Text};
 use dpmf::accounting::PrivacyUnit;
 
 mod corpus;
+mod fields;
+mod found;
+mod frame;
 mod images;
 mod names;
 mod parquet;
@@ -23,11 +26,15 @@ mod tabular;
 mod vocabulary;
 
 pub use corpus::Corpus;
+pub use fields::Decimal;
+pub use frame::{Frame, FrameColumn};
 pub use names::{NAMES_ALPHABET, names};
 pub use part::{Part, Split};
 pub use samples::{Meaning, SampleData, Samples, Target};
-pub use schema::{Feature, Label, Predict, Schema};
-pub use source::{Columns, Dataset, Options, Source, open};
+pub use schema::{DatePart, Feature, Label, Predict, Schema};
+pub use source::{
+    Columns, Dataset, Options, Source, find_schema, is_found, open, open_frame, outline, training_users,
+};
 pub use table::encoded;
 pub use tabular::Rows;
 pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use dpmf::accounting::PrivacyUnit;
 
 /// The derived file; `data/PROVENANCE.md` tells where it comes from.
-const FILE: &[u8] = include_bytes!("../../../../data/names.txt.xz");
+const FILE: &[u8] = include_bytes!("../../data/names.txt.xz");
 const HEADER: &str = "dpmf names 1";
 /// Characters of the longest name.
 const LONGEST: usize = 32;
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn file_is_the_one_whose_provenance_is_told() {
         let digest: String = Sha256::digest(FILE).iter().map(|byte| format!("{byte:02x}")).collect();
-        let provenance = include_str!("../../../../data/PROVENANCE.md");
+        let provenance = include_str!("../../data/PROVENANCE.md");
         assert!(provenance.contains(&digest), "data/PROVENANCE.md does not name {digest}");
         assert!(FILE.len() <= 8_000_000);
     }

@@ -1,12 +1,20 @@
 //! Rows of a table file, whatever its format.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
+use super::Frame;
 use crate::{Error, Hint, Remark, Result};
+
+/// Columns that a message names.
+const NAMED: usize = 30;
+/// The path that stands for standard input.
+pub(super) const STANDARD_INPUT: &str = "-";
 
 /// Malformed rows that a message tells of one by one.
 const SHOWN: usize = 20;
@@ -25,8 +33,13 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The format a file name stands for.
+    /// The format a file name stands for, compressed or not.
     pub(super) fn of(path: &Path) -> Option<Self> {
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        if ["gz", "zst", "zstd"].contains(&extension.as_str()) {
+            // A Parquet file is compressed inside.
+            return Self::of(Path::new(path.file_stem()?)).filter(|format| *format != Self::Parquet);
+        }
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "csv" => Some(Self::Csv),
             "tsv" | "tab" => Some(Self::Tsv),
@@ -37,13 +50,69 @@ impl Format {
     }
 }
 
-/// A table on disk: its columns are known, its rows are read as often as they are wanted.
+/// What a file says of the kind of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub(super) enum Declared {
+    Number,
+    Date,
+    /// Lists or structures, which no model reads.
+    Nested,
+}
+
+/// A table: its columns are known, its rows are read as often as they are wanted.
 #[derive(Debug)]
 pub(super) struct Table {
     path: PathBuf,
+    /// The whole of standard input.
+    bytes: Option<Arc<[u8]>>,
     format: Format,
     delimiter: u8,
     columns: Vec<String>,
+    /// A table in memory: there is no file.
+    frame: Option<Frame>,
+    /// What a Parquet file declares of its columns.
+    declared: Vec<Option<Declared>>,
+    /// Where the columns of a name are.
+    places: HashMap<String, Vec<usize>>,
+}
+
+/// Where the columns of each name are.
+fn places(columns: &[String]) -> HashMap<String, Vec<usize>> {
+    let mut places: HashMap<String, Vec<usize>> = HashMap::new();
+    for (place, name) in columns.iter().enumerate() {
+        places.entry(name.clone()).or_default().push(place);
+    }
+    places
+}
+
+/// Standard input, which is read once in a process.
+fn standard_input() -> Result<Arc<[u8]>> {
+    static READ: OnceLock<Arc<[u8]>> = OnceLock::new();
+    if let Some(bytes) = READ.get() {
+        return Ok(bytes.clone());
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .read_to_end(&mut bytes)
+        .map_err(|source| Error::Io { path: STANDARD_INPUT.into(), source })?;
+    Ok(READ.get_or_init(|| bytes.into()).clone())
+}
+
+/// What is in a compressed stream, or the stream itself.
+fn decompressed<'a>(mut stream: impl BufRead + 'a) -> std::io::Result<Box<dyn BufRead + 'a>> {
+    const GZIP: [u8; 2] = [0x1f, 0x8b];
+    const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+    let head = stream.fill_buf()?;
+    Ok(match head {
+        head if head.starts_with(&GZIP) => {
+            Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(stream)))
+        }
+        head if head.starts_with(&ZSTD) => {
+            Box::new(BufReader::new(zstd::stream::read::Decoder::with_buffer(stream)?))
+        }
+        _ => Box::new(stream),
+    })
 }
 
 /// A field as it is written; nothing where there is none.
@@ -67,6 +136,11 @@ impl Malformed {
         }
     }
 
+    /// Some of them, without telling how many there are.
+    pub(super) fn examples(&self) -> Option<String> {
+        (self.count > 0).then(|| format!("some rows are malformed, such as\n  {}", self.shown.join("\n  ")))
+    }
+
     /// All of them in one text; nothing where there are none.
     pub(super) fn sentence(&self) -> Option<String> {
         if self.count == 0 {
@@ -86,17 +160,35 @@ impl Malformed {
 impl Table {
     /// Opens a table and reads the names of its columns: of a file of JSON lines, those of all its rows.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let Some(format) = Format::of(path) else {
+        let bytes = (path == Path::new(STANDARD_INPUT)).then(standard_input).transpose()?;
+        let format = match &bytes {
+            Some(bytes) => {
+                Some(guessed_format(bytes).map_err(|source| Error::Io { path: path.into(), source })?)
+            }
+            None => Format::of(path),
+        };
+        let Some(format) = format else {
             return Err(Error::Data {
                 path: path.into(),
-                message: "the name must end in .csv, .tsv, .jsonl, .ndjson or .parquet".into(),
+                message: "the name must end in .csv, .tsv, .jsonl, .ndjson or .parquet, all but the last also with .gz or .zst"
+                    .into(),
             });
         };
         // It is read more than once.
-        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(Error::Data { path: path.into(), message: "it is not a regular file".into() });
+        if bytes.is_none() && std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            let message = "it is not a regular file; - reads standard input".into();
+            return Err(Error::Data { path: path.into(), message });
         }
-        let mut table = Self { path: path.into(), format, delimiter: b'\t', columns: Vec::new() };
+        let mut table = Self {
+            path: path.into(),
+            bytes,
+            format,
+            delimiter: b'\t',
+            columns: Vec::new(),
+            declared: Vec::new(),
+            places: HashMap::new(),
+            frame: None,
+        };
         match format {
             Format::Csv => {
                 table.delimiter = table.guess()?;
@@ -104,26 +196,50 @@ impl Table {
             }
             Format::Tsv => table.columns = table.head()?,
             Format::JsonLines => {
-                let mut columns: Vec<String> = Vec::new();
+                let (mut columns, mut known): (Vec<String>, HashSet<String>) = Default::default();
                 table.lines(&mut |_, line| {
                     // What is malformed is told of when rows are read.
                     let Ok(Value::Object(row)) = serde_json::from_str(line) else { return };
                     for (name, _) in row {
-                        if !columns.contains(&name) {
+                        if known.insert(name.clone()) {
                             columns.push(name);
                         }
                     }
                 })?;
                 table.columns = columns;
             }
-            Format::Parquet => table.columns = super::parquet::columns(path)?,
+            Format::Parquet => {
+                (table.columns, table.declared) =
+                    super::parquet::columns(path, table.bytes.as_ref())?.into_iter().unzip();
+            }
         }
+        table.places = places(&table.columns);
         Ok(table)
+    }
+
+    /// A table in memory.
+    pub(super) fn of(frame: Frame) -> Self {
+        let columns: Vec<String> = frame.columns.iter().map(|(name, _)| name.clone()).collect();
+        Self {
+            path: PathBuf::from(&frame.name),
+            bytes: None,
+            format: Format::Csv,
+            delimiter: b',',
+            places: places(&columns),
+            columns,
+            declared: Vec::new(),
+            frame: Some(frame),
+        }
     }
 
     /// Names of the columns.
     pub(super) fn columns(&self) -> &[String] {
         &self.columns
+    }
+
+    /// What the file declares of a column.
+    pub(super) fn declared(&self, column: &str) -> Option<Declared> {
+        *self.declared.get(*self.places.get(column)?.first()?)?
     }
 
     /// The path, for messages.
@@ -145,12 +261,22 @@ impl Table {
         }
     }
 
-    /// Refuses a column that is not there, or there twice.
+    /// Refuses a column that is not there, there twice, or of lists.
     pub(super) fn need(&self, column: &str, hint: Option<Hint>) -> Result<()> {
-        match self.columns.iter().filter(|name| *name == column).count() {
+        match self.places.get(column).map_or(0, Vec::len) {
+            1 if self.declared(column) == Some(Declared::Nested) => {
+                let text = format!("column `{column}` holds lists or structures, which cannot be read");
+                Err(self.hinted(Remark::hinted(text, Hint::Exclude)))
+            }
             1 => Ok(()),
             0 => {
-                let text = format!("there is no column `{column}` among {:?}", self.columns);
+                let mut text = format!(
+                    "there is no column `{column}` among {:?}",
+                    &self.columns[..self.columns.len().min(NAMED)]
+                );
+                if self.columns.len() > NAMED {
+                    text += &format!(" and {} more", self.columns.len() - NAMED);
+                }
                 Err(self.hinted(Remark { text, hint }))
             }
             more => Err(self.fault(format!("there are {more} columns `{column}`: rename all but one"))),
@@ -164,10 +290,18 @@ impl Table {
         mut each: impl FnMut(&[Cell<'_>]) -> std::result::Result<(), Fault>,
     ) -> Result<Malformed> {
         let mut malformed = Malformed::default();
+        if let Some(frame) = &self.frame {
+            frame.each(wanted, &mut |number, cells| {
+                if let Err(fault) = each(cells) {
+                    malformed.add(|| format!("row {number}: {fault}"));
+                }
+            });
+            return Ok(malformed);
+        }
         match self.format {
             Format::Csv | Format::Tsv => {
                 let places: Vec<Option<usize>> =
-                    wanted.iter().map(|name| self.columns.iter().position(|column| column == name)).collect();
+                    wanted.iter().map(|name| self.places.get(*name)?.first().copied()).collect();
                 let mut reader = self.reader()?;
                 let mut record = csv::StringRecord::new();
                 loop {
@@ -191,7 +325,7 @@ impl Table {
                     };
                     if let Some((position, fault)) = fault {
                         malformed.add(|| {
-                            let line = position.map_or(0, |position| filled_line(&self.path, &position));
+                            let line = position.map_or(0, |position| self.filled_line(&position));
                             format!("line {line}: {fault}")
                         });
                     }
@@ -202,22 +336,47 @@ impl Table {
                     malformed.add(|| format!("line {number}: {fault}"));
                 }
             })?,
-            Format::Parquet => super::parquet::each(&self.path, wanted, &mut |number, cells| {
-                if let Err(fault) = cells.and_then(&mut each) {
-                    malformed.add(|| format!("row {number}: {fault}"));
-                }
-            })?,
+            Format::Parquet => {
+                super::parquet::each(&self.path, self.bytes.as_ref(), wanted, &mut |number, cells| {
+                    if let Err(fault) = cells.and_then(&mut each) {
+                        malformed.add(|| format!("row {number}: {fault}"));
+                    }
+                })?
+            }
         }
         Ok(malformed)
     }
 
-    fn file(&self) -> Result<File> {
-        File::open(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })
+    /// The text of the table from its beginning.
+    fn text(&self) -> Result<Box<dyn BufRead>> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        match &self.bytes {
+            Some(bytes) => decompressed(Cursor::new(bytes.clone())).map_err(io),
+            None => decompressed(BufReader::new(File::open(&self.path).map_err(io)?)).map_err(io),
+        }
+    }
+
+    /// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
+    fn filled_line(&self, position: &csv::Position) -> u64 {
+        let skipped = || -> Option<u64> {
+            let mut text = self.text().ok()?;
+            std::io::copy(&mut text.by_ref().take(position.byte()), &mut std::io::sink()).ok()?;
+            let mut skipped = 0;
+            for byte in text.bytes() {
+                match byte.ok()? {
+                    b'\n' => skipped += 1,
+                    b'\r' => (),
+                    _ => break,
+                }
+            }
+            Some(skipped)
+        };
+        position.line() + skipped().unwrap_or(0)
     }
 
     /// A reader after the line of names: before it, the positions of errors are not right.
-    fn reader(&self) -> Result<csv::Reader<File>> {
-        let mut reader = csv::ReaderBuilder::new().delimiter(self.delimiter).from_reader(self.file()?);
+    fn reader(&self) -> Result<csv::Reader<Box<dyn BufRead>>> {
+        let mut reader = csv::ReaderBuilder::new().delimiter(self.delimiter).from_reader(self.text()?);
         match reader.headers() {
             Ok(_) => Ok(reader),
             Err(error) => Err(match error.kind() {
@@ -237,7 +396,7 @@ impl Table {
     fn guess(&self) -> Result<u8> {
         let mut head = Vec::new();
         // Column names of more than a mebibyte are no column names.
-        let mut start = BufReader::new(self.file()?.take(1 << 20));
+        let mut start = self.text()?.take(1 << 20);
         start.read_until(b'\n', &mut head).map_err(|source| Error::Io { path: self.path.clone(), source })?;
         let count = |byte| head.iter().filter(|&&b| b == byte).count();
         Ok(if count(b',') == 0 && count(b';') > 0 { b';' } else { b',' })
@@ -245,7 +404,7 @@ impl Table {
 
     /// Hands every line that is not blank to `each`, with its number.
     fn lines(&self, each: &mut dyn FnMut(u64, &str)) -> Result<()> {
-        for (number, line) in (1..).zip(BufReader::new(self.file()?).lines()) {
+        for (number, line) in (1..).zip(self.text()?.lines()) {
             let line = line.map_err(|source| match source.kind() {
                 std::io::ErrorKind::InvalidData => self.fault(format!("line {number}: it is not UTF-8")),
                 _ => Error::Io { path: self.path.clone(), source },
@@ -274,7 +433,11 @@ fn object(
             Some(Value::String(text)) => Some(text.clone()),
             Some(Value::Number(number)) => Some(written(number)),
             Some(Value::Bool(truth)) => Some(truth.to_string()),
-            Some(_) => return Err(format!("`{name}` must be a string, a number, true or false")),
+            Some(Value::Array(_) | Value::Object(_)) => {
+                return Err(format!(
+                    "`{name}` must be a string, a number, true or false, but it is a list or a structure"
+                ));
+            }
         });
     }
     each(&fields.iter().map(Option::as_deref).collect::<Vec<_>>())
@@ -292,21 +455,23 @@ fn written(number: &serde_json::Number) -> String {
     }
 }
 
-/// Line on which a record begins: the reader reports where it began to look, before lines that are empty.
-fn filled_line(path: &Path, position: &csv::Position) -> u64 {
-    let skipped = File::open(path).and_then(|mut file| {
-        file.seek(SeekFrom::Start(position.byte()))?;
-        let mut skipped = 0;
-        for byte in BufReader::new(file).bytes() {
-            match byte? {
-                b'\n' => skipped += 1,
-                b'\r' => (),
-                _ => break,
-            }
-        }
-        Ok(skipped)
-    });
-    position.line() + skipped.unwrap_or(0)
+/// The format of bytes that have no name.
+fn guessed_format(bytes: &[u8]) -> std::io::Result<Format> {
+    if bytes.starts_with(b"PAR1") {
+        return Ok(Format::Parquet);
+    }
+    let mut head = String::new();
+    let mut text = decompressed(bytes)?.take(1 << 20);
+    let mut line = Vec::new();
+    while head.trim().is_empty() && text.read_until(b'\n', &mut line)? > 0 {
+        head = String::from_utf8_lossy(&line).trim_start_matches('\u{feff}').trim().to_owned();
+        line.clear();
+    }
+    Ok(match head {
+        head if head.starts_with('{') => Format::JsonLines,
+        head if head.contains('\t') && !head.contains([',', ';']) => Format::Tsv,
+        _ => Format::Csv,
+    })
 }
 
 #[cfg(test)]

@@ -10,12 +10,17 @@ pub trait Target: Copy + Send + Sync + 'static {
     /// Kind of example it makes.
     type Domain: Domain;
 
+    /// Whether it is a class.
+    const IS_CLASS: bool;
+
     /// The example of features and their target.
     fn example(features: &[f32], target: Self) -> <Self::Domain as Domain>::Example<'_>;
 }
 
 impl Target for u16 {
     type Domain = Labelled;
+
+    const IS_CLASS: bool = true;
 
     fn example(features: &[f32], label: u16) -> LabelledExample<'_> {
         LabelledExample { features, label }
@@ -24,6 +29,8 @@ impl Target for u16 {
 
 impl Target for f32 {
     type Domain = Valued;
+
+    const IS_CLASS: bool = false;
 
     fn example(features: &[f32], value: f32) -> ValuedExample<'_> {
         ValuedExample { features, value }

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Tokens;
+use super::fields::{Decimal, Field, date, is_missing};
 use super::part::digest;
 use super::rows::{Cell, Fault};
 use crate::{Error, Hint, Remark, Result};
@@ -43,6 +44,9 @@ pub struct Schema {
     pub features: Vec<Feature>,
     /// What is predicted.
     pub label: Label,
+    /// How numbers are written.
+    #[serde(default, skip_serializing_if = "Decimal::is_plain")]
+    pub decimal: Decimal,
 }
 
 /// A column that a model reads.
@@ -57,6 +61,18 @@ pub enum Feature {
         center: f64,
         /// What becomes 1, from there.
         scale: f64,
+    },
+    /// A date as days since 1970-01-01, scaled as a number is, and as more features where parts of it are asked for.
+    Date {
+        /// Name of the column.
+        column: String,
+        /// The day that becomes 0.
+        center: f64,
+        /// Days from there that become 1.
+        scale: f64,
+        /// Parts that become categories of their own.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        parts: Vec<DatePart>,
     },
     /// One feature for each value, 1 for the one that is there; all 0 for any other.
     Category {
@@ -74,6 +90,35 @@ pub enum Feature {
     },
 }
 
+/// A part of a date, as categories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DatePart {
+    /// The hour of the day, in Greenwich: 24 features.
+    Hour,
+    /// The day of the week: 7 features.
+    Weekday,
+}
+
+impl DatePart {
+    /// Number of features.
+    pub fn width(self) -> usize {
+        match self {
+            Self::Hour => 24,
+            Self::Weekday => 7,
+        }
+    }
+
+    /// The feature that is 1.
+    fn place(self, days: f64) -> usize {
+        match self {
+            Self::Hour => ((days - days.floor()) * 24.0 + 1e-9) as usize % 24,
+            // 1970-01-01 was a Thursday, and weeks begin on Monday.
+            Self::Weekday => (days.floor() as i64 + 3).rem_euclid(7) as usize,
+        }
+    }
+}
+
 /// The column that a model predicts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
@@ -84,6 +129,9 @@ pub enum Label {
         column: String,
         /// The values.
         values: Vec<String>,
+        /// The one of them that stands for every other value.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        other: Option<String>,
     },
     /// A number, learned as `(y − center) / scale`.
     Number {
@@ -97,7 +145,8 @@ pub enum Label {
 }
 
 /// What the label of a table is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Predict {
     /// One of several values.
     Classification,
@@ -108,15 +157,24 @@ pub enum Predict {
 /// In which columns something was filled in while rows became features. In how many rows nobody needs to know, and ε would not cover.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
+    /// Whether what is no number or date counts as missing: where noise has told what a column holds, most rows decided.
+    lenient: bool,
+    odd: BTreeSet<String>,
     missing: BTreeSet<String>,
     unknown: BTreeSet<String>,
     far: BTreeSet<String>,
 }
 
 impl Filled {
+    /// For columns whose kinds were found by what most rows hold, or not.
+    pub(super) fn new(lenient: bool) -> Self {
+        Self { lenient, ..Self::default() }
+    }
+
     /// Sentences for whoever holds the data.
     pub(super) fn remarks(&self) -> Vec<String> {
-        let kinds = [
+        let kinds: [(&BTreeSet<String>, &'static str, &'static str); 4] = [
+            (&self.odd, "something that is not of its kind", "counts as the middle"),
             (&self.missing, "nothing", "counts as the middle"),
             (&self.unknown, "a value that is not among the known ones", "counts as none of them"),
             (&self.far, "a number more than 8 scales from the centre", "counts as 8"),
@@ -128,13 +186,6 @@ impl Filled {
         };
         kinds.into_iter().flat_map(of).collect()
     }
-}
-
-/// Whether a field says that there is nothing.
-fn is_missing(cell: Cell<'_>) -> bool {
-    let text = cell.unwrap_or("").trim();
-    text.is_empty()
-        || ["na", "n/a", "<na>", "nan", "null", "none"].contains(&text.to_ascii_lowercase().as_str())
 }
 
 /// A finite number, if the field is one.
@@ -159,9 +210,10 @@ impl Feature {
     /// Name of the column.
     pub fn column(&self) -> &str {
         match self {
-            Self::Number { column, .. } | Self::Category { column, .. } | Self::Words { column, .. } => {
-                column
-            }
+            Self::Number { column, .. }
+            | Self::Date { column, .. }
+            | Self::Category { column, .. }
+            | Self::Words { column, .. } => column,
         }
     }
 
@@ -169,6 +221,7 @@ impl Feature {
     pub fn width(&self) -> usize {
         match self {
             Self::Number { .. } => 1,
+            Self::Date { parts, .. } => 1 + parts.iter().map(|part| part.width()).sum::<usize>(),
             Self::Category { values, .. } => values.len(),
             Self::Words { buckets, .. } => *buckets,
         }
@@ -177,6 +230,7 @@ impl Feature {
     fn encode(
         &self,
         cell: Cell<'_>,
+        decimal: Decimal,
         out: &mut Vec<f32>,
         filled: &mut Filled,
     ) -> std::result::Result<(), Fault> {
@@ -192,14 +246,47 @@ impl Feature {
                     out.push(0.0);
                     return Ok(());
                 }
-                let Some(value) = number(cell) else {
-                    return Err(format!("`{column}` is {:?}, which is not a number", cell.unwrap_or("")));
+                let Some(value) = decimal.number(cell.unwrap_or("")) else {
+                    if filled.lenient {
+                        count(&mut filled.odd);
+                        out.push(0.0);
+                        return Ok(());
+                    }
+                    return Err(not_a_number(&format!("`{column}`"), cell, decimal));
                 };
                 let scaled = (value - center) / scale;
                 if scaled.abs() > FARTHEST {
                     count(&mut filled.far);
                 }
                 out.push(scaled.clamp(-FARTHEST, FARTHEST) as f32);
+            }
+            Self::Date { center, scale, column, parts } => {
+                let start = out.len();
+                out.resize(start + self.width(), 0.0);
+                if is_missing(cell) {
+                    count(&mut filled.missing);
+                    return Ok(());
+                }
+                let Some(days) = date(cell.unwrap_or("")) else {
+                    if filled.lenient {
+                        count(&mut filled.odd);
+                        return Ok(());
+                    }
+                    let text = cell.unwrap_or("");
+                    return Err(format!(
+                        "`{column}` is {text:?}, which is not a date such as 2024-05-31 or 2024-05-31T12:00:00Z"
+                    ));
+                };
+                let scaled = (days - center) / scale;
+                if scaled.abs() > FARTHEST {
+                    count(&mut filled.far);
+                }
+                out[start] = scaled.clamp(-FARTHEST, FARTHEST) as f32;
+                let mut at = start + 1;
+                for part in parts {
+                    out[at + part.place(days)] = 1.0;
+                    at += part.width();
+                }
             }
             Self::Category { values, .. } => {
                 let found = cell.and_then(|text| place(values, text.trim()));
@@ -227,6 +314,15 @@ impl Feature {
     }
 }
 
+/// What is said of a field that should be a number.
+fn not_a_number(name: &str, cell: Cell<'_>, decimal: Decimal) -> Fault {
+    let text = cell.unwrap_or("");
+    match Field::read(cell, decimal) {
+        Field::Formatted => format!("{name} is {text:?}, a number that is written in another way"),
+        _ => format!("{name} is {text:?}, which is not a number"),
+    }
+}
+
 /// The bucket of a word.
 fn bucket(word: &str, buckets: usize) -> usize {
     let mut leading = [0; 8];
@@ -244,10 +340,12 @@ impl Label {
 
     /// The class of a field.
     pub(super) fn class(&self, cell: Cell<'_>) -> std::result::Result<u16, Fault> {
-        let Self::Class { column, values } = self else { return Err("the label is a number".into()) };
+        let Self::Class { column, values, other } = self else { return Err("the label is a number".into()) };
         let text = cell.unwrap_or("").trim();
-        place(values, text).map(|at| at as u16).ok_or_else(|| {
-            if is_missing(cell) {
+        let missing = is_missing(cell);
+        let rest = || other.as_ref().filter(|_| !missing).and_then(|other| place(values, other));
+        place(values, text).or_else(rest).map(|at| at as u16).ok_or_else(|| {
+            if missing {
                 return format!("the label `{column}` is missing");
             }
             let known = if values.len() <= 10 { format!(" {values:?}") } else { String::new() };
@@ -259,13 +357,13 @@ impl Label {
     }
 
     /// The number of a field, in its own scale.
-    pub(super) fn value(&self, cell: Cell<'_>) -> std::result::Result<f32, Fault> {
+    pub(super) fn value(&self, cell: Cell<'_>, decimal: Decimal) -> std::result::Result<f32, Fault> {
         let Self::Number { column, center, scale } = self else { return Err("the label is a class".into()) };
         if is_missing(cell) {
             return Err(format!("the label `{column}` is missing"));
         }
-        let Some(value) = number(cell) else {
-            return Err(format!("the label `{column}` is {:?}, which is not a number", cell.unwrap_or("")));
+        let Some(value) = decimal.number(cell.unwrap_or("")) else {
+            return Err(not_a_number(&format!("the label `{column}`"), cell, decimal));
         };
         match ((value - center) / scale) as f32 {
             scaled if scaled.is_finite() => Ok(scaled),
@@ -310,7 +408,9 @@ impl Schema {
                 return refuse(name, "a column is a feature once");
             }
             match feature {
-                Feature::Number { center, scale, .. } if !scaled(*center, *scale) => {
+                Feature::Number { center, scale, .. } | Feature::Date { center, scale, .. }
+                    if !scaled(*center, *scale) =>
+                {
                     return refuse(name, "its centre must be finite, and its scale positive and finite");
                 }
                 Feature::Category { values, .. } if values.is_empty() || !distinct(values) => {
@@ -329,7 +429,10 @@ impl Schema {
             Label::Number { column, center, scale } if !scaled(*center, *scale) => {
                 refuse(column, "its centre must be finite, and its scale positive and finite")
             }
-            Label::Class { column, values }
+            Label::Class { column, values, other: Some(other) } if !values.contains(other) => {
+                refuse(column, "the class that stands for others must be one of the classes")
+            }
+            Label::Class { column, values, .. }
                 if !(2..=1 << 16).contains(&values.len()) || !distinct(values) =>
             {
                 refuse(column, "a label has at least two classes, none of them twice")
@@ -384,7 +487,7 @@ impl Schema {
     ) -> std::result::Result<(), Fault> {
         let start = out.len();
         for (feature, cell) in self.features.iter().zip(cells) {
-            if let Err(fault) = feature.encode(*cell, out, filled) {
+            if let Err(fault) = feature.encode(*cell, self.decimal, out, filled) {
                 out.truncate(start);
                 return Err(fault);
             }
@@ -397,6 +500,8 @@ impl Schema {
 #[derive(Debug, Default)]
 struct Seen {
     numbers: usize,
+    dates: usize,
+    formatted: usize,
     whole: bool,
     sum: f64,
     sum_sq: f64,
@@ -404,16 +509,24 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, cell: Cell<'_>) {
-        if is_missing(cell) {
-            return;
-        }
+    fn add(&mut self, cell: Cell<'_>, decimal: Decimal) {
         let text = cell.unwrap_or("").trim();
-        if let Some(value) = number(cell) {
-            self.whole = (self.numbers == 0 || self.whole) && value.fract() == 0.0;
-            self.numbers += 1;
-            self.sum += value;
-            self.sum_sq += value * value;
+        match Field::read(cell, decimal) {
+            Field::Missing => return,
+            Field::Number(value) => {
+                self.whole = (self.numbers == 0 || self.whole) && value.fract() == 0.0;
+                self.numbers += 1;
+                self.sum += value;
+                self.sum_sq += value * value;
+            }
+            // A column of dates has no numbers, so both may share the sums.
+            Field::Date(days) => {
+                self.dates += 1;
+                self.sum += days;
+                self.sum_sq += days * days;
+            }
+            Field::Formatted => self.formatted += 1,
+            Field::Word(_) => (),
         }
         if let Some(count) = self.values.get_mut(text) {
             *count += 1;
@@ -430,9 +543,13 @@ impl Seen {
         self.numbers > 0 && self.numbers >= self.rows()
     }
 
+    fn is_dated(&self) -> bool {
+        self.dates > 0 && self.dates >= self.rows()
+    }
+
     /// Mean and standard deviation, or 1 where all are the same.
     fn scale(&self) -> (f64, f64) {
-        let count = self.numbers.max(1) as f64;
+        let count = self.numbers.max(self.dates).max(1) as f64;
         let center = self.sum / count;
         let variance = (self.sum_sq / count - center * center).max(0.0);
         let scale = variance.sqrt();
@@ -449,6 +566,8 @@ impl Seen {
 
 /// Makes a schema from rows of some users.
 pub(super) struct Draft<'a> {
+    decimal: Decimal,
+    parts: &'a [DatePart],
     features: Vec<(&'a str, bool, Seen)>,
     label: (&'a str, Seen),
     rows: usize,
@@ -456,9 +575,14 @@ pub(super) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     /// For these columns of features, each of words or not, and this label.
-    pub(super) fn new(features: &[(&'a str, bool)], label: &'a str) -> Self {
+    pub(super) fn new(
+        features: &[(&'a str, bool)],
+        label: &'a str,
+        decimal: Decimal,
+        parts: &'a [DatePart],
+    ) -> Self {
         let features = features.iter().map(|&(column, words)| (column, words, Seen::default()));
-        Self { features: features.collect(), label: (label, Seen::default()), rows: 0 }
+        Self { decimal, parts, features: features.collect(), label: (label, Seen::default()), rows: 0 }
     }
 
     /// Looks at a row: the fields of the features, and of the label.
@@ -466,15 +590,19 @@ impl<'a> Draft<'a> {
         self.rows += 1;
         for ((_, words, seen), cell) in self.features.iter_mut().zip(features) {
             if !*words {
-                seen.add(*cell);
+                seen.add(*cell, self.decimal);
             }
         }
-        self.label.1.add(label);
+        self.label.1.add(label, self.decimal);
     }
 
-    /// The schema; `predict` says what the label is, and is guessed where it does not.
-    pub(super) fn finish(self, predict: Option<Predict>) -> std::result::Result<Schema, Remark> {
-        let rows = self.rows;
+    /// The schema; `predict` says what the label is, and `classes` which ones it has. Both are guessed where they do not.
+    pub(super) fn finish(
+        self,
+        predict: Option<Predict>,
+        classes: Option<&[String]>,
+    ) -> std::result::Result<Schema, Remark> {
+        let (rows, decimal, parts) = (self.rows, self.decimal, self.parts);
         let of = |(column, words, seen): (&str, bool, Seen)| {
             let column = column.to_owned();
             if words {
@@ -483,6 +611,18 @@ impl<'a> Draft<'a> {
             if seen.is_numeric() {
                 let (center, scale) = seen.scale();
                 return Ok(Feature::Number { column, center, scale });
+            }
+            if seen.is_dated() {
+                let (center, scale) = seen.scale();
+                return Ok(Feature::Date { column, center, scale, parts: parts.to_vec() });
+            }
+            if 2 * seen.formatted > seen.rows() {
+                return Err(Remark::hinted(
+                    format!(
+                        "column `{column}` holds numbers that are written as in \"1,234.50\", \"€ 3,20\" or \"12 %\""
+                    ),
+                    Hint::Decimal,
+                ));
             }
             match seen.values.len() {
                 0 => Err(Remark::from(format!(
@@ -505,6 +645,9 @@ impl<'a> Draft<'a> {
                 Predict::Classification
             });
         let label = match predict {
+            _ if classes.is_some() => {
+                Label::Class { column, values: classes.unwrap_or_default().to_vec(), other: None }
+            }
             Predict::Regression if seen.is_numeric() => {
                 let (center, scale) = seen.scale();
                 Label::Number { column, center, scale }
@@ -519,9 +662,18 @@ impl<'a> Draft<'a> {
                 };
                 return Err(fault.into());
             }
-            Predict::Classification => Label::Class { column, values: seen.sorted() },
+            Predict::Classification if seen.values.len() == 1 => {
+                let only = seen.sorted().remove(0);
+                return Err(Remark::hinted(
+                    format!(
+                        "the label `{column}` is {only:?} in all rows that were looked at, so that nothing can be learned from it"
+                    ),
+                    Hint::Classes,
+                ));
+            }
+            Predict::Classification => Label::Class { column, values: seen.sorted(), other: None },
         };
-        Schema { features, label }.checked().map_err(|error| error.to_string().into())
+        Schema { features, label, decimal }.checked().map_err(|error| error.to_string().into())
     }
 }
 
@@ -530,11 +682,11 @@ mod tests {
     use super::*;
 
     fn draft(rows: &[[&str; 4]], predict: Option<Predict>) -> std::result::Result<Schema, String> {
-        let mut draft = Draft::new(&[("a", false), ("b", false), ("c", true)], "y");
+        let mut draft = Draft::new(&[("a", false), ("b", false), ("c", true)], "y", Decimal::Plain, &[]);
         for [a, b, c, y] in rows {
             draft.add(&[Some(a), Some(b), Some(c)], Some(y));
         }
-        draft.finish(predict).map_err(|fault| fault.to_string())
+        draft.finish(predict, None).map_err(|fault| fault.to_string())
     }
 
     #[test]
@@ -605,15 +757,41 @@ mod tests {
         let fault = schema(numbers(|i| format!("n{i}")), Some(Predict::Regression)).unwrap_err();
         assert!(fault.contains("which is not a number"), "{fault}");
         let fault = schema(numbers(|_| "same".into()), None).unwrap_err();
-        assert!(fault.contains("at least two classes"), "{fault}");
+        assert!(fault.contains("nothing can be learned"), "{fault}");
     }
 
     #[test]
     fn a_label_beyond_single_precision_is_refused() {
         let label = Label::Number { column: "y".into(), center: 0.0, scale: 1e-3 };
-        assert_eq!(label.value(Some("2")), Ok(2000.0));
-        assert!(label.value(Some("1e300")).unwrap_err().contains("too far"));
-        assert!(label.value(Some("inf")).unwrap_err().contains("not a number"));
+        let value = |text| label.value(Some(text), Decimal::Plain);
+        assert_eq!(value("2"), Ok(2000.0));
+        assert!(value("1e300").unwrap_err().contains("too far"));
+        assert!(value("inf").unwrap_err().contains("not a number"));
+        assert!(value("1,5").unwrap_err().contains("written in another way"));
+        assert_eq!(label.value(Some("1,5"), Decimal::Comma), Ok(1500.0));
+    }
+
+    #[test]
+    fn dates_become_days_and_parts_of_them() {
+        let text = r#"{"features": [{"column": "d", "kind": "date", "center": 19844, "scale": 2, "parts": ["hour", "weekday"]}],
+            "label": {"column": "y", "kind": "class", "values": ["a", "b", "rest"], "other": "rest"}}"#;
+        let schema: Schema = serde_json::from_str::<Schema>(text).unwrap().checked().unwrap();
+        assert_eq!(schema.width(), 32);
+        // 2024-05-01 is day 19844, a Wednesday.
+        let row = schema.row(|_| Some("2024-05-01T18:00:00Z".into())).unwrap();
+        let ones: Vec<usize> = (1..32).filter(|at| row[*at] == 1.0).collect();
+        assert_eq!((row[0], ones), (0.375, vec![1 + 18, 25 + 2]));
+        assert_eq!(schema.row(|_| None).unwrap(), [0.0; 32]);
+        assert!(schema.row(|_| Some("yesterday".into())).unwrap_err().contains("not a date"));
+        let class = |text| schema.label.class(Some(text));
+        assert_eq!((class("b"), class("zzz")), (Ok(1), Ok(2)));
+        assert!(class("").unwrap_err().contains("missing"));
+        assert!(
+            serde_json::from_str::<Schema>(&text.replace("\"other\": \"rest\"", "\"other\": \"c\""))
+                .unwrap()
+                .checked()
+                .is_err()
+        );
     }
 
     #[test]

@@ -9,9 +9,12 @@ use super::images;
 use super::rows::{self, Malformed};
 #[cfg(feature = "stackoverflow")]
 use super::stackoverflow;
-use super::{Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular};
+use super::{
+    DatePart, Decimal, Frame, Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular,
+};
+use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
-use dpmf::accounting::PrivacyUnit;
+use dpmf::accounting::{Beside, PrivacyUnit};
 
 /// Where data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,7 +29,7 @@ pub enum Source {
     FashionMnist(Option<PathBuf>),
     /// The published federated StackOverflow data as an SQLite file.
     StackOverflow(PathBuf),
-    /// Any table: `.csv`, `.tsv`, `.jsonl`, `.ndjson` or `.parquet`.
+    /// Any table: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, each also with `.gz` or `.zst`, or `.parquet`; `-` for standard input.
     File(PathBuf),
 }
 
@@ -44,12 +47,14 @@ impl FromStr for Source {
             ("quotes", path) => Ok(Self::Quotes(path)),
             ("fashion-mnist", path) => Ok(Self::FashionMnist(path)),
             ("stackoverflow", Some(path)) => Ok(Self::StackOverflow(path)),
-            _ if rows::Format::of(Path::new(text)).is_some() => Ok(Self::File(text.into())),
+            _ if text == rows::STANDARD_INPUT || rows::Format::of(Path::new(text)).is_some() => {
+                Ok(Self::File(text.into()))
+            }
             _ => Err(Error::InvalidArgument {
                 name: "data",
                 value: format!("{text:?}"),
-                rule: "it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], stackoverflow:PATH or a .csv, .tsv, .jsonl, \
-                       .ndjson or .parquet file",
+                rule: "it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], stackoverflow:PATH, a .csv, .tsv, .jsonl, \
+                       .ndjson (also .gz or .zst) or .parquet file, or - for standard input",
             }),
         }
     }
@@ -72,6 +77,7 @@ impl Source {
             Self::Quotes(path) => Self::Quotes(beside(path, table::QUOTES)?),
             Self::FashionMnist(path) => Self::FashionMnist(beside(path, images::PLACES[0])?),
             Self::StackOverflow(path) => Self::StackOverflow(absolute(path)?),
+            Self::File(path) if path == Path::new(rows::STANDARD_INPUT) => Self::File(path),
             Self::File(path) => Self::File(absolute(path)?),
         })
     }
@@ -104,6 +110,8 @@ pub struct Columns {
     pub label: Option<String>,
     /// What it is predicted from; by default all columns but the user's and the label, or the text where there is one.
     pub features: Option<Vec<String>>,
+    /// What it is not predicted from.
+    pub exclude: Vec<String>,
 }
 
 /// What of a source is read, and how; `None` is the default of the source.
@@ -132,6 +140,18 @@ pub struct Options {
     pub public_share: Option<u32>,
     /// Rows that cannot be read are left out, and told of; by default they are an error.
     pub skip_malformed: bool,
+    /// Rows without a label are left out; by default they are malformed.
+    pub drop_unlabelled: bool,
+    /// The classes of the label; found where nothing is said.
+    pub classes: Option<Vec<String>>,
+    /// How numbers are written.
+    pub decimal: Decimal,
+    /// Parts of dates that become features of their own.
+    pub date_parts: Vec<DatePart>,
+    /// A directory in which [`find_schema`] has found the schema of a table.
+    pub found: Option<PathBuf>,
+    /// All users of a table train, and nobody is held out to score the model.
+    pub train_all: bool,
 }
 
 impl Options {
@@ -164,12 +184,12 @@ impl Options {
         malformed: &Malformed,
         remarks: &mut Vec<Remark>,
     ) -> Result<()> {
+        if self.skip_malformed {
+            remarks.extend(malformed.examples().map(|some| format!("left out: {some}").into()));
+            return Ok(());
+        }
         match malformed.sentence() {
             None => Ok(()),
-            Some(sentence) if self.skip_malformed => {
-                remarks.push(format!("left out: {sentence}").into());
-                Ok(())
-            }
             Some(sentence) => Err(table.fault(sentence)),
         }
     }
@@ -211,7 +231,13 @@ impl Options {
                 rule: "its tokens, examples and vocabulary are fixed and cannot be chosen",
             });
         }
-        let tabular = self.columns != Columns::default() || self.schema.is_some() || self.predict.is_some();
+        let tabular = self.columns != Columns::default()
+            || self.schema.is_some()
+            || self.predict.is_some()
+            || self.drop_unlabelled
+            || self.classes.is_some()
+            || !self.decimal.is_plain()
+            || !self.date_parts.is_empty();
         if tabular && !matches!(source, Source::File(_)) {
             return Err(Error::InvalidArgument {
                 name: "data",
@@ -222,8 +248,10 @@ impl Options {
         if self.columns.label.is_none() {
             let given = [
                 ("features", self.columns.features.is_some()),
+                ("exclude", !self.columns.exclude.is_empty()),
                 ("schema", self.schema.is_some()),
                 ("predict", self.predict.is_some()),
+                ("classes", self.classes.is_some()),
             ];
             if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
                 let rule = "it needs a column that is to be predicted";
@@ -297,6 +325,79 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
     }
 }
 
+/// Whether the classes, categories and scales of a source are to be found in private: of a table with a label, if neither a schema nor
+/// public users nor the training users are to tell them.
+pub fn is_found(source: &Source, options: &Options) -> bool {
+    matches!(source, Source::File(_))
+        && options.columns.label.is_some()
+        && options.schema.is_none()
+        && options.vocabulary != Some(VocabularyFrom::TrainingUsers)
+        && options.public_share.unwrap_or(0) == 0
+}
+
+/// Users of a table that are trained on where its schema is found in private.
+///
+/// # Errors
+/// Those of [`open`].
+pub fn training_users(source: &Source, options: &Options) -> Result<usize> {
+    options.check(source)?;
+    match source {
+        Source::File(path) => tabular::training_users(path, options),
+        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+    }
+}
+
+/// What is public of a table whose schema is to be found in private: its users in their sets, without examples, and one feature for each
+/// of its columns.
+///
+/// Settings and plans are made from it, so that none of them depends on what is found: only then do the two releases compose as if
+/// both had been decided beforehand.
+///
+/// # Errors
+/// Those of [`open`]; too few users for the noise.
+pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dataset> {
+    options.check(source)?;
+    match source {
+        Source::File(path) => tabular::outline(path, options, beside),
+        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+    }
+}
+
+/// Finds the schema of a table in private, a release that costs [`Beside`], and keeps it in a directory; nothing is done if it is there.
+///
+/// # Errors
+/// Those of [`open`]; other rows than those it was begun with there; what cannot be told from the noise.
+pub fn find_schema(
+    source: &Source,
+    options: &Options,
+    beside: Beside,
+    folder: &Path,
+    key: &KeySource,
+) -> Result<()> {
+    options.check(source)?;
+    match source {
+        Source::File(path) => tabular::find_schema(path, options, beside, folder, key),
+        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+    }
+}
+
+/// Takes a table in memory, whose label is named, for a data set.
+///
+/// Errors: those of [`open`]; columns of different lengths; no label.
+pub fn open_frame(frame: Frame, options: &Options) -> Result<Dataset> {
+    let rows = frame.rows();
+    if let Some((name, column)) = frame.columns.iter().find(|(_, column)| column.len() != rows) {
+        let value = format!("{} rows in {name:?}", column.len());
+        return Err(Error::InvalidArgument {
+            name: "column",
+            value,
+            rule: "all columns must have as many rows",
+        });
+    }
+    options.check(&Source::File(frame.name.clone().into()))?;
+    tabular::frame(frame, options)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,12 +415,17 @@ mod tests {
             "notes.JSONL",
             "c:d.tsv",
             "x.parquet",
+            "x.csv.gz",
+            "x.jsonl.zst",
+            "-",
         ] {
             let source: Source = text.parse().unwrap();
             assert_eq!(source.to_string(), text);
         }
         assert_eq!(Source::default(), Source::Names);
-        for text in ["", "name", "names:x", "stackoverflow", "stackoverflow:", "x.xlsx"] {
+        for text in
+            ["", "name", "names:x", "stackoverflow", "stackoverflow:", "x.xlsx", "x.parquet.gz", "x.gz"]
+        {
             let error = text.parse::<Source>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("fashion-mnist"), "{error}");
         }

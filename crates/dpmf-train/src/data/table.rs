@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::part::{Split, digest};
-use super::rows::{Cell, Fault, Table};
+use super::rows::{Cell, Fault, STANDARD_INPUT, Table};
 use super::vocabulary::{WordCounts, printable};
 use super::{Corpus, Options, Part, TextData, Tokens, Vocabulary, VocabularyFrom};
 use crate::{Error, Hint, Remark, Result};
@@ -35,7 +35,14 @@ pub(super) const ROWS: &str =
 
 /// Name of the data in a file.
 pub(super) fn name_of(path: &Path) -> String {
-    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    if path == Path::new(STANDARD_INPUT) {
+        return "standard input".into();
+    }
+    let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let stem = path.file_stem().unwrap_or_default();
+    let inner = Path::new(stem).file_stem().unwrap_or_default();
+    let compressed = ["gz", "zst", "zstd"].iter().any(|known| extension == *known);
+    if compressed { inner } else { stem }.to_string_lossy().into_owned()
 }
 
 /// The user of every row: a field, or the row itself with a number for rows that are the same.
@@ -439,7 +446,7 @@ mod tests {
                 "line 2: the user (column `user`) is empty",
             ),
             ("t.jsonl", "{\"user\":\"\",\"text\":\"b\"}\n", "line 1: the user (column `user`) is empty"),
-            ("t.jsonl", "{\"user\":[1],\"text\":\"b\"}\n", "line 1: `user` must be"),
+            ("t.jsonl", "{\"user\":[1],\"text\":\"b\"}\n", "line 1: `user` is a list or a structure"),
             ("t.jsonl", "[]\n{\"user\":\"u\",\"text\":\"a\"}\n", "line 1: it is not a JSON object"),
         ] {
             let (_directory, path) = write(name, content);

@@ -1,15 +1,21 @@
 //! Tables whose rows have features and something to predict.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use dpmf::accounting::Beside;
+
+use super::fields::{Field, is_missing};
+use super::found::{Column, Found, Search};
 use super::part::{Split, digest};
-use super::rows::{Cell, Fault, Table};
-use super::schema::{Draft, Filled};
+use super::rows::{Cell, Fault, Malformed, Table};
+use super::schema::{BUCKETS, Draft, Filled};
 use super::table::{ROWS, Who, filled, name_of, public_users};
 use super::{
-    Columns, Dataset, Label, Meaning, Options, Part, SampleData, Samples, Schema, Target, VocabularyFrom,
+    Columns, Dataset, Feature, Frame, Label, Meaning, Options, Part, Predict, SampleData, Samples, Schema,
+    Target, VocabularyFrom,
 };
+use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
 
 /// The name that keys the hashes: that of a table of texts, so that a user is in the same set of both.
@@ -21,28 +27,180 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
         let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without a label";
         return Err(Error::argument("data", path.display(), rule));
     }
-    let table = Table::open(path)?;
+    read(Table::open(path)?, options)
+}
+
+/// Takes a table in memory with a label.
+pub(super) fn frame(frame: Frame, options: &Options) -> Result<Dataset> {
+    read(Table::of(frame), options)
+}
+
+fn read(table: Table, options: &Options) -> Result<Dataset> {
     let who = Who::new(&table, options)?;
     let columns = Wanted::new(&table, &options.columns, who.column())?;
     let from = SchemaFrom::new(&table, options)?;
-    let (schema, note) = from.schema(&table, &columns, options)?;
-    let (mut notes, public) = (vec![note], from.public());
+    let Found { schema, mut notes, remarks } = from.schema(&table, &columns, options)?;
+    let public = from.public();
     for column in schema.columns().into_iter().chain([schema.label.column()]) {
         table.need(column, None)?;
     }
-    notes.insert(
-        0,
-        match who.column() {
-            Some(user) => {
-                format!("A user is a value of the column `{user}`; a person under two values is two users.")
-            }
-            None => ROWS.to_owned(),
-        },
-    );
-    let read = Read { table, schema, notes, public, options };
+    notes.insert(0, whose(&who));
+    // A row that is a user is known by the columns that were asked for, whatever was found in them.
+    let known_by = match from {
+        SchemaFrom::Found(_) => columns.features.into_iter().map(|(name, _)| name).collect(),
+        _ => schema.columns().into_iter().map(str::to_owned).collect(),
+    };
+    let read = Read { table, schema, notes, remarks, public, options, known_by };
+    let decimal = read.schema.decimal;
     match read.schema.label {
         Label::Class { .. } => read.samples(Label::class).map(Dataset::Classes),
-        Label::Number { .. } => read.samples(Label::value).map(Dataset::Numbers),
+        Label::Number { .. } => read.samples(|label, cell| label.value(cell, decimal)).map(Dataset::Numbers),
+    }
+}
+
+/// What a privacy statement says of who a user is.
+fn whose(who: &Who<'_>) -> String {
+    match who.column() {
+        Some(user) => {
+            format!("A user is a value of the column `{user}`; a person under two values is two users.")
+        }
+        None => ROWS.to_owned(),
+    }
+}
+
+/// Users that are trained on where nobody is public.
+pub(super) fn training_users(path: &Path, options: &Options) -> Result<usize> {
+    let table = Table::open(path)?;
+    let mut who = Who::new(&table, options)?;
+    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    let mut users: HashSet<String> = HashSet::new();
+    // What is malformed is told of when all rows are read.
+    table.each(&columns.wanted(&who), |cells| {
+        let user = who.of(cells)?;
+        if Part::of(HASHED, &user, 0) == Part::Train {
+            users.insert(user);
+        }
+        Ok(())
+    })?;
+    Ok(users.len().min(options.user_limit()))
+}
+
+/// What is public of a table: see [`outline`](super::outline).
+pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<Dataset> {
+    let table = Table::open(path)?;
+    let mut who = Who::new(&table, options)?;
+    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    let note = whose(&who);
+    let mut users: HashSet<String> = HashSet::new();
+    let mut unlabelled = false;
+    let wanted = columns.wanted(&who);
+    let malformed = table.each(&wanted, |cells| {
+        let label = cells[cells.len() - 1];
+        users.insert(who.of(cells)?);
+        if is_missing(label) && !options.drop_unlabelled {
+            unlabelled = true;
+            return Err(format!("the label `{}` is missing", columns.label));
+        }
+        Ok(())
+    })?;
+    judged(options, &table, &malformed, unlabelled)?;
+    let search = columns.search(&table, options, beside);
+    let features: Vec<Feature> = columns
+        .features
+        .iter()
+        .map(|(name, text)| match text {
+            true => Feature::Words { column: name.clone(), buckets: BUCKETS },
+            false => Feature::Number { column: name.clone(), center: 0.0, scale: 1.0 },
+        })
+        .collect();
+    let column = columns.label.clone();
+    let label = match options.predict {
+        Some(Predict::Regression) => Label::Number { column, center: 0.0, scale: 1.0 },
+        _ => {
+            let values = options.classes.clone().unwrap_or_else(|| vec!["no".into(), "yes".into()]);
+            Label::Class { column, values, other: None }
+        }
+    };
+    let schema = Schema { features, label, decimal: options.decimal }.checked()?;
+    let regression = options.predict == Some(Predict::Regression);
+    let (name, unit, notes) = (name_of(table.path()), options.unit(), vec![note]);
+    let count = |part: Part| {
+        let of = users.iter().filter(|user| Part::of(HASHED, user, 0) == part).count();
+        of.min(options.user_limit())
+    };
+    let sizes = [Part::Train, Part::Validation, Part::Test].map(count);
+    fn empty<T: Target>(width: usize, sizes: [usize; 3]) -> Split<Samples<T>> {
+        let [train, validation, test] = sizes.map(|users| {
+            let mut samples = Samples::new(width);
+            (0..users).for_each(|_| samples.finish_user());
+            samples
+        });
+        Split { train, validation, test }
+    }
+    let sets = [("train", sizes[0] == 0), ("validation", sizes[1] == 0), ("test", sizes[2] == 0)];
+    filled(&table, users.len(), sets)?;
+    search.check(sizes[0])?;
+    let (width, remarks) = (schema.width(), Vec::new());
+    let meaning = Meaning::Columns(schema);
+    Ok(match regression {
+        true => {
+            Dataset::Numbers(SampleData { name, meaning, split: empty(width, sizes), unit, notes, remarks })
+        }
+        false => {
+            Dataset::Classes(SampleData { name, meaning, split: empty(width, sizes), unit, notes, remarks })
+        }
+    })
+}
+
+/// Finds the schema of a table in private: see [`find_schema`](super::find_schema).
+pub(super) fn find_schema(
+    path: &Path,
+    options: &Options,
+    beside: Beside,
+    folder: &Path,
+    key: &KeySource,
+) -> Result<()> {
+    let table = Table::open(path)?;
+    let mut who = Who::new(&table, options)?;
+    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    let skipped = usize::from(who.column().is_some());
+    let wanted = columns.wanted(&who);
+    let search = columns.search(&table, options, beside);
+    // One row of each user, whichever has the smallest hash: no other user has a say in it, nor the order of rows.
+    let mut chosen: HashMap<String, ([u8; 32], Vec<Field>)> = HashMap::new();
+    let texts: Vec<bool> = columns.features.iter().map(|(_, text)| *text).collect();
+    // What is malformed is told of when all rows are read.
+    table.each(&wanted, |cells| {
+        let user = who.of(cells)?;
+        if Part::of(HASHED, &user, 0) != Part::Train {
+            return Ok(());
+        }
+        let row = cells.iter().map(|cell| cell.unwrap_or("")).collect::<Vec<_>>().join("\u{1f}");
+        let hash = digest(HASHED, "schema", &row);
+        if chosen.get(&user).is_none_or(|(least, _)| hash < *least) {
+            let (label, features) = cells[skipped..].split_last().unwrap_or((&None, &[]));
+            let read = features.iter().zip(&texts).filter(|(_, text)| !**text).map(|(cell, _)| *cell);
+            let fields = read.chain([*label]).map(|cell| Field::read(cell, options.decimal)).collect();
+            chosen.insert(user, (hash, fields));
+        }
+        Ok(())
+    })?;
+    let mut rows: Vec<([u8; 32], Vec<Field>)> =
+        chosen.into_iter().map(|(user, (_, fields))| (digest(HASHED, "order", &user), fields)).collect();
+    rows.sort_unstable_by_key(|(order, _)| *order);
+    rows.truncate(options.user_limit());
+    let rows: Vec<Vec<Field>> = rows.into_iter().map(|(_, fields)| fields).collect();
+    search.find(folder, key, &rows)?;
+    Ok(())
+}
+
+/// Tells of malformed rows, with a way out where some lack a label.
+fn judged(options: &Options, table: &Table, malformed: &Malformed, unlabelled: bool) -> Result<Vec<Remark>> {
+    let mut remarks = Vec::new();
+    match options.judge(table, malformed, &mut remarks) {
+        Err(error) if unlabelled => Err(error.with_hint(Hint::DropUnlabelled)),
+        Err(error) => Err(error),
+        Ok(()) => Ok(remarks),
     }
 }
 
@@ -70,10 +228,47 @@ impl Wanted {
             features.retain(|(name, _)| name != text);
             features.push((text.to_owned(), true));
         }
+        for name in &columns.exclude {
+            if !table.columns().contains(name) {
+                table.need(name, None)?;
+            }
+            features.retain(|(feature, _)| feature != name);
+        }
         for (name, _) in &features {
             table.need(name, Some(Hint::FeatureColumns))?;
         }
+        if features.is_empty() {
+            return Err(table
+                .fault("no column is left to predict from, and there must be at least one")
+                .with_hint(Hint::FeatureColumns));
+        }
         Ok(Self { features, label })
+    }
+
+    /// All columns that are read: of the user, the features and the label.
+    fn wanted<'a>(&'a self, who: &Who<'a>) -> Vec<&'a str> {
+        let features = self.features.iter().map(|(name, _)| name.as_str());
+        who.column().into_iter().chain(features).chain([self.label.as_str()]).collect()
+    }
+
+    /// What is to be found of them.
+    fn search(&self, table: &Table, options: &Options, beside: Beside) -> Search {
+        let column = |(name, text): &(String, bool)| Column {
+            name: name.clone(),
+            text: *text,
+            declared: table.declared(name),
+        };
+        Search {
+            features: self.features.iter().map(column).collect(),
+            label: self.label.clone(),
+            predict: options.predict,
+            classes: options.classes.clone(),
+            decimal: options.decimal,
+            date_parts: options.date_parts.clone(),
+            unit: options.unit(),
+            beside,
+            table: table.path().into(),
+        }
     }
 }
 
@@ -81,6 +276,8 @@ impl Wanted {
 enum SchemaFrom<'a> {
     /// What somebody has written down.
     File(&'a Path),
+    /// What was found in private, in a directory.
+    Found(&'a Path),
     /// Users who are taken for public, in thousandths of all.
     PublicUsers(u32),
     /// The users who are trained on: ε does not cover it.
@@ -90,6 +287,9 @@ enum SchemaFrom<'a> {
 impl<'a> SchemaFrom<'a> {
     /// Errors: none of them was asked for.
     fn new(table: &Table, options: &'a Options) -> Result<Self> {
+        if let Some(folder) = &options.found {
+            return Ok(Self::Found(folder));
+        }
         match (&options.schema, &options.vocabulary, options.public_share.unwrap_or(0)) {
             (Some(path), _, _) => Ok(Self::File(path)),
             (None, Some(VocabularyFrom::TrainingUsers), _) => Ok(Self::TrainingUsers),
@@ -107,21 +307,23 @@ impl<'a> SchemaFrom<'a> {
     fn public(&self) -> u32 {
         match self {
             Self::PublicUsers(share) => *share,
-            Self::File(_) | Self::TrainingUsers => 0,
+            Self::File(_) | Self::Found(_) | Self::TrainingUsers => 0,
         }
     }
 
     /// The schema, with what a privacy statement has to say of it.
-    fn schema(&self, table: &Table, columns: &Wanted, options: &Options) -> Result<(Schema, String)> {
+    fn schema(&self, table: &Table, columns: &Wanted, options: &Options) -> Result<Found> {
+        let found = |schema, note| Ok(Found { schema, notes: vec![note], remarks: Vec::new() });
         const WHAT: &str = "Classes, categories and scales";
         match self {
             Self::File(path) => {
                 let note = format!("{WHAT} come from a given schema; they cost no privacy if it is public.");
-                Ok((Schema::read(path)?, note))
+                found(Schema::read(path)?, note)
             }
+            Self::Found(folder) => Found::read(folder)?.ok_or_else(|| Error::lost(folder, "the schema")),
             Self::PublicUsers(share) => {
                 let (schema, users) = drafted(table, columns, options, Part::Public, *share)?;
-                Ok((schema, public_users(WHAT, users, *share)))
+                found(schema, public_users(WHAT, users, *share))
             }
             Self::TrainingUsers => {
                 let (schema, _) = drafted(table, columns, options, Part::Train, 0)?;
@@ -129,7 +331,7 @@ impl<'a> SchemaFrom<'a> {
                     "{WHAT} are made of the training users' rows: ε does not cover what they tell about them. Give a schema to \
                      avoid this."
                 );
-                Ok((schema, note))
+                found(schema, note)
             }
         }
     }
@@ -147,9 +349,8 @@ fn drafted(
     let skipped = usize::from(who.column().is_some());
     let names: Vec<(&str, bool)> =
         columns.features.iter().map(|(name, words)| (name.as_str(), *words)).collect();
-    let wanted: Vec<&str> = who.column().into_iter().chain(names.iter().map(|(name, _)| *name)).collect();
-    let wanted: Vec<&str> = wanted.into_iter().chain([columns.label.as_str()]).collect();
-    let mut draft = Draft::new(&names, &columns.label);
+    let wanted = columns.wanted(&who);
+    let mut draft = Draft::new(&names, &columns.label, options.decimal, &options.date_parts);
     let mut users: HashMap<String, usize> = HashMap::new();
     // What is malformed is told of when all rows are read.
     table.each(&wanted, |cells| {
@@ -168,7 +369,8 @@ fn drafted(
             .fault("no users from whom classes and scales could come: there must be more")
             .with_hint(Hint::Schema));
     }
-    let schema = draft.finish(options.predict).map_err(|fault| table.hinted(fault))?;
+    let schema =
+        draft.finish(options.predict, options.classes.as_deref()).map_err(|fault| table.hinted(fault))?;
     Ok((schema, users.len()))
 }
 
@@ -177,35 +379,73 @@ struct Read<'a> {
     table: Table,
     schema: Schema,
     notes: Vec<String>,
+    remarks: Vec<Remark>,
     public: u32,
     options: &'a Options,
+    /// Columns that a row is known by where it is a user.
+    known_by: Vec<String>,
 }
 
 impl Read<'_> {
     fn samples<T: Target>(
         self,
-        target: fn(&Label, Cell<'_>) -> std::result::Result<T, Fault>,
+        target: impl Fn(&Label, Cell<'_>) -> std::result::Result<T, Fault>,
     ) -> Result<SampleData<T>> {
-        let Self { table, schema, notes, public, options } = self;
+        let Self { table, schema, notes, mut remarks, public, options, known_by } = self;
         let mut who = Who::new(&table, options)?;
-        let skipped = usize::from(who.column().is_some());
+        let known = known_by.iter().map(String::as_str);
         let wanted: Vec<&str> =
-            who.column().into_iter().chain(schema.columns()).chain([schema.label.column()]).collect();
+            who.column().into_iter().chain(known).chain([schema.label.column()]).collect();
+        let at: HashMap<&str, usize> =
+            wanted.iter().enumerate().map(|(place, name)| (*name, place)).collect();
+        let places: Vec<usize> = schema.columns().iter().filter_map(|name| at.get(name).copied()).collect();
         let mut users: HashMap<String, (Vec<f32>, Vec<T>)> = HashMap::new();
-        let (mut replaced, mut remarks, mut beyond) = (Filled::default(), Vec::new(), false);
+        let mut replaced = Filled::new(options.found.is_some());
+        let mut beyond = false;
+        let (mut unlabelled, mut dropped, mut unknown) = (false, false, false);
         let malformed = table.each(&wanted, |cells| {
             let user = who.of(cells)?;
-            let value = target(&schema.label, cells[cells.len() - 1])?;
+            let label = cells[cells.len() - 1];
+            // Whoever loses a row stays a user, perhaps without any.
             let (features, targets) = users.entry(user).or_default();
+            let value = match target(&schema.label, label) {
+                Ok(value) => value,
+                Err(_) if is_missing(label) && options.drop_unlabelled => {
+                    dropped = true;
+                    return Ok(());
+                }
+                // A class that the noise has hidden is no fault of the row.
+                Err(_)
+                    if options.found.is_some()
+                        && options.classes.is_none()
+                        && !is_missing(label)
+                        && T::IS_CLASS =>
+                {
+                    unknown = true;
+                    return Ok(());
+                }
+                Err(fault) => {
+                    unlabelled |= is_missing(label);
+                    return Err(fault);
+                }
+            };
             if targets.len() >= options.example_limit() {
                 beyond = true;
                 return Ok(());
             }
-            schema.encode(&cells[skipped..cells.len() - 1], features, &mut replaced)?;
+            let read: Vec<Cell<'_>> = places.iter().map(|place| cells[*place]).collect();
+            schema.encode(&read, features, &mut replaced)?;
             targets.push(value);
             Ok(())
         })?;
-        options.judge(&table, &malformed, &mut remarks)?;
+        remarks.extend(judged(options, &table, &malformed, unlabelled)?);
+        if dropped {
+            remarks.push("some rows have no label, and are left out".to_owned().into());
+        }
+        if unknown {
+            let text = "some rows have a label that too few users have to be told, and are left out";
+            remarks.push(Remark::hinted(text, Hint::Classes));
+        }
         if beyond {
             let left_out = "some rows are beyond the most that a user may have, and left out";
             remarks.push(Remark::hinted(left_out, Hint::ExamplesPerUser));
@@ -220,7 +460,12 @@ impl Read<'_> {
         let empty = || Samples::new(width);
         let mut split = Split { train: empty(), validation: empty(), test: empty() };
         for (_, user, (features, targets)) in order {
-            let Some(set) = split.part_mut(Part::of(HASHED, &user, public)) else { continue };
+            let part = match Part::of(HASHED, &user, public) {
+                Part::Public => continue,
+                _ if options.train_all => Part::Train,
+                part => part,
+            };
+            let Some(set) = split.part_mut(part) else { continue };
             if set.len() < options.user_limit() {
                 for (features, target) in features.chunks_exact(width).zip(targets) {
                     set.push(features, target);
@@ -228,7 +473,8 @@ impl Read<'_> {
                 set.finish_user();
             }
         }
-        filled(&table, count, split.parts().map(|(set, samples)| (set, samples.is_empty())))?;
+        let needed = |set: &str| set == "train" || !options.train_all;
+        filled(&table, count, split.parts().map(|(set, samples)| (set, needed(set) && samples.is_empty())))?;
         Ok(SampleData {
             name: name_of(table.path()),
             meaning: Meaning::Columns(schema),
@@ -269,7 +515,9 @@ impl Rows {
     ///
     /// Errors: those of [`read`](Self::read).
     pub fn with_values(path: &Path, schema: &Schema) -> Result<(Self, Vec<f32>)> {
-        Self::with(path, schema, &[schema.label.column()], |cells| schema.label.value(cells[0]))
+        Self::with(path, schema, &[schema.label.column()], |cells| {
+            schema.label.value(cells[0], schema.decimal)
+        })
     }
 
     fn with<T>(
@@ -307,7 +555,6 @@ mod tests {
 
     use super::*;
     use crate::Users;
-    use crate::data::Predict;
 
     const PUBLIC: u32 = 100;
 
@@ -498,13 +745,15 @@ mod tests {
         // Row 50 is of a public user in this table or not; the schema must not learn its class from it.
         assert_ne!(Part::of("file", "p24", PUBLIC), Part::Public);
         let error = file(&path, &options("bought")).unwrap_err().to_string();
-        assert!(error.ends_with(expected), "{error}");
+        assert!(error.contains(expected) && error.ends_with("leave out the rows without a label"), "{error}");
         let Dataset::Classes(data) =
             file(&path, &Options { skip_malformed: true, ..options("bought") }).unwrap()
         else {
             panic!("classes")
         };
-        assert_eq!(data.remarks, [format!("left out: {expected}").into()]);
+        // How many they are is not told.
+        let shown = expected.split_once('\n').unwrap().1;
+        assert_eq!(data.remarks, [format!("left out: some rows are malformed, such as\n{shown}").into()]);
 
         lines.truncate(1);
         lines.extend((0..60).map(|_| "p,x,y,z,w".to_owned()));
@@ -530,7 +779,7 @@ mod tests {
             (said(|c| c.label = Some("y".into())), "no column `y`"),
             (said(|c| c.features = Some(vec!["height".into()])), "no column `height`"),
             (said(|c| c.features = Some(vec!["bought".into()])), "the label cannot be a feature"),
-            (said(|c| c.features = Some(vec![])), "at least one"),
+            (said(|c| c.features = Some(vec![])), "no column is left to predict from"),
         ] {
             assert!(error.contains(part), "{error}");
         }

@@ -17,11 +17,13 @@ struct Setting {
     model: Points,
     data: Split<Sample>,
     plan: Plan,
+    /// Threads that make noise ahead.
+    ahead: usize,
 }
 
 impl Setting {
-    fn new() -> Self {
-        Self { model: Points::default(), data: data(), plan: plan() }
+    fn new(ahead: usize) -> Self {
+        Self { model: Points::default(), data: data(), plan: plan(), ahead }
     }
 
     /// What a round releases for a sum, from a stream of its own, as [`PrivateRun::release`] gives it.
@@ -112,6 +114,7 @@ fn live(setting: &Setting, disk: &Simulated, watch: &mut Watch, trials: &mut Tri
         Run::begin(&folder, model, data, plan, PACE, &SEED)?
     };
     watch.begun = true;
+    run.training = run.training.noise_ahead(setting.ahead);
     loop {
         let before = run.training.server().clone();
         let round = run.training.private_run().expect("the plan has a mechanism").next_step();
@@ -135,8 +138,8 @@ fn live(setting: &Setting, disk: &Simulated, watch: &mut Watch, trials: &mut Tri
     Ok(())
 }
 
-fn put_through(schedules: u64, setup: impl Fn(&Simulated)) -> Trials {
-    let setting = Setting::new();
+fn put_through(ahead: usize, schedules: u64, setup: impl Fn(&Simulated)) -> Trials {
+    let setting = Setting::new(ahead);
     let mut trials = Trials::default();
     let calm = Simulated::new(0);
     live(&setting, &calm, &mut Watch::default(), &mut trials).unwrap();
@@ -151,8 +154,8 @@ fn put_through(schedules: u64, setup: impl Fn(&Simulated)) -> Trials {
     trials
 }
 
-fn check(schedules: u64) {
-    let trials = put_through(schedules, |_| {});
+fn check(ahead: usize, schedules: u64) {
+    let trials = put_through(ahead, schedules, |_| {});
     println!("{trials}");
     assert!(trials.lost.is_empty(), "{:?}", trials.lost);
     assert!(trials.wrong.is_empty(), "{:?}", trials.wrong);
@@ -164,20 +167,31 @@ fn check(schedules: u64) {
 
 #[test]
 fn no_schedule_releases_a_row_twice_or_loses_the_run() {
-    check(1000);
+    check(0, 1000);
+}
+
+#[test]
+fn no_schedule_with_noise_in_flight_releases_a_row_twice_or_loses_the_run() {
+    check(1, 250);
+}
+
+#[test]
+#[ignore = "ten thousand schedules with threads"]
+fn ten_thousand_schedules_with_noise_in_flight_release_no_row_twice_and_lose_no_run() {
+    check(2, 10_000);
 }
 
 #[test]
 #[ignore = "ten thousand schedules"]
 fn ten_thousand_schedules_release_no_row_twice_and_lose_no_run() {
-    check(10_000);
+    check(0, 10_000);
 }
 
 /// The watch sees what there is to see: a drive that does not keep what it has synced.
 #[test]
 fn a_lying_drive_is_caught() {
     for (name, reuse) in [("journal.partial", true), ("run.json.partial", false), ("key", false)] {
-        let trials = put_through(600, |disk| disk.ignore_syncs_of(name));
+        let trials = put_through(0, 600, |disk| disk.ignore_syncs_of(name));
         println!("{name}: {} wrong, {} lost", trials.wrong.len(), trials.lost.len());
         assert_eq!(!trials.wrong.is_empty(), reuse, "{name}: {:?}", trials.wrong);
         assert!(reuse || !trials.lost.is_empty(), "{name}");

@@ -99,6 +99,7 @@ fn settings() -> Settings {
         server_learning_rate: 0.2,
         unit: dpmf::accounting::PrivacyUnit::Record,
         privacy: Privacy::Epsilon { epsilon: 8.0, delta: 1e-6 },
+        beside: None,
         limits: PlanLimits { epochs: Some(3), pull: 0.0, ..PlanLimits::new(12) },
     }
 }

@@ -7,11 +7,11 @@ fn schema(label: Label) -> Schema {
         Feature::Number { column: "a".into(), center: 1.0, scale: 2.0 },
         Feature::Category { column: "b".into(), values: vec!["x".into(), "ü".into()] },
     ];
-    Schema { features, label }.checked().unwrap()
+    Schema { features, label, decimal: Default::default() }.checked().unwrap()
 }
 
 fn classes() -> Label {
-    Label::Class { column: "y".into(), values: vec!["no".into(), "yes".into()] }
+    Label::Class { column: "y".into(), values: vec!["no".into(), "yes".into()], other: None }
 }
 
 fn saved(model: impl Into<Network>, input: Input) -> SavedModel {

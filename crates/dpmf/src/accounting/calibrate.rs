@@ -124,6 +124,53 @@ impl Account {
     }
 }
 
+/// A release about the same data that the same (ε, δ) pays for: a Gaussian one, which may tell more with some probability.
+///
+/// `dpmf train` finds the schema of a table by one.
+///
+/// It must be decided together with the mechanism that it stands beside: neither the noise, the sampling nor the number of steps
+/// of one may depend on what the other released.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beside {
+    /// μ of Gaussian differential privacy, under the adjacency of the terms.
+    pub mu: f64,
+    /// The probability with which it may tell more than that, such as that of a value that one unit alone has.
+    pub delta: f64,
+}
+
+impl Beside {
+    /// The release itself if it makes sense.
+    ///
+    /// Errors: μ not positive and finite; δ outside [0, 1).
+    pub fn checked(self) -> Result<Self> {
+        check_positive("mu", self.mu)?;
+        if !(0.0..1.0).contains(&self.delta) {
+            return Err(Error::argument("delta", self.delta, "it must lie in [0, 1)"));
+        }
+        Ok(self)
+    }
+
+    /// ε of it alone at a δ.
+    ///
+    /// Guarantee: rounded up.
+    /// Errors: a δ that is not above its own.
+    pub fn epsilon(&self, delta: f64) -> Result<f64> {
+        super::gaussian::epsilon(self.mu, left(delta, Some(self))?)
+    }
+}
+
+/// What is left of δ, rounded down.
+///
+/// Errors: nothing is left.
+fn left(delta: f64, beside: Option<&Beside>) -> Result<f64> {
+    let Some(beside) = beside else { return Ok(delta) };
+    match (delta - beside.delta).next_down() {
+        left if left > 0.0 => Ok(left),
+        _ => Err(Error::argument("delta", delta, "what is released beside takes all of it")),
+    }
+}
+
 /// What stays fixed while noise, ε and δ are traded against each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
@@ -137,12 +184,14 @@ pub struct Terms {
     pub sensitivity: f64,
     /// Clipping norm `ζ` of one contribution.
     pub clip: f64,
+    /// What else ε and δ pay for.
+    pub beside: Option<Beside>,
 }
 
 /// A calibrated mechanism: everything that ties its noise to its guarantee.
 ///
 /// Guarantee: noise of standard deviation `noise_std` on the encoded stream gives (`epsilon`, `delta`) under
-/// `adjacency`.
+/// `adjacency`, together with what is released beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     terms: Terms,
@@ -154,11 +203,43 @@ pub struct Calibration {
 }
 
 impl Terms {
-    /// The privacy curve at a noise multiplier.
+    /// The privacy curve at a noise multiplier, of everything that (ε, δ) pays for. The δ of what is released beside comes on top.
+    ///
+    /// Composition is exact. Gaussian curves add their μ², beside sampled steps a Gaussian is one more phase, and units in bins
+    /// keep a curve of their kind: see [`Allocation::beside`](super::Allocation::beside).
     ///
     /// Errors: those of [`Sampled::curve`].
     pub fn curve(&self, noise_multiplier: f64) -> Result<PrivacyCurve> {
-        self.sampled.curve(noise_multiplier, self.adjacency, self.accountant)
+        let curve = self.hidden()?.curve(noise_multiplier, self.adjacency, self.accountant)?;
+        match &self.beside {
+            Some(beside) if !self.sampled.is_bins() => {
+                let other = PrivacyCurve::gaussian(beside.checked()?.mu, self.accountant)?;
+                PrivacyCurve::compose(&[curve, other])
+            }
+            _ => Ok(curve),
+        }
+    }
+
+    /// How units are hidden; in bins, together with what is released beside.
+    ///
+    /// Errors: μ of that not positive and finite.
+    pub(crate) fn hidden(&self) -> Result<Sampled> {
+        match &self.beside {
+            Some(beside) if self.sampled.is_bins() => self.sampled.beside(beside.checked()?.mu),
+            _ => Ok(self.sampled.clone()),
+        }
+    }
+
+    /// The same without what is released beside.
+    pub fn alone(&self) -> Self {
+        Self { beside: None, ..self.clone() }
+    }
+
+    /// What δ leaves for the curve.
+    ///
+    /// Errors: what is released beside takes all of it.
+    pub fn left(&self, delta: f64) -> Result<f64> {
+        left(delta, self.beside.as_ref())
     }
 
     /// The least noise that gives (ε, δ).
@@ -168,7 +249,7 @@ impl Terms {
     /// accountant's reach.
     pub fn calibrate_noise(&self, epsilon: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
-        let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
+        let sigma = curve::calibrate(epsilon, self.left(delta)?, |sigma| self.curve(sigma))?;
         self.finish(sigma, epsilon, delta)
     }
 
@@ -179,11 +260,33 @@ impl Terms {
         match self.curve(1.0)? {
             PrivacyCurve::Allocation { allocation, .. } => {
                 self.check()?;
-                let sigma = allocation.watched_noise_multiplier(epsilon, delta, watch)?;
+                let sigma = allocation.watched_noise_multiplier(epsilon, self.left(delta)?, watch)?;
+                self.finish(sigma, epsilon, delta)
+            }
+            PrivacyCurve::Reshuffled { reshuffled, .. } => {
+                self.check()?;
+                let sigma = reshuffled.watched_noise_multiplier(epsilon, self.left(delta)?, watch)?;
                 self.finish(sigma, epsilon, delta)
             }
             _ => self.calibrate_noise(epsilon, delta),
         }
+    }
+
+    /// A calibration whose noise multiplier was proved before to give (ε, δ) under these terms.
+    ///
+    /// Guarantee: that of the earlier proof; nothing is proved here.
+    /// Errors: sensitivity, clip, σ or ε not positive and finite, δ outside (0, 1).
+    pub(crate) fn proved_before(
+        &self,
+        noise_multiplier: f64,
+        epsilon: f64,
+        delta: f64,
+    ) -> Result<Calibration> {
+        self.check()?;
+        check_positive("noise multiplier", noise_multiplier)?;
+        check_epsilon(epsilon)?;
+        check_delta(delta)?;
+        self.finish(noise_multiplier, epsilon, delta)
     }
 
     /// The ε that a noise multiplier gives at δ.
@@ -192,7 +295,7 @@ impl Terms {
     /// Errors: sensitivity, clip or σ not positive and finite, δ outside (0, 1).
     pub fn account_epsilon(&self, noise_multiplier: f64, delta: f64) -> Result<Calibration> {
         self.check()?;
-        let epsilon = self.curve(noise_multiplier)?.epsilon(delta)?;
+        let epsilon = self.curve(noise_multiplier)?.epsilon(self.left(delta)?)?;
         self.finish(noise_multiplier, epsilon, delta)
     }
 
@@ -203,7 +306,11 @@ impl Terms {
     /// below 1.
     pub fn account_delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<Calibration> {
         self.check()?;
-        let delta = self.curve(noise_multiplier)?.delta(epsilon)?;
+        let beside = self.beside.map_or(0.0, |beside| beside.delta);
+        let delta = match self.curve(noise_multiplier)?.delta(epsilon)? {
+            delta if beside > 0.0 => (delta + beside).next_up().next_up(),
+            delta => delta,
+        };
         if delta >= 1.0 {
             return Err(Error::argument(
                 "epsilon",
@@ -223,7 +330,7 @@ impl Terms {
             check_epsilon(epsilon)?;
         }
         check_delta(delta)?;
-        if !self.curve(noise_multiplier)?.satisfies(epsilon, delta)? {
+        if !self.curve(noise_multiplier)?.satisfies(epsilon, self.left(delta)?)? {
             let rule = match self.sampled {
                 Sampled::BallsInBins(_) => {
                     "the stated noise does not prove it (version 0.2 proved plans with public random numbers, which no longer \
@@ -245,7 +352,7 @@ impl Terms {
     pub fn calibrate_clip(&self, noise_std: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
         check_positive("noise standard deviation", noise_std)?;
         check_positive("sensitivity", self.sensitivity)?;
-        let sigma = curve::calibrate(epsilon, delta, |sigma| self.curve(sigma))?;
+        let sigma = curve::calibrate(epsilon, self.left(delta)?, |sigma| self.curve(sigma))?;
         let mut clip = (Interval::exact(noise_std) / (Interval::exact(sigma) * self.sensitivity)).lo;
         // Rounded down until the noise this clip asks for, itself rounded up, is not more than there is.
         let mut step = f64::EPSILON;
@@ -305,7 +412,7 @@ impl Calibration {
         self.delta
     }
 
-    /// δ as a function of ε.
+    /// δ as a function of ε, of everything that they pay for; the δ of what is released beside comes on top.
     pub fn curve(&self) -> &PrivacyCurve {
         &self.curve
     }
@@ -335,7 +442,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms(adjacency: Adjacency, accountant: Accountant) -> Terms {
-        Terms { adjacency, accountant, sampled: Sampled::None, sensitivity: 1.25, clip: 0.3 }
+        Terms { adjacency, accountant, sampled: Sampled::None, sensitivity: 1.25, clip: 0.3, beside: None }
     }
 
     #[test]
@@ -433,6 +540,44 @@ mod tests {
         // Sampling needs less noise, and what was stated without it holds all the more.
         let poisson = Terms { sampled: Sampled::CyclicPoisson { bands: 1, rate: 0.5, rounds: 1 }, ..terms };
         assert!(poisson.stated(sigma, 2.0, 1e-6).is_ok() && poisson.stated(sigma, 0.5, 1e-6).is_err());
+    }
+
+    #[test]
+    fn what_is_released_beside_is_paid_from_the_same_budget() {
+        let beside = Beside { mu: 0.1, delta: 1e-7 };
+        let alone = terms(Adjacency::ReplaceWithZero, Accountant::Exact);
+        let both = Terms { beside: Some(beside), ..alone.clone() };
+        // Gaussian: μ² add up to what ε and the rest of δ allow.
+        let calibration = both.calibrate_noise(2.0, 1e-6).unwrap();
+        let whole = super::super::gaussian::mu(2.0, 9e-7).unwrap();
+        let left = (whole * whole - 0.01).sqrt();
+        assert!((calibration.noise_multiplier() * left - 1.0).abs() < 1e-9);
+        assert_eq!((calibration.epsilon(), calibration.delta()), (2.0, 1e-6));
+        assert!((calibration.mu().unwrap() / whole - 1.0).abs() < 1e-9);
+        // Sampled steps: one more phase. The noise is more than without it, and the statement is refused with that of alone.
+        let sampled = Sampled::CyclicPoisson { bands: 1, rate: 0.05, rounds: 100 };
+        let [alone, both] = [alone, both].map(|terms| Terms { sampled: sampled.clone(), ..terms });
+        let [less, more] =
+            [&alone, &both].map(|terms| terms.calibrate_noise(2.0, 1e-6).unwrap().noise_multiplier());
+        assert!(more > less && more < 1.1 * less, "{less} {more}");
+        assert!(both.stated(more, 2.0, 1e-6).is_ok() && both.stated(less, 2.0, 1e-6).is_err());
+        let phases = PrivacyCurve::compose(&[
+            alone.curve(more).unwrap(),
+            PrivacyCurve::gaussian(0.1, Accountant::Exact).unwrap(),
+        ]);
+        assert_eq!(both.curve(more).unwrap(), phases.unwrap());
+        // δ of what is beside comes on top, and must leave something.
+        let delta = |terms: &Terms| terms.account_delta(more, 2.0).unwrap().delta();
+        assert!(
+            delta(&both) > delta(&Terms { beside: Some(Beside { delta: 0.0, ..beside }), ..both.clone() })
+        );
+        assert!(both.account_epsilon(more, 1e-7).unwrap_err().to_string().contains("takes all of it"));
+        assert_eq!(both.alone(), alone);
+        for bad in
+            [Beside { mu: 0.0, ..beside }, Beside { mu: f64::NAN, ..beside }, Beside { delta: 1.0, ..beside }]
+        {
+            assert!(Terms { beside: Some(bad), ..alone.clone() }.calibrate_noise(2.0, 1e-6).is_err());
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::interval::Interval;
 use super::pld::{self, Bracket, Phase, PoissonCurve};
 use super::{
-    Accountant, Adjacency, Allocation, check_delta, check_epsilon, check_positive, gaussian, search, shown,
+    Accountant, Adjacency, Allocation, Reshuffled, check_delta, check_epsilon, check_positive, gaussian,
+    search, shown,
 };
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -37,6 +38,13 @@ pub enum PrivacyCurve {
     Allocation {
         /// Where they hide.
         allocation: Arc<Allocation>,
+        /// Standard deviation of the noise over the sensitivity.
+        noise_multiplier: f64,
+    },
+    /// The curve of units that hide in bins drawn anew in every epoch, likewise.
+    Reshuffled {
+        /// Where they hide.
+        reshuffled: Arc<Reshuffled>,
         /// Standard deviation of the noise over the sensitivity.
         noise_multiplier: f64,
     },
@@ -89,6 +97,7 @@ impl PrivacyCurve {
             Self::Gaussian { mu, accountant } => accountant.delta(*mu, epsilon),
             Self::Poisson(curve) => curve.delta(epsilon),
             Self::Allocation { allocation, noise_multiplier } => allocation.delta(*noise_multiplier, epsilon),
+            Self::Reshuffled { reshuffled, noise_multiplier } => reshuffled.delta(*noise_multiplier, epsilon),
         }
     }
 
@@ -105,7 +114,9 @@ impl PrivacyCurve {
                 upper: accountant.epsilon(*mu, delta)?,
             }),
             Self::Poisson(curve) => curve.epsilon_bracket(delta, width),
-            Self::Allocation { .. } => Ok(Bracket { lower: 0.0, upper: self.epsilon(delta)? }),
+            Self::Allocation { .. } | Self::Reshuffled { .. } => {
+                Ok(Bracket { lower: 0.0, upper: self.epsilon(delta)? })
+            }
         }
     }
 
@@ -121,7 +132,9 @@ impl PrivacyCurve {
                 Ok(Bracket { lower: gaussian::ln_delta_enclosure(*mu, epsilon).exp().lo, upper })
             }
             Self::Poisson(curve) => curve.delta_bracket(epsilon, width),
-            Self::Allocation { .. } => Ok(Bracket { lower: 0.0, upper: self.delta(epsilon)? }),
+            Self::Allocation { .. } | Self::Reshuffled { .. } => {
+                Ok(Bracket { lower: 0.0, upper: self.delta(epsilon)? })
+            }
         }
     }
 
@@ -134,6 +147,7 @@ impl PrivacyCurve {
             Self::Gaussian { mu, accountant } => accountant.epsilon(*mu, delta),
             Self::Poisson(curve) => curve.epsilon(delta),
             Self::Allocation { allocation, noise_multiplier } => allocation.epsilon(*noise_multiplier, delta),
+            Self::Reshuffled { reshuffled, noise_multiplier } => reshuffled.epsilon(*noise_multiplier, delta),
         }
     }
 
@@ -144,7 +158,9 @@ impl PrivacyCurve {
     pub fn satisfies(&self, epsilon: f64, delta: f64) -> Result<bool> {
         match self {
             // One look at the random numbers, and not at whatever ε they like best.
-            Self::Allocation { .. } if epsilon > 0.0 => Ok(self.delta(epsilon)? <= delta),
+            Self::Allocation { .. } | Self::Reshuffled { .. } if epsilon > 0.0 => {
+                Ok(self.delta(epsilon)? <= delta)
+            }
             _ => Ok(self.epsilon(delta)? <= epsilon),
         }
     }
@@ -173,9 +189,10 @@ impl PrivacyCurve {
             match curve {
                 Self::Gaussian { mu, accountant } => gaussians.push((*mu, *accountant)),
                 Self::Poisson(curve) => phases.extend_from_slice(curve.phases()),
-                Self::Allocation { .. } => {
+                Self::Allocation { .. } | Self::Reshuffled { .. } => {
                     return Err(Error::Unsupported {
-                        what: "composing balls in bins with another mechanism".into(),
+                        what: "composing balls in bins, dealt once or reshuffled, with another mechanism"
+                            .into(),
                         hint: "its curve is an estimate at one point: add ε and δ instead",
                     });
                 }
@@ -211,7 +228,7 @@ impl PrivacyCurve {
     pub fn mu(&self) -> Option<f64> {
         match *self {
             Self::Gaussian { mu, .. } => Some(mu),
-            Self::Poisson(_) | Self::Allocation { .. } => None,
+            Self::Poisson(_) | Self::Allocation { .. } | Self::Reshuffled { .. } => None,
         }
     }
 }
@@ -231,6 +248,7 @@ pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<Privacy
     match curve(1.0)? {
         PrivacyCurve::Poisson(_) => return secants(epsilon, delta, curve),
         PrivacyCurve::Allocation { allocation, .. } => return allocation.noise_multiplier(epsilon, delta),
+        PrivacyCurve::Reshuffled { reshuffled, .. } => return reshuffled.noise_multiplier(epsilon, delta),
         _ => {}
     }
     // Asking for δ at ε is one evaluation; asking for ε at δ is a search of its own.

@@ -147,8 +147,10 @@ impl Filter {
             }
             PrivacyCurve::Allocation { allocation, noise_multiplier } => {
                 // Whoever knows every bin sees a Gaussian.
-                let largest = (0..allocation.bins()).map(|p| allocation.gram(p, p)).fold(0.0, f64::max);
-                let mu = (Interval::exact(largest).sqrt() / *noise_multiplier).hi;
+                self.stated_cost(&[], Some(allocation.mu(*noise_multiplier)))
+            }
+            PrivacyCurve::Reshuffled { reshuffled, noise_multiplier } => {
+                let mu = (Interval::exact(reshuffled.longest_sq()).sqrt() / *noise_multiplier).hi;
                 self.stated_cost(&[], Some(mu))
             }
         }
@@ -379,16 +381,13 @@ mod tests {
         ] {
             let filter = Filter::new(epsilon, DELTA).unwrap();
             let share = filter.cost(&curve).unwrap().share;
+            // From below, so that the accountant's own rounding is not counted.
+            let lower = |e: f64| (e, curve.delta_bracket(e, 1e-3).unwrap().lower);
+            let seen: Vec<(f64, f64)> = (1..60).map(|j| lower(f64::from(j) * 0.2)).collect();
             let excess = |share: f64| {
                 let mu = (share * filter.gaussian).sqrt();
-                (1..60)
-                    .map(|j| f64::from(j) * 0.2)
-                    .map(|e| {
-                        // From below, so that the accountant's own rounding is not counted.
-                        let delta = curve.delta_bracket(e, 1e-3).unwrap().lower;
-                        delta / (gaussian::delta(mu, e).unwrap() + share * filter.slack)
-                    })
-                    .fold(0.0, f64::max)
+                let allowed = |e: f64| gaussian::delta(mu, e).unwrap() + share * filter.slack;
+                seen.iter().map(|(e, delta)| delta / allowed(*e)).fold(0.0, f64::max)
             };
             assert!(excess(share) <= 1.0, "{curve:?}: {share}");
             assert!(excess(0.96 * share) > 1.0, "{curve:?}: {share} is too much");

@@ -170,6 +170,15 @@ pub fn trade_off(mu: f64, false_positive_rate: f64) -> Result<f64> {
     Ok(normal::upper_tail(Interval::exact(mu) - normal::upper_quantile(alpha)).lo)
 }
 
+/// Standard deviations that a normal variable exceeds with probability at most `p`.
+///
+/// Guarantee: rounded up.
+/// Errors: `p` outside (0, 1).
+pub fn tail_deviations(p: f64) -> Result<f64> {
+    check_delta(p)?;
+    Ok(super::normal::upper_quantile(p).hi)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +188,13 @@ mod tests {
     fn delta_encloses_known_values() {
         // mpmath 1.4 at 400 digits, log(ncdf(-a) - exp(eps) ncdf(-b)); columns μ, ε, ln δ.
         let known = [
-            (1e-8, 1e-9, -19.467_834_057_525_21_f64),
+            (1e-15, 1e-16, -35.585_929_708_983_53_f64),
+            (1e-15, 3.6e-14, -690.627_061_399_889_3),
+            (1e-14, 1.955246277e-13, -230.258_509_152_378_4),
+            (1e-12, 1.97854019e-11, -230.258_508_779_216_76),
+            (1e-12, 3.7e-11, -720.273_981_279_180_5),
+            (1e-9, 2.0129806805e-8, -230.258_509_298_130_67),
+            (1e-8, 1e-9, -19.467_834_057_525_21),
             (1e-06, 1e-05, -69.368_627_594_086_76),
             (0.001, 0.03, -464.61740916430445),
             (0.01, 1e-05, -5.525_361_490_637_897),
@@ -202,6 +217,7 @@ mod tests {
             (120.0, 10000.0, -276.47089968446504),
             (141.0, 10000.0, -1.0968023661609446),
             (1000.0, 530000.0, -454.3508359904952),
+            (1000.0, 540000.0, -804.647_687_659_059_8),
         ];
         for (mu, epsilon, value) in known {
             let ln = ln_delta_enclosure(mu, epsilon);

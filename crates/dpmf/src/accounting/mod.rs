@@ -20,6 +20,7 @@
 //!     sampled: Sampled::None,
 //!     sensitivity: 1.0,
 //!     clip: 0.3,
+//!     beside: None,
 //! };
 //! let calibration = terms.calibrate_noise(8.0, 1e-6)?;
 //! assert!((calibration.noise_multiplier() - 0.65294).abs() < 1e-5);
@@ -41,6 +42,7 @@ pub mod ledger;
 pub mod paper;
 pub mod pld;
 pub mod rdp;
+pub mod reshuffled;
 pub mod sampled;
 pub mod statement;
 pub mod utility;
@@ -51,11 +53,12 @@ pub(crate) mod normal;
 pub(crate) mod search;
 
 pub use allocation::Allocation;
-pub use calibrate::{Account, Calibration, Terms, compose};
+pub use calibrate::{Account, Beside, Calibration, Terms, compose};
 pub use curve::{PrivacyCurve, poisson_noise_multiplier};
 pub use filter::Filter;
 pub use ledger::{Ledger, LedgerFile, Release};
 pub use pld::{Bracket, Phase, PoissonCurve};
+pub use reshuffled::Reshuffled;
 pub use sampled::Sampled;
 pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;

@@ -1,6 +1,6 @@
 //! What a privacy curve counts on beyond the sensitivity.
 
-use super::{Accountant, Adjacency, Allocation, Phase, PrivacyCurve, calibrate};
+use super::{Accountant, Adjacency, Allocation, Phase, PrivacyCurve, Reshuffled, calibrate};
 use crate::error::{Error, Result};
 use crate::participation::Sampling;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ pub enum Sampled {
     },
     /// Every unit hides in one of some bins.
     BallsInBins(Arc<Allocation>),
+    /// Every unit hides in one of some bins, another one in every epoch.
+    ReshuffledBins(Arc<Reshuffled>),
 }
 
 impl Sampled {
@@ -32,7 +34,24 @@ impl Sampled {
             Sampled::None => Sampling::None,
             Sampled::CyclicPoisson { bands, rate, .. } => Sampling::CyclicPoisson { bands, rate },
             Sampled::BallsInBins(ref allocation) => Sampling::BallsInBins { bins: allocation.bins() },
+            Sampled::ReshuffledBins(ref reshuffled) => Sampling::ReshuffledBins { bins: reshuffled.bins() },
         }
+    }
+
+    /// Whether units hide in bins.
+    pub(crate) fn is_bins(&self) -> bool {
+        matches!(self, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_))
+    }
+
+    /// Bins beside a Gaussian release of μ: their curve is that of bins again. Nothing else changes.
+    ///
+    /// Errors: μ not positive and finite, or so large that its square is not.
+    pub(crate) fn beside(&self, mu: f64) -> Result<Self> {
+        Ok(match self {
+            Sampled::None | Sampled::CyclicPoisson { .. } => self.clone(),
+            Sampled::BallsInBins(allocation) => Sampled::BallsInBins(Arc::new(allocation.beside(mu)?)),
+            Sampled::ReshuffledBins(reshuffled) => Sampled::ReshuffledBins(Arc::new(reshuffled.beside(mu)?)),
+        })
     }
 
     /// The privacy curve at a noise multiplier: the one place where noise becomes privacy.
@@ -56,6 +75,10 @@ impl Sampled {
             Sampled::BallsInBins(allocation) => {
                 super::check_positive("noise multiplier", noise_multiplier)?;
                 Ok(PrivacyCurve::Allocation { allocation: allocation.clone(), noise_multiplier })
+            }
+            Sampled::ReshuffledBins(reshuffled) => {
+                super::check_positive("noise multiplier", noise_multiplier)?;
+                Ok(PrivacyCurve::Reshuffled { reshuffled: reshuffled.clone(), noise_multiplier })
             }
         }
     }

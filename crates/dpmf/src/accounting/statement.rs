@@ -1,6 +1,6 @@
 //! The privacy statement: a guarantee with its conditions, as data and in words.
 
-use super::{Accountant, Adjacency, Calibration, Sampled, Terms};
+use super::{Accountant, Adjacency, Beside, Calibration, Sampled, Terms};
 use crate::error::{Error, Result};
 use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
@@ -127,6 +127,8 @@ struct Document<'a> {
     noise_std: f64,
     mu: Option<f64>,
     rho: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
     covers: &'a [String],
     does_not_cover: &'a [String],
     words: &'a str,
@@ -207,6 +209,14 @@ impl PrivacyStatement {
             "Stopping early, and steps that were burned after a crash.".into(),
             "Means, when the denominator was fixed before training; also when clients drop out, down to an empty cohort, which releases noise alone.".into(),
         ];
+        if let Some(beside) = &self.calibration.terms().beside {
+            let alone = beside.epsilon(self.calibration.delta()).map_or("∞".into(), epsilon_for_people);
+            lines.push(format!(
+                "The schema of the table: its classes, categories and scales were found with noise (μ = {}; with a probability of {:e} more is told). It alone has ε = {alone}, composed exactly with the steps.",
+                plain(beside.mu),
+                beside.delta
+            ));
+        }
         if self.arithmetic == Arithmetic::Exact {
             lines.push("Every bit: what is released is the sum with ideal, real-valued Gaussian noise, correctly rounded.".into());
         }
@@ -263,7 +273,7 @@ impl PrivacyStatement {
 impl Serialize for PrivacyStatement {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let c = &self.calibration;
-        let &Terms { adjacency, accountant, ref sampled, sensitivity, clip } = c.terms();
+        let &Terms { adjacency, accountant, ref sampled, sensitivity, clip, beside } = c.terms();
         let sampling = sampled.sampling();
         let document = Document {
             unit: self.unit,
@@ -282,6 +292,7 @@ impl Serialize for PrivacyStatement {
             noise_std: c.noise_std(),
             mu: c.mu(),
             rho: c.rho(),
+            beside,
             covers: &self.covers(),
             does_not_cover: &self.does_not_cover(),
             words: &self.to_string(),
@@ -330,7 +341,7 @@ impl fmt::Display for PrivacyStatement {
             _ if matches!(terms.sampled, Sampled::CyclicPoisson { .. }) => {
                 "privacy loss distributions, rounded up"
             }
-            _ if matches!(terms.sampled, Sampled::BallsInBins(_)) => {
+            _ if matches!(terms.sampled, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_)) => {
                 "random numbers that follow from the mechanism, with a bound that fails with a probability of 1e-9"
             }
             Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
@@ -373,7 +384,14 @@ mod tests {
 
     fn statement(adjacency: Adjacency, key: KeyOrigin) -> PrivacyStatement {
         let sampled = Sampled::default();
-        let terms = Terms { adjacency, accountant: Accountant::Exact, sampled, sensitivity: 1.5, clip: 0.3 };
+        let terms = Terms {
+            adjacency,
+            accountant: Accountant::Exact,
+            sampled,
+            sensitivity: 1.5,
+            clip: 0.3,
+            beside: None,
+        };
         let calibration = terms.calibrate_noise(8.0, 1e-6).unwrap();
         PrivacyStatement::new(calibration, PrivacyUnit::User, Participation::default(), 2048, key).unwrap()
     }

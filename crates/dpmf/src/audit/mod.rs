@@ -14,7 +14,7 @@
 //! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
 //!
 //! let adjacency = Adjacency::ReplaceWithZero;
-//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity: 1.0, clip: 1.0 };
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity: 1.0, clip: 1.0, beside: None };
 //! let promise = terms.calibrate_noise(2.0, 1e-5)?;
 //!
 //! // Independent noise on four steps, at half the deviation that the promise needs.

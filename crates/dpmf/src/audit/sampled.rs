@@ -5,6 +5,8 @@
 //! and `x_t = ζ Σ_τ Λ_tτ ⟨u, a_τ⟩`, which is `⟨ζ C e_t, C a⟩/s²`:
 //!
 //! - balls in bins: `ln (1/b) Σ_p exp(Σ_{t ∈ p} x_t − ζ² Σ_{t,τ ∈ p} Λ_tτ / 2)` over the phases `p, p + b, …`;
+//! - bins that are drawn anew: the mean of the same over all patterns with one step in every epoch or, where these are too many,
+//!   over a chain of epochs in which only neighbours meet;
 //! - cyclic Poisson: `Σ_t ln(1 − q + q exp(x_t − ζ² Λ_tt / 2))` over the steps of the unit's part, which is public. It is the
 //!   likelihood ratio for an encoder of no more bands than there are parts, and some statistic for any other.
 //!
@@ -52,7 +54,7 @@ impl Lottery for Deployed {
         let unit = rng.next_u32();
         let possible = match self.sampling {
             Sampling::CyclicPoisson { bands, .. } => {
-                let part = usize::try_from(coins.part(unit)).unwrap_or(usize::MAX);
+                let part = usize::try_from(coins.part(unit, 0)).unwrap_or(usize::MAX);
                 (part..self.steps).step_by(bands).collect()
             }
             _ => (0..self.steps).collect(),
@@ -68,7 +70,12 @@ enum Belief {
     Poisson { rate: f64 },
     /// One of several patterns, all as likely, each with `ζ² Σ Λ_tτ` over its steps.
     Patterns(Vec<(Vec<usize>, f64)>),
+    /// One of some bins, another one in every epoch.
+    Chain { bins: usize },
 }
+
+/// Most patterns that are looked at one by one.
+const MOST_PATTERNS: usize = 1 << 12;
 
 /// An adversary that knows the noise and the scheme, contributes as much as the clip allows whenever its unit takes part, in
 /// one direction, and plays the likelihood ratio.
@@ -101,6 +108,26 @@ impl<'a> Sampled<'a> {
                 let patterns: Vec<Vec<usize>> =
                     (0..phases).map(|phase| (phase..model.steps()).step_by(bins).collect()).collect();
                 Ok(Self { idle: (bins - phases) as f64, ..Self::over(patterns, model, neighbours) })
+            }
+            Sampling::ReshuffledBins { bins } if bins >= model.steps() => {
+                Self::of(Sampling::BallsInBins { bins }, model, neighbours)
+            }
+            Sampling::ReshuffledBins { bins } => {
+                let steps = model.steps();
+                let epochs = u32::try_from(steps.div_ceil(bins)).unwrap_or(u32::MAX);
+                let Some(count) = bins.checked_pow(epochs).filter(|count| *count <= MOST_PATTERNS) else {
+                    let distance = neighbours.distance() * SHRINK;
+                    return Ok(Self { model, distance, belief: Belief::Chain { bins }, idle: 0.0 });
+                };
+                let pattern = |mut index: usize| {
+                    let mut steps_of = Vec::new();
+                    for start in (0..steps).step_by(bins) {
+                        steps_of.extend(Some(start + index % bins).filter(|step| *step < steps));
+                        index /= bins;
+                    }
+                    steps_of
+                };
+                Ok(Self::over((0..count).map(pattern).collect(), model, neighbours))
             }
         }
     }
@@ -182,6 +209,30 @@ impl Player for SampledPlayer<'_> {
                 };
                 let terms: Vec<f64> = patterns.iter().map(one).chain([idle.ln()]).collect();
                 log_sum(&terms) - (patterns.len() as f64 + idle).ln()
+            }
+            &Belief::Chain { bins } => {
+                let (n, scale) = (model.steps(), distance * distance);
+                let mut last: Vec<f64> = vec![];
+                for start in (0..n).step_by(bins) {
+                    let term = |step: usize| {
+                        // A bin whose step is past the last takes no part.
+                        let own = match step < n {
+                            true => {
+                                self.adversary.evidence(&self.answers, step)
+                                    - 0.5 * scale * model.weights(step)[step]
+                            }
+                            false => 0.0,
+                        };
+                        let met = |(bin, so_far): (usize, &f64)| match step < n {
+                            true => so_far - scale * model.weights(step)[start - bins + bin],
+                            false => *so_far,
+                        };
+                        let before: Vec<f64> = last.iter().enumerate().map(met).collect();
+                        own + if before.is_empty() { 0.0 } else { log_sum(&before) }
+                    };
+                    last = (start..start + bins).map(|step| term(step) - (bins as f64).ln()).collect();
+                }
+                log_sum(&last)
             }
         }
     }

@@ -33,9 +33,16 @@ fn sensitivity(c: &Mat<f64>) -> f64 {
 }
 
 fn calibrated(epsilon: f64, sensitivity: f64, clip: f64, adjacency: Adjacency) -> Calibration {
-    Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity, clip }
-        .calibrate_noise(epsilon, 1e-6)
-        .unwrap()
+    Terms {
+        adjacency,
+        accountant: Accountant::Exact,
+        sampled: Sampled::None,
+        sensitivity,
+        clip,
+        beside: None,
+    }
+    .calibrate_noise(epsilon, 1e-6)
+    .unwrap()
 }
 
 fn options(trials: u64) -> AuditOptions {

@@ -1,7 +1,7 @@
 //! How the rows of `u = N Z` are computed; every [form](crate::form) has its engine.
 //!
-//! The coordinates are independent of each other, so a step is cut into tiles that threads take one by one: a
-//! tile draws its part of `Z`, moves its part of the state and adds to its part of the caller's slice while
+//! The coordinates are independent of each other, so a step is cut into segments that threads take one by one, and these
+//! into tiles: a tile draws its part of `Z`, moves its part of the state and adds to its part of the caller's slice while
 //! all of it is in the cache. Every coordinate sees the same operations in the same order, whatever the tile
 //! or the thread.
 
@@ -15,7 +15,6 @@ pub(crate) use iterate::IterateStage;
 
 use crate::error::{Error, Result};
 use gauss::GROUP;
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Coordinates in a packet, the unit of state: packet `p` holds coordinates `64p … 64p + 63`.
@@ -114,73 +113,101 @@ impl Shard {
         })
     }
 
-    /// Cuts state and values into tiles of at most `size` packets.
-    pub(crate) fn tiles<'a, P, V>(
-        &self,
-        size: u64,
-        buffers: usize,
-        state: &'a mut [P],
-        values: Option<&'a mut [V]>,
-    ) -> Vec<Tile<'a, P, V>> {
-        let packets = self.packets();
-        let (mut state, mut values) = (state, values);
-        let mut tiles = Vec::with_capacity((packets.end - packets.start).div_ceil(size) as usize);
+    /// The tiles of at most `size` packets that cover the range, in order.
+    pub(crate) fn tiles(&self, size: u64) -> impl Iterator<Item = Tile> {
+        let (packets, coordinates) = (self.packets(), self.coordinates.clone());
         // Tiles begin at multiples of their size, so only the first and the last may be short.
         let mut first = packets.start;
-        while first < packets.end {
+        std::iter::from_fn(move || {
+            if first >= packets.end {
+                return None;
+            }
             let next = ((first / size + 1) * size).min(packets.end);
-            let count = (next - first) as usize;
-            let begin = self.coordinates.start.max(first * PACKET as u64);
-            let end = self.coordinates.end.min(next * PACKET as u64);
-            let (offset, length) = ((begin - first * PACKET as u64) as usize, (end - begin) as usize);
-            let state = take(&mut state, count * buffers);
-            let values = values.as_mut().map(|values| take(values, length));
-            tiles.push(Tile { first, count, offset, length, state, values });
+            let begin = coordinates.start.max(first * PACKET as u64);
+            let end = coordinates.end.min(next * PACKET as u64);
+            let tile = Tile {
+                first,
+                count: (next - first) as usize,
+                packet: (first - packets.start) as usize,
+                offset: (begin - first * PACKET as u64) as usize,
+                length: (end - begin) as usize,
+                place: (begin - coordinates.start) as usize,
+            };
             first = next;
-        }
-        tiles
+            Some(tile)
+        })
     }
 
-    /// Runs a step on all tiles: `out += scale · stage(kernel(Z))`, or without `out` only the states move.
-    pub(crate) fn run<V: Value>(&self, step: StepOf<'_>, out: Option<&mut [V]>) {
+    /// Parts of the range that are worked on as one, in order: whole tiles, a good sixty of them, or as many as take a
+    /// millisecond each.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = Shard> {
+        let packets = self.packets();
+        let (tile, count) = (TILE as u64, packets.end - packets.start);
+        let size = (count / 64).clamp(tile, 16 * tile).next_multiple_of(tile);
+        let coordinates = self.coordinates.clone();
+        let step = size * PACKET as u64;
+        (packets.start / size..packets.end.div_ceil(size)).map(move |index| {
+            let begin = coordinates.start.max(index * step);
+            Shard { coordinates: begin..coordinates.end.min((index + 1) * step) }
+        })
+    }
+
+    /// Runs a step in single precision, on the calling thread.
+    pub(crate) fn run<T: Target>(&self, step: StepOf<'_>, mut sink: Sink<'_, T, f32>) {
         let stage_buffers = step.stage.map_or(0, IterateStage::buffers);
-        let tiles = self.tiles(TILE as u64, step.buffers, step.state, out);
-        let stages = self.tiles::<_, V>(TILE as u64, stage_buffers, step.stage_state, None);
-        let scratch = || Box::new([[0.0; PACKET]; TILE]);
-        tiles.into_par_iter().zip(stages).for_each_init(scratch, |noise, (tile, stage)| {
-            let noise = &mut noise[..tile.count];
-            step.kernel.run(tile.first, tile.state, noise);
+        let mut scratch = Box::new([[0.0; PACKET]; TILE]);
+        for tile in self.tiles(TILE as u64) {
+            let noise = &mut scratch[..tile.count];
+            step.kernel.run(tile.first, tile.of(step.state, step.buffers), noise);
             if let Some(recurrence) = step.stage {
-                recurrence.run(step.index, stage.state, noise);
+                recurrence.run(step.index, tile.of(step.stage_state, stage_buffers), noise);
             }
-            if let Some(out) = tile.values {
-                V::add_scaled(out, step.scale, &noise.as_flattened()[tile.offset..]);
+            let noise = &noise.as_flattened()[tile.offset..][..tile.length];
+            match &mut sink {
+                Sink::Skip => {}
+                Sink::Add(values) => values.add_scaled(tile.place, step.scale, noise),
+                Sink::Keep(row) => row[tile.place..][..tile.length].copy_from_slice(noise),
             }
-        });
+        }
     }
 }
 
-/// A part of a step that one thread does.
-pub(crate) struct Tile<'a, P, V> {
+/// What becomes of the noise of a step.
+pub(crate) enum Sink<'a, T, N> {
+    /// Nothing: only the states move.
+    Skip,
+    /// It is added, and what comes out is released.
+    Add(T),
+    /// It is kept as it is, before any scale.
+    Keep(&'a mut [N]),
+}
+
+/// A part of a range that is small enough for the nearer caches.
+pub(crate) struct Tile {
     /// The first packet.
     pub(crate) first: u64,
     /// Number of packets.
     pub(crate) count: usize,
+    /// The first packet, counted from the first of the range.
+    packet: usize,
     /// Where the coordinates begin within the first packet.
     pub(crate) offset: usize,
     /// Number of coordinates.
     pub(crate) length: usize,
-    /// The buffers of the first packet, then those of the next, and so on.
-    pub(crate) state: &'a mut [P],
-    /// The caller's values, one for each coordinate.
-    pub(crate) values: Option<&'a mut [V]>,
+    /// The first coordinate, counted from the first of the range.
+    pub(crate) place: usize,
 }
 
-impl<P, V> Tile<'_, P, V> {
+impl Tile {
     /// The places of packet `p` that belong to the range.
     pub(crate) fn lanes(&self, p: usize) -> Range<usize> {
         let at = p * PACKET;
         self.offset.saturating_sub(at)..(self.offset + self.length - at).min(PACKET)
+    }
+
+    /// Its part of a state: the buffers of the first packet, then those of the next, and so on.
+    pub(crate) fn of<'a, P>(&self, state: &'a mut [P], buffers: usize) -> &'a mut [P] {
+        &mut state[self.packet * buffers..][..self.count * buffers]
     }
 }
 
@@ -195,10 +222,83 @@ pub(crate) struct StepOf<'a> {
     pub(crate) scale: f32,
 }
 
-fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
-    let (head, tail) = std::mem::take(rest).split_at_mut(count);
-    *rest = tail;
-    head
+/// What noise is added to: numbers that are replaced by what is released.
+pub(crate) trait Target: Send + Sized {
+    /// How many numbers.
+    fn len(&self) -> usize;
+
+    /// The first so many, and the others.
+    fn split_at(self, count: usize) -> (Self, Self);
+
+    /// Reads the numbers from `place` on, times a power of two.
+    fn load(&self, place: usize, factor: f64, to: &mut [f64]);
+
+    /// Writes what is released in their place.
+    fn store(&mut self, place: usize, from: &[f64]);
+
+    /// Adds scaled noise of single precision.
+    fn add_scaled(&mut self, place: usize, scale: f32, noise: &[f32]);
+}
+
+impl<V: Value> Target for &mut [V] {
+    fn len(&self) -> usize {
+        <[V]>::len(self)
+    }
+
+    fn split_at(self, count: usize) -> (Self, Self) {
+        self.split_at_mut(count)
+    }
+
+    fn load(&self, place: usize, factor: f64, to: &mut [f64]) {
+        to.iter_mut().zip(&self[place..]).for_each(|(to, value)| *to = (*value).into() * factor);
+    }
+
+    fn store(&mut self, place: usize, from: &[f64]) {
+        self[place..].iter_mut().zip(from).for_each(|(value, y)| *value = V::narrow(*y));
+    }
+
+    fn add_scaled(&mut self, place: usize, scale: f32, noise: &[f32]) {
+        V::add_scaled(&mut self[place..][..noise.len()], scale, noise);
+    }
+}
+
+/// A sum of whole numbers in units of a power of two, of magnitude at most 2⁵³, which becomes zero; what is released is
+/// written elsewhere.
+pub(crate) struct Sum<'a> {
+    pub(crate) whole: &'a mut [i64],
+    pub(crate) released: &'a mut [f32],
+    pub(crate) unit: f64,
+}
+
+impl Target for Sum<'_> {
+    fn len(&self) -> usize {
+        self.whole.len()
+    }
+
+    fn split_at(self, count: usize) -> (Self, Self) {
+        let (whole, other) = self.whole.split_at_mut(count);
+        let (released, elsewhere) = self.released.split_at_mut(count);
+        let unit = self.unit;
+        (Self { whole, released, unit }, Self { whole: other, released: elsewhere, unit })
+    }
+
+    fn load(&self, place: usize, factor: f64, to: &mut [f64]) {
+        let factor = factor * self.unit;
+        to.iter_mut().zip(&self.whole[place..]).for_each(|(to, whole)| *to = *whole as f64 * factor);
+    }
+
+    fn store(&mut self, place: usize, from: &[f64]) {
+        self.released[place..].iter_mut().zip(from).for_each(|(released, y)| *released = *y as f32);
+        self.whole[place..][..from.len()].fill(0);
+    }
+
+    fn add_scaled(&mut self, place: usize, scale: f32, noise: &[f32]) {
+        let both = self.released[place..].iter_mut().zip(&mut self.whole[place..]);
+        for ((released, whole), noise) in both.zip(noise) {
+            *released = (*whole as f64 * self.unit + f64::from(scale) * f64::from(*noise)) as f32;
+            *whole = 0;
+        }
+    }
 }
 
 mod sealed {

@@ -42,14 +42,21 @@ pub fn lower_bound_at(workload: &Workload, dual: &Dual) -> Result<f64> {
     } else {
         let factor = Factor::new(dual, &v);
         let norm = match workload.realisation() {
-            Some(realisation) => match phases::nuclear_norm(workload, realisation, &factor)? {
-                Some(norm) => norm,
-                None => {
-                    within_dense_limit(expected)?;
+            Some(realisation) => {
+                let dense = || {
                     let (a, errors) = realisation.enclosed();
-                    polar::enclosed(a.as_ref(), Some(errors.as_ref()), &factor)?
+                    polar::enclosed(a.as_ref(), Some(errors.as_ref()), &factor)
+                };
+                match phases::nuclear_norm(workload, realisation, &factor)? {
+                    // Either is a bound. Step sizes that differ much cost the first one digits.
+                    Some(norm) if expected <= BOTH => larger(norm, dense()?),
+                    Some(norm) => norm,
+                    None => {
+                        within_dense_limit(expected)?;
+                        dense()?
+                    }
                 }
-            },
+            }
             None => polar::nuclear_norm(workload.to_dense().as_ref(), &factor)?,
         };
         (norm, factor.sum())
@@ -63,6 +70,14 @@ pub fn lower_bound_at(workload: &Workload, dual: &Dual) -> Result<f64> {
         });
     }
     Ok(bound)
+}
+
+/// Steps up to which several participations have both bounds, since a decomposition takes milliseconds.
+const BOTH: usize = 128;
+
+/// The larger of two numbers, each with a power of two that multiplies it.
+fn larger(a: (f64, i32), b: (f64, i32)) -> (f64, i32) {
+    if libm::scalbn(b.0, b.1 - a.1) > a.0 { b } else { a }
 }
 
 /// `G` with `D = G Gᵀ`, lower triangular within the phases: numbers that are taken as they are.

@@ -71,6 +71,17 @@ impl Dense {
         self.spectrum(dual)
     }
 
+    /// The singular value decomposition at a dual point.
+    pub(super) fn decomposed(&self, dual: &Dual) -> Result<Decomposed> {
+        let svd = times_factor(self.a.as_ref(), dual).svd().map_err(|_| Error::Numerical {
+            what: "dense decomposition",
+            index: 0,
+            reason: "it did not converge",
+        })?;
+        let sigma = svd.S().column_vector().iter().copied().collect();
+        Ok(Decomposed { sigma, u: svd.U().to_owned(), v: svd.V().to_owned() })
+    }
+
     /// `X(D)` as a matrix.
     pub fn primal(&mut self, dual: &Dual, tolerance: f64) -> Result<Mat<f64>> {
         let Spectrum { sigma, vectors, .. } = self.spectrum_within(dual, tolerance)?;
@@ -79,19 +90,47 @@ impl Dense {
         (0..n).for_each(|k| solve_factor_transposed(dual, scaled.col_as_slice_mut(k)));
         Ok(&scaled * scaled.transpose())
     }
+
+    /// `X(D) + μ ⊕_p D_p⁻¹` as a matrix.
+    pub(super) fn primal_with(&self, dual: &Dual, mu: f64) -> Result<Mat<f64>> {
+        let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
+        let parts = self.decomposed(dual)?;
+        let mut w = parts.directions(dual);
+        for (k, sigma) in parts.sigma.iter().enumerate() {
+            w.col_as_slice_mut(k).iter_mut().for_each(|x| *x *= sigma.sqrt());
+        }
+        let (mut x, inverse) = (&w * w.transpose(), dual.inverse_blocks());
+        for i in 0..n {
+            for j in dual.phase(i % b) {
+                x[(i, j)] += mu * inverse[i * times + j / b];
+            }
+        }
+        Ok(x)
+    }
 }
 
-impl Dense {
-    /// The blocks for several participations, `X_p = M_pG_p⁻¹` with `M = X G = AᵀUVᵀ` by the polar factor of `A G = U Σ Vᵀ`.
+/// `A G = U Σ Vᵀ` at a dual point.
+pub(super) struct Decomposed {
+    pub sigma: Vec<f64>,
+    u: Mat<f64>,
+    v: Mat<f64>,
+}
+
+impl Decomposed {
+    /// `W = G⁻ᵀV`, so that `X = W Σ Wᵀ`.
+    pub fn directions(&self, dual: &Dual) -> Mat<f64> {
+        let mut w = self.v.clone();
+        (0..w.ncols()).for_each(|k| solve_factor_transposed(dual, w.col_as_slice_mut(k)));
+        w
+    }
+
+    /// The blocks `X_p = M_pG_p⁻¹` with `M = X G = AᵀUVᵀ` by the polar factor of `A G`.
     ///
     /// No singular value is divided by, so that step sizes may be zero: vectors that `A` maps to nothing add nothing. Blocks
     /// are symmetric but for rounding, and by how much they are not tells what rounding did.
-    fn blocks_of_phases(&self, dual: &Dual) -> Result<Blocks> {
+    pub fn blocks(&self, oracle: &Dense, dual: &Dual) -> Result<Blocks> {
         let (n, b, times) = (dual.steps(), dual.separation(), dual.times());
-        let failed =
-            || Error::Numerical { what: "dense decomposition", index: 0, reason: "it did not converge" };
-        let svd = times_factor(self.a.as_ref(), dual).svd().map_err(|_| failed())?;
-        let m = self.a.transpose() * (svd.U() * svd.V().transpose());
+        let m = oracle.a.transpose() * (&self.u * self.v.transpose());
         let mut x = vec![0.0; n * times];
         for i in 0..n {
             let steps: Vec<usize> = dual.phase(i % b).collect();
@@ -156,7 +195,7 @@ impl Oracle for Dense {
 
     fn blocks(&mut self, dual: &Dual, tolerance: f64) -> Result<Blocks> {
         if dual.times() > 1 {
-            return self.blocks_of_phases(dual);
+            return self.decomposed(dual)?.blocks(self, dual);
         }
         let spectrum = self.spectrum_within(dual, tolerance)?;
         let n = dual.steps();

@@ -147,11 +147,13 @@ pub type Observer<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 pub struct DualSolution {
     /// The dual point.
     pub dual: Dual,
-    /// The blocks of `X(D)`, as in [`Blocks::x`].
+    /// `μ` of the factorization at hand, `X(D) + μ ⊕_p D_p⁻¹`.
+    pub mu: f64,
+    /// Its blocks, as in [`Blocks::x`].
     pub x: Vec<f64>,
-    /// What any user can change at most, squared: `max_p Σ|X_p|`, or less where entries are negative.
+    /// What any user can change at most, squared: `max_p Σ|X_p|`.
     pub largest: f64,
-    /// Loss of `X(D)` over that, raised by the error that the oracle expects of itself.
+    /// Its loss over that, raised by the error that the oracle expects of itself.
     pub loss: f64,
     /// The dual bound there: an estimate, not a proof.
     pub lower_bound: f64,
@@ -200,30 +202,16 @@ pub fn solve(
         // The quadrature or rounding error need only be small beside the gap that is still open.
         // Any gap may be asked for, also one whose hundredth is above the cap.
         let tolerance = (1e-3 * gap).max(0.01 * options.gap).min(1e-4);
-        let Blocks { x, relative_error } = oracle.blocks(&dual, tolerance)?;
-        let Sums { inner, changes, mut residual } = sums(&dual, &x, options);
-        let sum_v: f64 = dual.v.iter().sum();
-        let sum_phi: f64 = dual.v.iter().zip(&inner).map(|(v, x)| v * x).sum();
-        let largest = changes.iter().copied().fold(0.0, f64::max);
-
-        let loss = largest * sum_phi * (1.0 + relative_error).powi(2);
-        let lower_bound = sum_phi * sum_phi / sum_v;
+        let blocks = oracle.blocks(&dual, tolerance)?;
+        let Sums { inner, mut residual, .. } = sums(&dual, &blocks.x, options);
         residual.splice(0..0, log_step(&dual.v, &inner, options));
         let coordinates = dual.coordinates();
         let mut next = match movement {
             Iteration::Anderson => anderson.step(&coordinates, &weights(&dual), &residual),
             Iteration::Relaxed | Iteration::Plain => advance(&coordinates, &residual),
         };
-        let found = DualSolution {
-            dual,
-            x,
-            largest,
-            loss,
-            lower_bound,
-            relative_error,
-            iterations: iteration,
-            stopped: None,
-        };
+        let found = measured(dual, blocks, 0.0, iteration);
+        let relative_error = found.relative_error;
         if best.as_ref().is_none_or(|best| found.gap() < best.gap()) {
             best = Some(found);
             best_at = iteration;
@@ -241,8 +229,12 @@ pub fn solve(
         }
         solution.stopped = if gap <= options.gap {
             None
-        } else if 4.0 * relative_error >= gap && relative_error > 0.01 * options.gap {
-            Some("the rest is within the rounding of 64-bit arithmetic")
+        } else if 4.0 * relative_error >= gap
+            && relative_error > 0.01 * options.gap
+            && (solution.dual.times() == 1 || iteration - best_at >= PATIENCE)
+        {
+            // Within blocks one point may be rounded badly and the next one well: only if it stays so is it the end.
+            Some("its estimate of what rounding did is as large as the gap")
         } else if iteration == options.max_iterations {
             Some("the iterations ran out")
         } else if iteration - best_at >= 1000 {
@@ -264,12 +256,26 @@ pub fn solve(
     Err(Error::argument("maximum of iterations", options.max_iterations, "at least one is needed"))
 }
 
+/// A dual point with the blocks of `X' = X(D) + μ ⊕_p D_p⁻¹`, given those of `X(D)`, and the gap that they show.
+///
+/// `X' ⪰ X(D)`, so its loss before scaling is at most `Σφ`, that of `X(D)`.
+pub(super) fn measured(dual: Dual, blocks: Blocks, mu: f64, iterations: usize) -> DualSolution {
+    let Blocks { mut x, relative_error } = blocks;
+    let inner = sums(&dual, &x, &Options::default()).inner;
+    let sum_phi: f64 = dual.v.iter().zip(&inner).map(|(v, x)| v * x).sum();
+    if mu > 0.0 {
+        x.iter_mut().zip(dual.inverse_blocks()).for_each(|(x, inverse)| *x += mu * inverse);
+    }
+    let largest = dual.largest_change(&x);
+    let loss = largest * sum_phi * (1.0 + relative_error).powi(2);
+    let lower_bound = sum_phi * sum_phi / dual.v.iter().sum::<f64>();
+    DualSolution { dual, mu, x, largest, loss, lower_bound, relative_error, iterations, stopped: None }
+}
+
 /// What a dual point makes of its blocks, phase by phase.
 struct Sums {
     /// `⟨X_p, R_p⟩ = φ_p/v_p`.
     inner: Vec<f64>,
-    /// [`Dual::changes`].
-    changes: Vec<f64>,
     /// The step of the directions.
     residual: Vec<f64>,
 }
@@ -277,7 +283,7 @@ struct Sums {
 fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
     let (n, b, times) = (dual.steps, dual.separation, dual.times());
     if times == 1 {
-        return Sums { inner: x.to_vec(), changes: x.to_vec(), residual: Vec::new() };
+        return Sums { inner: x.to_vec(), residual: Vec::new() };
     }
     let mut inner = vec![0.0; b];
     let mut residual = vec![0.0; n * times];
@@ -309,7 +315,7 @@ fn sums(dual: &Dual, x: &[f64], options: &Options) -> Sums {
             target.iter_mut().zip(row.iter().zip(y)).for_each(|(r, (t, y))| *r = t / norm - y);
         }
     }
-    Sums { inner, changes: dual.changes(x), residual }
+    Sums { inner, residual }
 }
 
 /// Rotates the columns of a matrix, given by rows, so that it becomes lower triangular with a positive diagonal.

@@ -1,6 +1,7 @@
 //! Solvers: workload in, optimum and certificate out.
 
 mod anderson;
+mod ascent;
 mod bound;
 mod dense;
 mod dual;
@@ -37,6 +38,20 @@ const REMEASURED: usize = 256;
 
 /// Ratio of the smallest to the largest step size below which the coefficients of a recurrence lose digits that count.
 const ROUGH: f64 = 1e-3;
+
+/// Steps up to which several participations are left to the dense solver at once where step sizes are zero or differ much: its
+/// decompositions take milliseconds, and a recurrence would lose digits.
+const DECOMPOSED: usize = 128;
+
+/// Iterations of the fixed point before the interior-point method takes over, where that is affordable.
+const FIRST: usize = 40;
+
+/// Iterations of the linear solver for several participations where the dense one can follow.
+const TRIED: usize = 400;
+
+/// Values of `μ`, as parts of the mean of `φ`, for matrices of a workload that is singular, or nearly so: without it coefficients may
+/// be large and cancel, which single precision does not hold.
+const REGULAR: [f64; 4] = [1e-13, 1e-11, 1e-9, 1e-7];
 
 /// Steps up to which a recurrence that the linear solver loses to rounding is left to the dense one.
 const SHORT: usize = 1024;
@@ -75,8 +90,9 @@ pub fn quiet(_: &Progress) -> ControlFlow<()> {
 /// An optimal factorization in its dual form.
 #[derive(Clone, Debug)]
 pub struct Optimum {
-    /// The dual point; `X(D)` is the optimum up to the gap.
+    /// The dual point; `X(D) + μ ⊕_p D_p⁻¹` is the optimum up to the gap.
     pub dual: Dual,
+    mu: f64,
     /// The participation that it is the optimum for.
     pub participation: Participation,
     /// Loss, lower bound and gap.
@@ -129,31 +145,97 @@ pub fn optimal_for(
     options: &Options,
     observe: Observer<'_>,
 ) -> Result<Optimum> {
-    if solver == Solver::Auto && workload.recurrence().is_some() {
-        let linear = optimal_for(workload, participation, Solver::Linear, options, &mut *observe);
-        return match linear {
-            Err(Error::NotConverged { .. } | Error::Unsupported { .. } | Error::Numerical { .. })
-                if workload.steps() <= SHORT =>
-            {
-                optimal_for(workload, participation, Solver::Dense, options, observe)
-            }
-            other => other,
+    best_for(workload, participation, solver, options, observe)?.within(options)
+}
+
+/// [`optimal_for`] that keeps what it found where the gap stays open: [`Optimum::stopped`] says why.
+///
+/// Errors: those of it, but for [`Error::NotConverged`].
+pub(crate) fn best_for(
+    workload: &Workload,
+    participation: Participation,
+    solver: Solver,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<Optimum> {
+    let n = workload.steps();
+    let several = participation.spacing(n)? < n;
+    let mut by =
+        |solver, options: &Options| solved_by(workload, participation, solver, options, &mut *observe);
+    let found = if solver == Solver::Auto && workload.recurrence().is_some() {
+        let rough = !workload.is_invertible() || workload.smallest_rate() < ROUGH;
+        let short = several && n <= DECOMPOSED;
+        let most = if short { TRIED.min(options.max_iterations) } else { options.max_iterations };
+        let linear = match short && rough {
+            true => None,
+            false => Some(by(Solver::Linear, &Options { max_iterations: most, ..*options })),
         };
+        let follows = |linear: &Result<Optimum>| match linear {
+            Ok(found) => found.stopped.is_some(),
+            Err(Error::Unsupported { .. } | Error::Numerical { .. }) => true,
+            Err(_) => false,
+        };
+        match linear {
+            Some(linear) if n > SHORT || !follows(&linear) => linear,
+            linear => match (linear, by(Solver::Dense, options)) {
+                (Some(Ok(linear)), Ok(dense)) => {
+                    Ok(if linear.certificate.gap < dense.certificate.gap { linear } else { dense })
+                }
+                (Some(Ok(linear)), Err(Error::Numerical { .. })) => Ok(linear),
+                (_, dense) => dense,
+            },
+        }
+    } else {
+        by(solver, options)
+    };
+    match found {
+        Err(Error::Numerical { .. }) if several => unsolved(workload, participation),
+        found => found,
     }
+}
+
+/// Where no solver gets anywhere: the point at which they start, with what it proves.
+fn unsolved(workload: &Workload, participation: Participation) -> Result<Optimum> {
+    let dual = start(workload, participation)?;
+    let lower_bound = lower_bound_at(workload, &dual)?;
+    let certificate = Certificate::new(f64::INFINITY, lower_bound, 0);
+    let stopped = Some("64-bit arithmetic overflows or breaks down");
+    let (solver, primal, mu) = (Solver::Dense, None, 0.0);
+    let mut optimum = Optimum { dual, mu, participation, certificate, solver, stopped, primal };
+    if workload.steps() <= MEASURED {
+        optimum.certificate = optimum.to_dense(workload)?.1;
+    }
+    Ok(optimum)
+}
+
+/// One solver, whether it reaches the gap or not.
+fn solved_by(
+    workload: &Workload,
+    participation: Participation,
+    solver: Solver,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<Optimum> {
     let start = start(workload, participation)?;
     match solver {
         Solver::Newton => descend(workload, start, &mut newton::Newton, solver, options, observe),
         Solver::Gradient => descend(workload, start, &mut gradient::Gradient, solver, options, observe),
         Solver::Auto | Solver::Linear | Solver::Dense => {
             let solver = if solver == Solver::Linear { solver } else { Solver::Dense };
-            let mut found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
-            if solver == Solver::Linear {
-                remeasure(workload, &mut found)?;
-            }
+            let found = match solver == Solver::Dense && start.times() > 1 {
+                true => solve_phases(workload, start, options, observe)?,
+                false => {
+                    let mut found = solve(oracle(workload, solver)?.as_mut(), start, options, observe)?;
+                    if solver == Solver::Linear {
+                        remeasure(workload, &mut found)?;
+                    }
+                    found
+                }
+            };
             let largest = found.largest;
-            let certificate = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
-            let (dual, stopped) = (found.dual, None);
-            let mut optimum = Optimum { dual, participation, certificate, solver, stopped, primal: None };
+            let (certificate, stopped) = prove(workload, &found, |sum_phi| largest * sum_phi, options)?;
+            let DualSolution { dual, mu, .. } = found;
+            let mut optimum = Optimum { dual, mu, participation, certificate, solver, stopped, primal: None };
             if matches!(participation, Participation::MinSeparation { .. }) && optimum.dual.times() > 1 {
                 optimum.certificate = match workload.steps() <= MEASURED {
                     true => optimum.to_dense(workload)?.1,
@@ -162,6 +244,34 @@ pub fn optimal_for(
             }
             Ok(optimum)
         }
+    }
+}
+
+/// The dense solver for several participations: the fixed point, then the interior-point method for what it leaves.
+fn solve_phases(
+    workload: &Workload,
+    start: Dual,
+    options: &Options,
+    observe: Observer<'_>,
+) -> Result<DualSolution> {
+    let mut oracle = DenseOracle::new(dense_matrix(workload)?);
+    let follows = ascent::is_affordable(&start) && options.iteration == Iteration::Anderson;
+    let max_iterations = if follows { options.max_iterations.min(FIRST) } else { options.max_iterations };
+    let first = Options { max_iterations, ..*options };
+    let found = match solve(&mut oracle, start.clone(), &first, &mut *observe) {
+        // The fixed point may run into a singular block; the interior-point method keeps away from them.
+        Err(Error::Numerical { .. }) if follows => {
+            let blocks = oracle.blocks(&start, f64::EPSILON)?;
+            DualSolution {
+                stopped: Some("the fixed point broke down"),
+                ..dual::measured(start, blocks, 0.0, 1)
+            }
+        }
+        found => found?,
+    };
+    match follows && found.stopped.is_some() && options.max_iterations > FIRST {
+        true => ascent::ascend(&oracle, found, options, observe),
+        false => Ok(found),
     }
 }
 
@@ -213,29 +323,24 @@ fn remeasure(workload: &Workload, found: &mut DualSolution) -> Result<()> {
 /// The bound is exact to a dozen digits, so it also tells how far the oracle was off: by so much the loss is raised. It is
 /// then not below the bound, for `max x ≥ x̄`.
 ///
-/// Errors: [`Error::NotConverged`] with the gap reached, when it is above the target.
+/// Beside it, why the gap is above the target, where it is.
 fn prove(
     workload: &Workload,
     found: &DualSolution,
     loss: impl Fn(f64) -> f64,
     options: &Options,
-) -> Result<Certificate> {
+) -> Result<(Certificate, Option<&'static str>)> {
     let lower_bound = lower_bound_at(workload, &found.dual)?;
     let error =
         found.relative_error.max(((found.lower_bound / lower_bound).sqrt() - 1.0).abs()) + bound::COST;
     let sum_phi = (lower_bound * found.dual.v.iter().sum::<f64>()).sqrt();
     let raised = if error < 0.1 { loss(sum_phi) * (1.0 + error) / (1.0 - error) } else { f64::INFINITY };
     let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
-    match found.stopped {
-        None if certificate.gap <= options.gap => Ok(certificate),
-        reason => Err(Error::NotConverged {
-            gap: certificate.gap,
-            target: options.gap,
-            iterations: found.iterations,
-            reason: reason.unwrap_or("the proof allows for more rounding than is left of it"),
-            dual: Box::new(DualPoint::from(&found.dual)),
-        }),
-    }
+    let stopped = match found.stopped {
+        _ if certificate.gap <= options.gap => None,
+        reason => Some(reason.unwrap_or("the proof allows for more rounding than is left of it")),
+    };
+    Ok((certificate, stopped))
 }
 
 fn oracle(workload: &Workload, solver: Solver) -> Result<Box<dyn Oracle>> {
@@ -272,9 +377,9 @@ fn descend(
         });
     }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
-    let certificate = prove(workload, &found.dual, |_| found.dual.loss, options)?;
-    let (dual, participation) = (found.dual.dual, Participation::Single);
-    Ok(Optimum { dual, participation, certificate, solver, stopped: None, primal: Some(found.x) })
+    let (certificate, stopped) = prove(workload, &found.dual, |_| found.dual.loss, options)?;
+    let (dual, participation, mu) = (found.dual.dual, Participation::Single, 0.0);
+    Ok(Optimum { dual, mu, participation, certificate, solver, stopped, primal: Some(found.x) })
 }
 
 fn dense_matrix(workload: &Workload) -> Result<Mat<f64>> {
@@ -298,23 +403,14 @@ impl Default for Target {
 }
 
 impl Optimum {
-    /// What several participations leave where the solver stops before the gap is as small as asked for: the dual point proves a
-    /// bound all the same, and the mechanism that it describes is within the gap that is left.
+    /// Itself, if its gap is what was asked for.
     ///
-    /// Errors: any other error; one participation, whose solvers reach what 64-bit arithmetic can; a gap that is not below 1.
-    pub(crate) fn despite(error: Error, workload: &Workload, participation: Participation) -> Result<Self> {
-        match error {
-            Error::NotConverged { gap, iterations, reason, dual, .. }
-                if dual.separation < dual.steps && gap < 1.0 =>
-            {
-                let dual = Dual::try_from(*dual)?;
-                let lower_bound = lower_bound_at(workload, &dual)?;
-                let certificate = Certificate::new(lower_bound * (1.0 + gap), lower_bound, iterations);
-                let (solver, stopped) = (Solver::Dense, Some(reason));
-                Ok(Self { dual, participation, certificate, solver, stopped, primal: None })
-            }
-            error => Err(error),
-        }
+    /// Errors: [`Error::NotConverged`] with the gap reached.
+    pub(crate) fn within(self, options: &Options) -> Result<Self> {
+        let Some(reason) = self.stopped else { return Ok(self) };
+        let Certificate { gap, iterations, .. } = self.certificate;
+        let dual = Box::new(DualPoint::from(&self.dual));
+        Err(Error::NotConverged { gap, target: options.gap, iterations, reason, dual })
     }
 
     /// The optimum as a stream of a few states, coefficients on the f32 grid.
@@ -378,6 +474,7 @@ impl Optimum {
                 let filter = form::StateSpace::optimal_for(workload, self.dual.v(), tolerance)?;
                 form::Dense::from_coloring(filter.coloring())?.normalised()
             }
+            _ if self.dual.times() > 1 => self.dense_of_phases(workload, tolerance)?,
             _ => {
                 within_dense_limit(workload.steps())?;
                 let x = DenseOracle::new(workload.design_matrix()).primal(&self.dual, tolerance)?;
@@ -387,6 +484,40 @@ impl Optimum {
         let gamma_sq = self.participation.sensitivity(&dense)?.gamma.powi(2);
         let loss = gamma_sq * dense.decoder_row_norms_sq(workload).iter().sum::<f64>();
         Ok((dense, self.certificate.for_loss(loss)))
+    }
+}
+
+impl Optimum {
+    /// The matrix for several participations. Where step sizes are zero or differ much, of some values of `μ` the one whose
+    /// matrix has the least loss in single precision.
+    fn dense_of_phases(&self, workload: &Workload, tolerance: f64) -> Result<form::Dense> {
+        let oracle = DenseOracle::new(dense_matrix(workload)?);
+        let rough = !workload.is_invertible() || workload.smallest_rate() < ROUGH;
+        let unit = (self.certificate.lower_bound * self.dual.v().iter().sum::<f64>()).sqrt()
+            / workload.steps() as f64;
+        let more = REGULAR.iter().map(|share| share * unit).filter(|mu| rough && *mu > self.mu);
+        let mut made: Vec<Result<Mat<f64>>> =
+            std::iter::once(self.mu).chain(more).map(|mu| oracle.primal_with(&self.dual, mu)).collect();
+        if rough {
+            made.push(DenseOracle::new(workload.design_matrix()).primal(&self.dual, tolerance));
+        }
+        let mut forms: Vec<Result<form::Dense>> =
+            made.into_iter().map(|x| form::Dense::from_primal(x?.as_ref())).collect();
+        if forms.len() == 1 {
+            return forms.remove(0);
+        }
+        let deployed = |form: &form::Dense| -> Result<f64> {
+            let form = form.rounded()?;
+            let gamma_sq = self.participation.sensitivity(&form)?.gamma.powi(2);
+            Ok(gamma_sq * form.decoder_row_norms_sq(workload).iter().sum::<f64>())
+        };
+        let loss = |form: &Result<form::Dense>| match form {
+            Ok(form) => deployed(form).unwrap_or(f64::INFINITY),
+            Err(_) => f64::INFINITY,
+        };
+        let losses: Vec<f64> = forms.iter().map(loss).collect();
+        let best = (0..forms.len()).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap_or(0);
+        forms.swap_remove(best)
     }
 }
 

@@ -122,6 +122,31 @@ impl Dual {
         if self.directions.is_empty() { root } else { root * self.directions[i * self.times() + k] }
     }
 
+    /// The blocks `D_p⁻¹`, as those of `X` in [`Blocks::x`](super::Blocks::x).
+    pub(super) fn inverse_blocks(&self) -> Vec<f64> {
+        let (n, times) = (self.steps, self.times());
+        let mut out = vec![0.0; n * times];
+        for p in 0..self.separation {
+            let steps: Vec<usize> = self.phase(p).collect();
+            let k = steps.len();
+            // Z = G⁻¹ by columns; D⁻¹ = ZᵀZ.
+            let mut z = vec![0.0; k * k];
+            for c in 0..k {
+                for e in c..k {
+                    let unit = if e == c { 1.0 } else { 0.0 };
+                    let known: f64 = (c..e).map(|f| self.factor(steps[e], f) * z[f * k + c]).sum();
+                    z[e * k + c] = (unit - known) / self.factor(steps[e], e);
+                }
+            }
+            for (e, i) in steps.iter().enumerate() {
+                for f in 0..k {
+                    out[i * times + f] = (e.max(f)..k).map(|g| z[g * k + e] * z[g * k + f]).sum();
+                }
+            }
+        }
+        out
+    }
+
     /// What users of every phase can change at most, squared, `Σ|X_p|` for the blocks that an oracle gives for this point.
     pub(super) fn changes(&self, x: &[f64]) -> Vec<f64> {
         let mut sums = vec![0.0; self.separation];

@@ -142,6 +142,7 @@ pub(crate) fn descend(
         let (dual, loss, iterations) = (multipliers, point.loss, iteration);
         let dual = DualSolution {
             dual,
+            mu: 0.0,
             x: vec![1.0; n],
             largest: 1.0,
             loss,

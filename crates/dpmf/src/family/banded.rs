@@ -2,6 +2,7 @@
 
 mod fit;
 
+use super::nested::{least, sizes};
 use super::plant::Plant;
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
 use super::watched::Watched;
@@ -49,20 +50,27 @@ impl Family for BandedToeplitz {
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;
         let bands = budget.bands.unwrap_or(default_bands(&measure)).min(problem.steps());
-        let coefficients = toeplitz(&measure, problem.steps(), bands, &mut watched)?;
-        let norms: Vec<f64> =
-            (0..problem.steps()).map(|j| tail_norm(&coefficients, problem.steps() - j)).collect();
-        let loss = |form: &form::Banded| -> Result<f64> {
-            // Columns of one user do not meet unless there are more diagonals than steps between them.
+        let fits = toeplitz(&measure, problem.steps(), bands, &mut watched)?;
+        let mut forms = Vec::new();
+        for coefficients in &fits {
+            let norm = |j: usize| 1.0 / tail_norm(coefficients, problem.steps() - j);
+            let even = (0..problem.steps()).map(norm).collect();
+            forms.push(Form::Banded(form::Banded::toeplitz(coefficients, vec![1.0; problem.steps()])?));
+            forms.push(Form::Banded(form::Banded::toeplitz(coefficients, even)?));
+        }
+        // The better of the two largest for itself: their columns do not meet unless there are more diagonals than steps between.
+        let loss = |form: &Form| -> Result<f64> {
             let gamma = match bands > measure.separation {
                 true => problem.participation().sensitivity(form)?.gamma,
                 false => 1.0,
             };
             Ok(gamma * gamma * form.decoder_row_norms_sq(problem.workload()).iter().sum::<f64>())
         };
-        let plain = form::Banded::toeplitz(&coefficients, vec![1.0; problem.steps()])?;
-        let even = form::Banded::toeplitz(&coefficients, norms.iter().map(|norm| 1.0 / norm).collect())?;
-        Ok(Form::Banded(if loss(&even)? < loss(&plain)? { even } else { plain }))
+        let [plain, even] = [forms.len() - 2, forms.len() - 1];
+        if loss(&forms[plain])? <= loss(&forms[even])? {
+            forms.swap(plain, even);
+        }
+        least(problem, forms)
     }
 }
 
@@ -91,16 +99,24 @@ impl Family for Banded {
                 "it must not exceed the distance of participations, for columns of one user not to meet";
             return Err(Error::argument("bands", bands, rule));
         }
-        let coefficients = toeplitz(&measure, n, bands, &mut watched)?;
+        let fits = toeplitz(&measure, n, bands, &mut watched)?;
         // Whose squared norms add up: the columns of a phase, or each for itself where patterns are free.
         let groups = match problem.participation() {
             Participation::Epochs { .. } => measure.separation,
             Participation::Single | Participation::MinSeparation { .. } => n,
         };
         let plant = Plant::new(problem.workload())?;
-        let fit = Bands { plant: &plant, steps: n, bands, groups };
-        let found = fit.minimise(&coefficients, &mut watched)?;
-        Ok(Form::Banded(form::Banded::from_encoder(n, bands, |t, k| found[fit.place(t, k)])?))
+        let mut found: Option<(Bands<'_>, Vec<f64>)> = None;
+        for coefficients in &fits {
+            let fit = Bands { plant: &plant, steps: n, bands: coefficients.len(), groups };
+            let mut starts = vec![fit.toeplitz(coefficients, |_| 1.0)];
+            starts.push(fit.toeplitz(coefficients, |j| 1.0 / tail_norm(coefficients, n - j)));
+            starts.extend(found.map(|(smaller, entries)| fit.widened(&smaller, &entries)));
+            let entries = fit.minimise(starts, &mut watched)?;
+            found = Some((fit, entries));
+        }
+        let (fit, entries) = found.expect("there is at least one size");
+        Ok(Form::Banded(form::Banded::from_encoder(n, bands, |t, k| entries[fit.place(t, k)])?))
     }
 }
 
@@ -108,10 +124,16 @@ fn default_bands(measure: &Measure<'_>) -> usize {
     if measure.times > 1 { BANDS.min(measure.separation) } else { SINGLE }
 }
 
-/// The coefficients of the best banded Toeplitz encoder, with a norm of 1.
-fn toeplitz(measure: &Measure<'_>, n: usize, bands: usize, watched: &mut Watched<'_>) -> Result<Vec<f64>> {
+/// The coefficients of the best banded Toeplitz encoders of some numbers of diagonals, the last as many as asked for; with norms of
+/// 1. None is worse than those of fewer, as far as the measure tells.
+fn toeplitz(
+    measure: &Measure<'_>,
+    n: usize,
+    bands: usize,
+    watched: &mut Watched<'_>,
+) -> Result<Vec<Vec<f64>>> {
     let with_first = |x: &[f64]| [&[1.0], x].concat();
-    let found = watched.minimise(square_root(-1.0, bands)[1..].to_vec(), STEPS, |x| {
+    let evaluate = |x: &[f64]| {
         let short = with_first(x);
         let coloring = inverse(&short, n);
         let mut encoder = short.clone();
@@ -120,10 +142,14 @@ fn toeplitz(measure: &Measure<'_>, n: usize, bands: usize, watched: &mut Watched
         let mut slope = inverse_pull_back(&short, &coloring, &by_coloring);
         slope.iter_mut().zip(&by_encoder).for_each(|(a, b)| *a += b);
         (value, slope[1..].to_vec())
-    })?;
-    let coefficients = with_first(&found.x);
-    let norm = tail_norm(&coefficients, n);
-    Ok(coefficients.into_iter().map(|c| c / norm).collect())
+    };
+    let scaled = |x: &Vec<f64>| {
+        let coefficients = with_first(x);
+        let norm = tail_norm(&coefficients, n);
+        coefficients.into_iter().map(|c| c / norm).collect()
+    };
+    let start = |bands: usize| square_root(-1.0, bands)[1..].to_vec();
+    Ok(watched.nested(&sizes(bands), STEPS, start, evaluate)?.iter().map(scaled).collect())
 }
 
 /// The norm of the first terms.

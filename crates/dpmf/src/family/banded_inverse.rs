@@ -1,5 +1,6 @@
 //! Noise of the last few steps, drawn again: a banded `N`, and no buffers at all.
 
+use super::nested::{least, sizes};
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
 use super::watched::Watched;
 use super::{Budget, Family, Knob, tuned};
@@ -39,10 +40,10 @@ impl Family for BandedInverse {
         let n = problem.steps();
         let bands = budget.bands.unwrap_or(BANDS).min(n);
         if let Some(goal) = problem.goal()
-            && let Sampling::BallsInBins { bins } = goal.sampling
+            && let Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } = goal.sampling
         {
             if bands != 2 && budget.bands.is_some() {
-                let rule = "under balls in bins it must be 2: the noise of the last step is drawn again";
+                let rule = "under bins it must be 2: the noise of the last step is drawn again";
                 return Err(Error::argument("bands", bands, rule));
             }
             return Ok(Form::Recall(tuned::recalled(problem, bins, goal, observe)?));
@@ -51,7 +52,8 @@ impl Family for BandedInverse {
         let mut watched = Watched::new(lower_bound, observe);
         let measure = Measure::new(problem)?;
         let with_first = |x: &[f64]| [&[1.0], x].concat();
-        let found = watched.minimise(square_root(1.0, bands)[1..].to_vec(), STEPS, |x| {
+        let start = |bands: usize| square_root(1.0, bands)[1..].to_vec();
+        let found = watched.nested(&sizes(bands), STEPS, start, |x| {
             let short = with_first(x);
             let encoder = inverse(&short, n);
             let mut coloring = short.clone();
@@ -61,13 +63,16 @@ impl Family for BandedInverse {
             slope.iter_mut().zip(&by_coloring).for_each(|(a, b)| *a += b);
             (value, slope[1..].to_vec())
         })?;
-        let short = with_first(&found.x);
-        let gamma = measure.sensitivity_sq(&inverse(&short, n)).0.sqrt();
-        let recalled = (0..n).flat_map(|t| {
-            let short = &short;
-            (1..bands).map(move |j| if j <= t { gamma * short[j] } else { 0.0 })
-        });
-        let parts = Parts { direct: vec![gamma; n], recalled: recalled.collect(), ..Parts::default() };
-        Ok(Form::Recall(Recall::from_parts(1, 0, bands - 1, parts)?))
+        let form = |x: &Vec<f64>| -> Result<Form> {
+            let short = with_first(x);
+            let gamma = measure.sensitivity_sq(&inverse(&short, n)).0.sqrt();
+            let recalled = (0..n).flat_map(|t| {
+                let short = &short;
+                (1..short.len()).map(move |j| if j <= t { gamma * short[j] } else { 0.0 })
+            });
+            let parts = Parts { direct: vec![gamma; n], recalled: recalled.collect(), ..Parts::default() };
+            Ok(Form::Recall(Recall::from_parts(1, 0, x.len(), parts)?))
+        };
+        least(problem, found.iter().map(form).collect::<Result<_>>()?)
     }
 }

@@ -52,7 +52,7 @@ impl Family for Blt {
             return Err(Error::argument("buffers", r, "a BLT has at most 12: more do not help it"));
         }
         if let Some(goal) = problem.goal()
-            && let Sampling::BallsInBins { bins } = goal.sampling
+            && let Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } = goal.sampling
         {
             return Ok(Form::Blt(tuned::exponentials(problem, r, bins, goal, observe)?));
         }
@@ -61,7 +61,9 @@ impl Family for Blt {
         let measure = Measure::new(problem)?;
         let slowest = |start: f64| start / measure.separation as f64;
         // Local minima abound: from spread rates, and from the best of fewer exponentials with one more.
-        let mut best = Vec::new();
+        // What fewer give is kept unless more are better.
+        let (mut best, mut kept) = (Vec::new(), Vec::new());
+        let mut least = evaluate(&measure, n, &best).0;
         for count in 1..=r {
             let spread = STARTS.map(|start| self::start(count, slowest(start))).into_iter();
             let more = ADDED.map(|start| with_one_more(&best, slowest(start))).into_iter();
@@ -72,9 +74,13 @@ impl Family for Blt {
                     found = Some(end);
                 }
             }
-            best = found.map(|found| found.x).unwrap_or_default();
+            let Some(found) = found else { continue };
+            if found.value < least {
+                (least, kept) = (found.value, found.x.clone());
+            }
+            best = found.x;
         }
-        let (weights, decays) = decode(&best);
+        let (weights, decays) = decode(&kept);
         let gamma = measure.sensitivity_sq(&series(&weights, &decays, n)).0.sqrt();
         Ok(Form::StateSpace(filter(&weights, &decays, n, gamma)?))
     }

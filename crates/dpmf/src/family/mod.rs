@@ -8,6 +8,7 @@ mod banded;
 mod banded_inverse;
 mod blt;
 mod independent;
+mod nested;
 mod optimal;
 #[cfg(test)]
 mod peers_tests;
@@ -15,6 +16,7 @@ mod plant;
 mod recall;
 mod selector;
 mod sqrt_toeplitz;
+mod stationary;
 mod structured;
 mod toeplitz;
 #[cfg(test)]

@@ -10,12 +10,14 @@
 //! `(Σ α_t²F_t)(Σ E_t/α_t²)`: the best `α_t² = √(E_t/F_t)` leaves `(Σ √(E_tF_t))²`. Rows are folded in the Fourier basis of the
 //! bins, in which `H` is diagonal, and `E` is a Gramian of the exponentials and the optimizer's states together.
 
+use super::stationary;
 use crate::accounting::allocation::Boundary;
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Progress, Stage};
 use crate::form::recall::Parts;
 use crate::form::{Blt, Form, Recall, Representation};
 use crate::linalg::lbfgs::{Lbfgs, Point};
+use crate::participation::Sampling;
 use crate::problem::{Goal, Problem};
 use crate::sensitivity;
 use std::time::Instant;
@@ -33,8 +35,9 @@ const MEMORY: usize = 20;
 /// Decrease of the logarithm of the error below which looking again is not worth it.
 const SETTLED: f64 = 5e-4;
 
-/// Most numbers of folded rows that are kept.
+/// Most numbers of folded rows that are kept, and from where on a fit of few numbers does about as well.
 const MOST: usize = 1 << 26;
+const MANY: usize = 1 << 23;
 
 /// The best encoder of `order` exponentials.
 ///
@@ -46,6 +49,9 @@ pub(super) fn exponentials(
     goal: Goal,
     observe: Observer<'_>,
 ) -> Result<Blt> {
+    if bins.saturating_mul(problem.steps()).saturating_mul(order + 1) > MANY {
+        return stationary::exponentials(problem, order, bins, goal, observe);
+    }
     // More exponentials have more local minima: from fewer, with one more that is light and fast.
     let mut best = Fit::new(problem, order.min(1), false, bins)?.minimise(goal, None, observe)?;
     for count in 2..=order {
@@ -292,9 +298,14 @@ impl<'a> Fit<'a> {
         near: Option<f64>,
     ) -> Result<(f64, f64, Vec<f64>)> {
         let blt = self.blt(found)?;
-        let allocation = sensitivity::allocation(&blt, self.bins, 1.0)?;
-        let Boundary { log_sigma, spectrum } =
-            allocation.boundary(goal.epsilon, goal.delta, samples, near)?;
+        let Goal { epsilon, delta, .. } = goal;
+        let Boundary { log_sigma, spectrum } = match goal.sampling {
+            Sampling::ReshuffledBins { bins } => {
+                // A sample takes longer here.
+                sensitivity::reshuffled(&blt, bins)?.boundary(epsilon, delta, samples / 4, near)?
+            }
+            _ => sensitivity::allocation(&blt, self.bins, 1.0)?.boundary(epsilon, delta, samples, near)?,
+        };
         let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
         let value = log_sigma + 0.5 * energy.ln();
         if !value.is_finite() {
@@ -553,12 +564,12 @@ impl Gramian {
 }
 
 /// `xᵀM x`.
-fn quadratic(matrix: &[f64], x: &[f64]) -> f64 {
+pub(super) fn quadratic(matrix: &[f64], x: &[f64]) -> f64 {
     let rows = matrix.chunks_exact(x.len()).zip(x);
     rows.map(|(row, a)| a * row.iter().zip(x).map(|(m, b)| m * b).sum::<f64>()).sum()
 }
 
-fn product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
+pub(super) fn product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
     for i in 0..m {
         for j in 0..m {
             out[i * m + j] = (0..m).map(|k| a[i * m + k] * b[k * m + j]).sum();
@@ -566,7 +577,7 @@ fn product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
     }
 }
 
-fn transposed_product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
+pub(super) fn transposed_product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
     for i in 0..m {
         for j in 0..m {
             out[i * m + j] = (0..m).map(|k| a[k * m + i] * b[k * m + j]).sum();
@@ -578,7 +589,6 @@ fn transposed_product(a: &[f64], b: &[f64], out: &mut [f64], m: usize) {
 mod tests {
     use super::*;
     use crate::factorize::quiet;
-    use crate::participation::Sampling;
     use crate::workload::{Optimizer, Workload};
     use faer::Mat;
 

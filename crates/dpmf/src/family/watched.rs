@@ -63,4 +63,31 @@ impl<'a> Watched<'a> {
         }
         Ok(point)
     }
+
+    /// Minima for some numbers of coefficients less one, each from the better of a start of its own and the minimum before with
+    /// zeros added: so none is above that of fewer.
+    ///
+    /// Errors: those of [`Watched::tell`].
+    pub fn nested(
+        &mut self,
+        sizes: &[usize],
+        steps: usize,
+        start: impl Fn(usize) -> Vec<f64>,
+        mut evaluate: impl FnMut(&[f64]) -> (f64, Vec<f64>),
+    ) -> Result<Vec<Vec<f64>>> {
+        let mut found: Vec<Vec<f64>> = Vec::new();
+        for size in sizes {
+            let mut from = start(*size);
+            if let Some(smaller) = found.last() {
+                let mut widened = smaller.clone();
+                widened.resize(from.len(), 0.0);
+                if evaluate(&widened).0 < evaluate(&from).0 {
+                    from = widened;
+                }
+            }
+            let least = self.minimise(from, steps, &mut evaluate)?;
+            found.push(least.x);
+        }
+        Ok(found)
+    }
 }

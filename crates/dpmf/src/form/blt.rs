@@ -6,12 +6,16 @@ use super::{Cost, EncoderColumns, Form, Representation, Rows};
 use crate::engine::Engine;
 use crate::engine::exact::program::Program;
 use crate::error::{Error, Result};
+use crate::linalg::exponentials::Exponentials;
 use crate::tensors::Tensors;
 use crate::workload::Workload;
 use crate::workload::realisation::Realisation;
 use faer::Mat;
 
 pub(super) const KIND: &str = "blt";
+
+/// Steps from which on column norms come from a recursion.
+pub(crate) const LONG: usize = 8192;
 
 const WEIGHTS: &str = "blt.weights";
 const DECAYS: &str = "blt.decays";
@@ -207,8 +211,13 @@ impl Representation for Blt {
     }
 
     /// Guarantee: ≥ the exact values.
-    /// Cost: O(n²).
+    /// Cost: O(n²), O(n r²) for long ones.
     fn encoder_column_norms_sq(&self) -> Vec<f64> {
+        if let Some(filter) = self.as_exponentials().filter(|_| self.steps() > LONG) {
+            let room = 1.0 + filter.rounding();
+            let raised = |sum: f64| if sum.is_nan() { f64::INFINITY } else { sum * room };
+            return filter.products().squares.into_iter().map(raised).collect();
+        }
         let (n, series) = (self.steps(), self.series());
         let room = 1.0 + 2.0 * self.rounding() + (n + 8) as f64 * f64::EPSILON;
         let norm_sq = |j: usize| {
@@ -226,6 +235,16 @@ impl Representation for Blt {
 
     fn encoder_bands(&self) -> usize {
         if self.weights.iter().all(|w| *w == 0.0) { 1 } else { self.steps() }
+    }
+
+    fn as_exponentials(&self) -> Option<Exponentials> {
+        let over = |values: &[f64]| values.iter().map(|x| 1.0 / x).collect();
+        (self.order() <= Exponentials::MOST).then(|| Exponentials {
+            weights: self.weights.clone(),
+            decays: self.decays.clone(),
+            rows: over(&self.direct),
+            columns: over(&self.scale),
+        })
     }
 
     /// By the signs of what it is made of.

@@ -10,7 +10,7 @@
 //! take is the business of a [family](crate::family).
 
 mod banded;
-mod blt;
+pub(crate) mod blt;
 mod columns;
 mod dense;
 pub mod recall;
@@ -33,6 +33,7 @@ pub use tree::Tree;
 use crate::engine::Engine;
 use crate::engine::exact::program::Program;
 use crate::error::Result;
+use crate::linalg::exponentials::Exponentials;
 use crate::tensors::{Tensors, damaged};
 use crate::workload::Workload;
 use faer::Mat;
@@ -115,6 +116,12 @@ pub trait Representation {
     /// Guarantee: `true` is a proof, for the coefficients as they are; `false` may only be doubt.
     fn encoder_is_nonnegative(&self) -> bool {
         false
+    }
+
+    /// `C` as a stream of exponentials, where it is one.
+    #[doc(hidden)]
+    fn as_exponentials(&self) -> Option<Exponentials> {
+        None
     }
 
     /// Squared row norms of `B = A N`.
@@ -242,6 +249,10 @@ impl Representation for Form {
 
     fn encoder_is_nonnegative(&self) -> bool {
         self.representation().encoder_is_nonnegative()
+    }
+
+    fn as_exponentials(&self) -> Option<Exponentials> {
+        self.representation().as_exponentials()
     }
 
     fn decoder_row_norms_sq(&self, workload: &Workload) -> Vec<f64> {

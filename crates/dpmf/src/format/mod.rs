@@ -8,7 +8,7 @@
 //! A training program may keep its recipe in the same file, which then is a plan: everything that decides a run but
 //! data, model and key.
 
-use crate::accounting::{Accountant, Adjacency, PrivacyStatement, PrivacyUnit};
+use crate::accounting::{Accountant, Adjacency, Beside, PrivacyStatement, PrivacyUnit};
 use crate::disk::{self, Access, Place};
 use crate::error::{Error, Result};
 use crate::factorize::Dual;
@@ -85,6 +85,8 @@ struct PrivacyHeader {
     clip: f64,
     epsilon: f64,
     delta: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
 }
 
 /// The file of a mechanism, as bytes.
@@ -227,6 +229,7 @@ fn calibration(statement: &PrivacyStatement) -> PrivacyHeader {
         clip: terms.clip,
         epsilon: calibration.epsilon(),
         delta: calibration.delta(),
+        beside: terms.beside,
     }
 }
 
@@ -258,8 +261,9 @@ fn decode(header: MechanismHeader, tensors: &mut Tensors) -> Result<Mechanism> {
         mechanism = mechanism.with_bound(bound)?;
     }
     if let Some(privacy) = header.privacy {
-        let PrivacyHeader { unit, adjacency, accountant, noise_multiplier, clip, epsilon, delta } = privacy;
-        let conditions = Conditions { unit, adjacency, accountant };
+        let PrivacyHeader { unit, adjacency, accountant, noise_multiplier, clip, epsilon, delta, beside } =
+            privacy;
+        let conditions = Conditions { unit, adjacency, accountant, beside };
         let calibration = mechanism.terms(clip, conditions).stated(noise_multiplier, epsilon, delta)?;
         mechanism = mechanism.with_calibration(calibration, unit)?;
     }

@@ -3,6 +3,7 @@
 pub mod banded;
 mod dense;
 pub(crate) mod double;
+pub(crate) mod exponentials;
 pub(crate) mod front;
 pub(crate) mod gramian;
 pub(crate) mod lanes;

@@ -34,7 +34,7 @@ pub(crate) struct Binding {
 
 impl Binding {
     pub(crate) fn of(stream: &NoiseStream) -> Self {
-        let (key, coordinates) = (stream.key(), stream.coordinates());
+        let (key, coordinates) = (stream.key(), stream.bound());
         Self {
             field_format: stream.field_format(),
             mechanism: key.mechanism().0,

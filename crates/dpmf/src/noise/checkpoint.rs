@@ -4,8 +4,10 @@
 //! encrypted under a key derived from the stream's; a checkpoint may lie beside the model it belongs to. It
 //! never holds the key.
 //!
-//! Format 2, little endian: `"DPMFCKPT"`, version, the binding, the next step; the state as `f32`, or `f64` in exact
-//! arithmetic, buffer after buffer, AES-256 in counter mode; HMAC-SHA-256 of all before it.
+//! Format 3, little endian: `"DPMFCKPT"`, version, the binding, the next step; whether the row of that step is made and in the
+//! file (8 bytes), SHA-256 of the ranges of coordinates; the state as `f32`, or `f64` in exact arithmetic, buffer after buffer,
+//! then that row, AES-256 in counter mode; HMAC-SHA-256 of all before it. Where the row is in the file, the state is that after
+//! it. Format 2 lacks the two fields: it is written for one range of coordinates and no row.
 
 use super::binding::{BINDING, Binding};
 use super::hmac::{Hmac, same};
@@ -14,12 +16,17 @@ use crate::disk::{Access, Fields, Layout, Place};
 use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
+use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"DPMFCKPT";
-const VERSION: u32 = 2;
-const HEADER: usize = 8 + 4 + BINDING + 8;
+/// One range, and no row.
+const PLAIN: u32 = 2;
+const VERSION: u32 = 3;
+/// As far as format 2 goes, and the two fields after it.
+const SHORT: usize = 8 + 4 + BINDING + 8;
+const HEADER: usize = SHORT + 8 + 32;
 const TAG: usize = 32;
 
 /// The place of a checkpoint that is not a file, in errors.
@@ -40,7 +47,8 @@ impl NoiseStream {
     /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
     pub fn checkpoint(&self, place: impl Into<Place>) -> Result<()> {
         self.check_whole()?;
-        place.into().replace(Access::Owner, |file| self.write_checkpoint(file)).map(drop)
+        let ahead = self.level()?;
+        place.into().replace(Access::Owner, |file| self.write_checkpoint(ahead, file)).map(drop)
     }
 
     /// The bytes of [`NoiseStream::checkpoint`], for a program that keeps its state in one file of its own.
@@ -50,18 +58,20 @@ impl NoiseStream {
     /// Errors: [`Error::Halted`] after a torn step; [`Error::Memory`].
     pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
         self.check_whole()?;
+        let ahead = self.level()?;
         let mut bytes = Vec::new();
-        let length = (HEADER + TAG) as u64 + self.state_bytes();
+        let length = (HEADER + TAG) as u64 + self.state_bytes(ahead);
         usize::try_from(length)
             .ok()
             .and_then(|length| bytes.try_reserve_exact(length).ok())
             .ok_or(Error::Memory { what: "a checkpoint", bytes: length.into() })?;
-        self.write_checkpoint(&mut bytes).map_err(|source| Error::Io { path: MEMORY.into(), source })?;
+        self.write_checkpoint(ahead, &mut bytes)
+            .map_err(|source| Error::Io { path: MEMORY.into(), source })?;
         Ok(bytes)
     }
 
-    fn write_checkpoint(&self, file: &mut impl Write) -> io::Result<()> {
-        let header = header(self);
+    fn write_checkpoint(&self, ahead: bool, file: &mut impl Write) -> io::Result<()> {
+        let header = header(self, ahead);
         let (mut cipher, mut tag) = keys(self, &header);
         tag.update(&header);
         file.write_all(&header)?;
@@ -74,7 +84,7 @@ impl NoiseStream {
             chunk.clear();
             written
         };
-        self.visit_state(|bytes| {
+        let visited = self.visit_state(ahead, |bytes| {
             let mut rest = bytes;
             while !rest.is_empty() {
                 let (head, tail) = rest.split_at(rest.len().min(CHUNK - chunk.len()));
@@ -88,6 +98,7 @@ impl NoiseStream {
                 }
             }
         });
+        visited.map_err(io::Error::other)?;
         result.and_then(|()| flush(&mut chunk))?;
         file.write_all(&tag.finish())
     }
@@ -113,13 +124,14 @@ impl NoiseStream {
     fn read_checkpoint(mut self, path: &Path, mut file: impl Read, length: u64) -> Result<Self> {
         let io = |source| Error::Io { path: path.into(), source };
         let bad = |reason: &str| Error::Format { path: path.into(), reason: reason.into() };
-        if length < (HEADER + TAG) as u64 {
+        if length < (SHORT + TAG) as u64 {
             return Err(bad("it is too short for a checkpoint"));
         }
-        let mut stored = [0; HEADER];
+        let mut stored = vec![0; SHORT];
         file.read_exact(&mut stored).map_err(io)?;
         let mut fields = Fields(&stored);
-        if &fields.take() != MAGIC || u32::from_le_bytes(fields.take()) != VERSION {
+        let (magic, version) = (fields.take(), u32::from_le_bytes(fields.take()));
+        if &magic != MAGIC || !(PLAIN..=VERSION).contains(&version) {
             return Err(bad("it is not a checkpoint of this version"));
         }
         Binding::of(&self).check(&Binding::read(&mut fields), path)?;
@@ -127,18 +139,36 @@ impl NoiseStream {
         if step > self.steps() {
             return Err(bad("its step lies beyond the last one"));
         }
-        let expected = (HEADER + TAG) as u64 + self.state_bytes();
+        let mut ahead = false;
+        if version == VERSION {
+            let mut more = [0; HEADER - SHORT];
+            file.read_exact(&mut more).map_err(io)?;
+            stored.extend(more);
+            let mut fields = Fields(&more);
+            ahead = match fields.number() {
+                0 => false,
+                1 if step < self.steps() => true,
+                _ => return Err(bad("it has rows ahead of its step that cannot be there")),
+            };
+            if fields.take() != ranges(&self) {
+                return Err(bad("it is for other ranges of coordinates"));
+            }
+        } else if !whole(&self) {
+            return Err(bad("it is for one range of coordinates, and the stream has others"));
+        }
+        let (header, state) = (stored.len() as u64, self.state_bytes(ahead));
+        let expected = header + TAG as u64 + state;
         if length != expected {
             return Err(bad(&format!("it has {length} bytes, but {expected} are needed: it is cut short")));
         }
 
         let (mut cipher, mut tag) = keys(&self, &stored);
         tag.update(&stored);
-        let mut left = self.state_bytes();
+        let mut left = state;
         let mut chunk: Vec<u8> = Vec::with_capacity(CHUNK);
         let mut at = 0;
         let mut result = Ok(());
-        self.visit_state_mut(|bytes| {
+        let room = self.restore_state(step, ahead, |bytes| {
             let mut rest = bytes;
             while !rest.is_empty() && result.is_ok() {
                 if at == chunk.len() {
@@ -155,23 +185,41 @@ impl NoiseStream {
                 (rest, at) = (tail, at + count);
             }
         });
+        room?;
         let mut stored_tag = [0; TAG];
         result.and_then(|()| file.read_exact(&mut stored_tag)).map_err(io)?;
         if !same(&tag.finish(), &stored_tag) {
             return Err(bad("its tag does not match its content: it is damaged"));
         }
-        self.set_step(step);
         Ok(self)
     }
 }
 
-fn header(stream: &NoiseStream) -> [u8; HEADER] {
-    let mut layout = Layout::new(MAGIC, VERSION);
+fn header(stream: &NoiseStream, ahead: bool) -> Vec<u8> {
+    let plain = !ahead && whole(stream);
+    let mut layout = Layout::new(MAGIC, if plain { PLAIN } else { VERSION });
     Binding::of(stream).write(&mut layout);
     layout.push_number(stream.next_step() as u64);
-    let mut header = [0; HEADER];
-    header.copy_from_slice(&layout.0);
-    header
+    if !plain {
+        layout.push_number(u64::from(ahead));
+        layout.push(&ranges(stream));
+    }
+    layout.0
+}
+
+/// Whether the binding names all coordinates of a stream.
+fn whole(stream: &NoiseStream) -> bool {
+    stream.ranges().eq([stream.bound()])
+}
+
+/// Tells lists of ranges apart.
+fn ranges(stream: &NoiseStream) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    stream.ranges().for_each(|range| {
+        hash.update(range.start.to_le_bytes());
+        hash.update(range.end.to_le_bytes());
+    });
+    hash.finalize().into()
 }
 
 /// Cipher and tag of one state. The header names all that the state depends on, so one key meets one state

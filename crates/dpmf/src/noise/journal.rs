@@ -9,11 +9,12 @@
 
 mod records;
 
+use super::digest::SumDigest;
 use super::hmac::same;
 use super::key::RunId;
 use super::stream::NoiseStream;
 use crate::disk::{Access, File, Lock, Place};
-use crate::engine::Value;
+use crate::engine::{Sum, Value};
 use crate::error::{Error, Result};
 use records::{HEADER, Kind, RECORD, Records, damaged};
 use std::io::{ErrorKind, Read, Write};
@@ -64,6 +65,12 @@ impl DurableStream {
         let mut durable = Self { stream, journal: Box::new(journal), halted: false };
         durable.pass_burned()?;
         Ok(durable)
+    }
+
+    /// [`NoiseStream::ahead`] for the same stream.
+    pub fn ahead(mut self, threads: usize) -> Self {
+        self.stream = self.stream.ahead(threads);
+        self
     }
 
     /// The run that a journal was begun for, so that a program which restarts need not keep its name elsewhere.
@@ -126,14 +133,58 @@ impl DurableStream {
         self.stream.check_values(values)?;
         let step = self.stream.next_step();
         let digest = self.journal.records.digest(step, values);
-        match self.journal.records.known(step) {
-            Some(known) if same(known, &digest) => {}
-            Some(_) => return Err(Error::StepReused { step }),
-            None => self.append(Kind::Released, step, digest)?,
-        }
+        self.record(Kind::Released, step, digest)?;
         self.stream.advance(Some(values))?;
         self.pass_burned()?;
         Ok(step)
+    }
+
+    /// [`DurableStream::release`] for a sum of whole numbers of magnitude at most 2⁵³, in units of a power of two, which becomes
+    /// zero; what is released is written elsewhere. The lengths were checked.
+    pub(crate) fn release_sum(&mut self, sum: Sum<'_>, digest: SumDigest) -> Result<usize> {
+        self.check_running()?;
+        self.stream.check_next()?;
+        let step = self.stream.next_step();
+        // Version 0.2 kept a digest of the sum as f64.
+        match self.begun_by_values() {
+            true => {
+                let (records, unit) = (&self.journal.records, sum.unit);
+                let digest = records.digest_as(step, sum.whole, |whole| whole as f64 * unit);
+                self.record(Kind::Released, step, digest)?;
+            }
+            false => self.record(Kind::Summed, step, self.journal.records.seal(step, digest))?,
+        }
+        self.stream.advance(Some(sum))?;
+        self.pass_burned()?;
+        Ok(step)
+    }
+
+    /// Journals a sum that a device releases, by its digest, and moves past its row; returns the step.
+    ///
+    /// Errors: those of [`DurableStream::release`].
+    pub(crate) fn commit_sum(&mut self, digest: SumDigest) -> Result<usize> {
+        self.check_running()?;
+        self.stream.check_next()?;
+        let step = self.stream.next_step();
+        self.record(Kind::Summed, step, self.journal.records.seal(step, digest))?;
+        self.stream.skip()?;
+        self.pass_burned()?;
+        Ok(step)
+    }
+
+    /// Whether the coming step is on record with a digest that only the whole sum gives, as version 0.2 left it.
+    pub(crate) fn begun_by_values(&self) -> bool {
+        let known = self.journal.records.known(self.stream.next_step());
+        known.is_some_and(|(kind, _)| *kind == Kind::Released)
+    }
+
+    /// Puts a release on record, or finds that it is there.
+    fn record(&mut self, kind: Kind, step: usize, digest: [u8; 32]) -> Result<()> {
+        match self.journal.records.known(step) {
+            Some((known, before)) if *known == kind && same(before, &digest) => Ok(()),
+            Some(_) => Err(Error::StepReused { step }),
+            None => self.append(kind, step, digest),
+        }
     }
 
     /// Gives up the next step: its row is never used, and the stream goes on with the one after it.

@@ -11,15 +11,21 @@
 //! ideal `g + u` correctly rounded, and the guarantee holds for its bits ([`exact`]). In float arithmetic both are made and
 //! added in single precision, and what can be learned from the grid that such a sum lies on is not accounted for.
 
+mod ahead;
 mod binding;
 mod checkpoint;
+mod digest;
 mod hmac;
 pub mod journal;
 pub mod key;
+mod source;
 pub mod stream;
 
 pub use crate::accounting::Arithmetic;
 pub use crate::engine::{self, FIELD_FORMAT, Field, Row, Value, exact, field};
+pub use ahead::default_threads;
+pub use digest::SumDigest;
+pub(crate) use digest::{BLOCK as DIGEST_BLOCK, DigestKeys};
 pub use journal::DurableStream;
 pub use key::{Fingerprint, NoiseKey, RunId, StreamKey};
-pub use stream::{NoiseStream, Output};
+pub use stream::{ComingRow, NoiseStream, Output};

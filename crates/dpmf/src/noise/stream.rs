@@ -1,18 +1,22 @@
 //! The stream of noise rows: each once, in order, none past the last.
 
+use super::ahead::Workers;
 use super::key::{NoiseKey, RunId, StreamKey};
+use super::source::{Float, Kept, Motion, Source, no_room, torn};
 use crate::accounting::Arithmetic;
-use crate::engine::exact::engine::{ExactEngine, Rounding};
+use crate::engine::exact::engine::{ExactEngine, FixedPoint, Rounding};
 use crate::engine::exact::field::{EXACT_FIELD_FORMAT, ExactField};
 use crate::engine::exact::program::Program;
-use crate::engine::{Engine, FIELD_FORMAT, Field, IterateStage, PACKET, Packet, Shard, StepOf, Value};
+use crate::engine::{Engine, FIELD_FORMAT, Field, IterateStage, PACKET, Shard, Sum, Target, Value};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::identity::Identity;
 use crate::mechanism::Mechanism;
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What the rows of a stream are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,40 +57,28 @@ impl FromStr for Output {
     }
 }
 
-/// The rows of `scale · N Z` (or `scale · A N Z`) for a range of coordinates, made by
+/// The rows of `scale · N Z` (or `scale · A N Z`) for ranges of coordinates, made by
 /// [`Mechanism::stream`].
 ///
 /// Guarantee: a row is emitted at most once by this object; row `i` of coordinate `j` is a function of the
-/// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it. In exact
-/// arithmetic what is released is the ideal `g + noise`, correctly rounded.
+/// stream key, the engine's coefficients and `(i, j)`, whatever range, thread count or restart produced it, and whether it was
+/// made ahead. In exact arithmetic what is released is the ideal `g + noise`, correctly rounded.
 ///
 /// A stream alone does not survive a crash safely: training that may restart needs a
 /// [`DurableStream`](super::DurableStream), whose journal keeps a row from being released twice with
 /// different data.
 pub struct NoiseStream {
-    motion: Motion,
+    /// Before the source, so that no thread is left when it goes.
+    workers: Option<Workers>,
+    source: Arc<Source>,
     key: StreamKey,
-    shard: Shard,
+    shards: Vec<Shard>,
+    /// The coordinates that its files are named after.
+    bound: Range<u64>,
     scale: f32,
     step: usize,
     /// Set while a step is under way: still set at the next one, it was torn by a panic.
     moving: bool,
-}
-
-/// What makes the rows.
-enum Motion {
-    Float(Box<Float>),
-    Exact(Box<ExactEngine>),
-}
-
-/// Rows in single precision.
-struct Float {
-    engine: Box<dyn Engine>,
-    /// What turns gradient noise into iterate noise, where that is asked for.
-    stage: Option<IterateStage>,
-    field: Field,
-    state: Vec<Packet>,
-    stage_state: Vec<Packet>,
 }
 
 impl Mechanism {
@@ -121,12 +113,31 @@ impl Mechanism {
         output: Output,
         arithmetic: Arithmetic,
     ) -> Result<NoiseStream> {
+        let key = key.stream(self.identity(), run);
+        NoiseStream::new(self, key, &[coordinates], self.noise_scale()?, output, arithmetic)
+    }
+
+    fn noise_scale(&self) -> Result<f64> {
         let statement = self.privacy().ok_or_else(|| Error::Unsupported {
             what: "noise of a mechanism that is not calibrated".into(),
             hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
         })?;
-        let scale = statement.calibration().noise_std();
-        NoiseStream::new(self, key.stream(self.identity(), run), coordinates, scale, output, arithmetic)
+        Ok(statement.calibration().noise_std())
+    }
+
+    /// [`Mechanism::stream`] for the gradient noise of several ranges of coordinates, as one shard of a model that is cut
+    /// parameter by parameter has them: numbers come range after range.
+    ///
+    /// Errors: those of [`Mechanism::stream`]; ranges that are not in order, or overlap.
+    pub fn stream_over(
+        &self,
+        key: &NoiseKey,
+        run: RunId,
+        ranges: &[Range<u64>],
+        arithmetic: Arithmetic,
+    ) -> Result<NoiseStream> {
+        let key = key.stream(self.identity(), run);
+        NoiseStream::new(self, key, ranges, self.noise_scale()?, Output::Gradient, arithmetic)
     }
 
     /// The rows of `N Z` with `Z` of unit variance, before σ, sensitivity and clip: for those who look at noise, not
@@ -143,7 +154,7 @@ impl Mechanism {
     ) -> Result<NoiseStream> {
         let identity =
             Identity::new(self.workload(), self.form(), self.participation(), self.sampling(), None);
-        NoiseStream::new(self, key.stream(identity, run), coordinates, 1.0, output, arithmetic)
+        NoiseStream::new(self, key.stream(identity, run), &[coordinates], 1.0, output, arithmetic)
     }
 }
 
@@ -154,25 +165,25 @@ impl NoiseStream {
     pub(crate) fn new(
         mechanism: &Mechanism,
         key: StreamKey,
-        coordinates: Range<u64>,
+        ranges: &[Range<u64>],
         scale: f64,
         output: Output,
         arithmetic: Arithmetic,
     ) -> Result<Self> {
-        let shard = Shard::new(coordinates.clone())?;
         let form = mechanism.form();
+        let length = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum::<u64>();
         match (arithmetic, output) {
             (Arithmetic::Float, Output::Gradient) => {
-                Self::assemble(form.engine(rows_ahead::<f32>(&shard))?, None, key, coordinates, scale)
+                Self::assemble_over(form.engine(rows_ahead::<f32>(length))?, None, key, ranges, scale)
             }
             (Arithmetic::Float, Output::Iterate) => {
                 let stage = IterateStage::new(mechanism.workload())?;
-                Self::assemble(form.engine(rows_ahead::<f32>(&shard))?, Some(stage), key, coordinates, scale)
+                Self::assemble_over(form.engine(rows_ahead::<f32>(length))?, Some(stage), key, ranges, scale)
             }
             (Arithmetic::Exact, Output::Gradient) => {
-                let program = form.program(rows_ahead::<f64>(&shard))?;
+                let program = form.program(rows_ahead::<f64>(length))?;
                 let exponent = mechanism.grid_exponent(scale)?;
-                Self::assemble_exact(program, key, coordinates, scale, exponent)
+                Self::assemble_exact(program, key, ranges, scale, exponent)
             }
             (Arithmetic::Exact, Output::Iterate) => Err(Error::Unsupported {
                 what: "iterate noise in exact arithmetic".into(),
@@ -182,6 +193,7 @@ impl NoiseStream {
     }
 
     /// A stream in single precision from its parts.
+    #[cfg(test)]
     pub(crate) fn assemble(
         engine: Box<dyn Engine>,
         stage: Option<IterateStage>,
@@ -189,43 +201,117 @@ impl NoiseStream {
         coordinates: Range<u64>,
         scale: f64,
     ) -> Result<Self> {
-        let shard = Shard::new(coordinates)?;
-        let float = Float {
-            field: Field::new(&key),
-            state: shard.allocate(engine.buffers())?,
-            stage_state: shard.allocate(stage.as_ref().map_or(0, IterateStage::buffers))?,
-            engine,
-            stage,
-        };
-        let scale = round_up(scale)?;
-        Ok(Self { motion: Motion::Float(Box::new(float)), key, shard, scale, step: 0, moving: false })
+        Self::assemble_over(engine, stage, key, &[coordinates], scale)
+    }
+
+    fn assemble_over(
+        engine: Box<dyn Engine>,
+        stage: Option<IterateStage>,
+        key: StreamKey,
+        ranges: &[Range<u64>],
+        scale: f64,
+    ) -> Result<Self> {
+        let motion = Motion::Float(Box::new(Float { field: Field::new(&key), engine, stage }));
+        Self::over(motion, key, ranges, round_up(scale)?)
     }
 
     /// A stream in exact arithmetic from its parts, on the grid of `2^exponent`.
     pub(crate) fn assemble_exact(
         program: Box<dyn Program>,
         key: StreamKey,
-        coordinates: Range<u64>,
+        ranges: &[Range<u64>],
         scale: f64,
         exponent: i32,
     ) -> Result<Self> {
-        let shard = Shard::new(coordinates)?;
         let scale = round_up(scale)?;
-        let exact = ExactEngine::new(program, ExactField::new(&key), &shard, Rounding { scale, exponent })?;
-        Ok(Self { motion: Motion::Exact(Box::new(exact)), key, shard, scale, step: 0, moving: false })
+        let exact = ExactEngine::new(program, ExactField::new(&key), Rounding { scale, exponent })?;
+        Self::over(Motion::Exact(Box::new(exact)), key, ranges, scale)
+    }
+
+    fn over(motion: Motion, key: StreamKey, ranges: &[Range<u64>], scale: f32) -> Result<Self> {
+        if ranges.is_empty() {
+            return Err(Error::argument("coordinates", "none", "a stream has at least one range of them"));
+        }
+        if let Some(pair) = ranges.windows(2).find(|pair| pair[0].end > pair[1].start) {
+            let rule = "ranges must be in order and must not overlap";
+            return Err(Error::argument("coordinates", format!("{pair:?}"), rule));
+        }
+        let shards = ranges.iter().cloned().map(Shard::new).collect::<Result<Vec<_>>>()?;
+        let source = Arc::new(Source::new(motion, scale, &shards)?);
+        let bound = shards[0].coordinates().start..shards[shards.len() - 1].coordinates().end;
+        Ok(Self { workers: None, source, key, shards, bound, scale, step: 0, moving: false })
+    }
+
+    /// The same stream as one of those that cover a model of `dimension` together, whose journals all say the same: each opens
+    /// for any of them, however the model is cut.
+    pub(crate) fn part_of(mut self, dimension: u64) -> Self {
+        self.bound = 0..dimension;
+        self
+    }
+
+    /// What its journal is bound to for a plan: to its ranges too, where the binding does not name them and it is no part of a
+    /// larger whole.
+    pub(crate) fn bound_plan(&self, plan: [u8; 32]) -> [u8; 32] {
+        let hull = self.coordinates() == self.bound;
+        if !hull || self.shards.len() == 1 {
+            return plan;
+        }
+        let mut hash = Sha256::new_with_prefix(plan);
+        self.ranges().for_each(|range| {
+            hash.update(range.start.to_le_bytes());
+            hash.update(range.end.to_le_bytes());
+        });
+        hash.finalize().into()
+    }
+
+    /// The coordinates that its files are named after: its own, or those of the model that it is a part of.
+    pub(super) fn bound(&self) -> Range<u64> {
+        self.bound.clone()
+    }
+
+    /// The same stream, whose coming row is made by so many threads of its own while nobody asks for it; none makes each row
+    /// when it is asked for.
+    ///
+    /// Cost: 8 bytes a coordinate for the row in exact arithmetic, 4 in single precision. The threads end with the stream.
+    pub fn ahead(mut self, threads: usize) -> Self {
+        self.workers = (threads > 0).then(|| Workers::start(&self.source, threads));
+        self.make_ahead();
+        self
+    }
+
+    /// How many threads make rows ahead.
+    pub fn threads_ahead(&self) -> usize {
+        self.workers.as_ref().map_or(0, Workers::count)
+    }
+
+    fn make_ahead(&self) {
+        if let Some(workers) = &self.workers {
+            workers.make((self.step < self.steps()).then_some(self.step));
+        }
+    }
+
+    /// Makes all of the coming row that is not made yet, so that a release only adds it.
+    ///
+    /// Errors: [`Error::Exhausted`]; [`Error::Halted`]; [`Error::Memory`].
+    pub fn prepare(&self) -> Result<()> {
+        self.check_next()?;
+        let plan = self.source.plan(self.step);
+        let all = (0..self.source.count()).into_par_iter().map(|index| self.source.keep(index, &plan));
+        match all.try_reduce(|| true, |a, b| Ok(a && b))? {
+            true => Ok(()),
+            false => Err(no_room(self.len())),
+        }
     }
 
     /// Bytes of state that it keeps from one step to the next.
     pub fn memory(&self) -> u128 {
-        match &self.motion {
-            Motion::Float(_) => self.shard.bytes::<Packet>(self.buffers()),
-            Motion::Exact(_) => self.shard.bytes::<crate::engine::exact::engine::Packet>(self.buffers()),
-        }
+        let rows = if self.workers.is_some() { self.len() * self.source.motion.number() } else { 0 };
+        self.shards.iter().map(|shard| self.source.motion.bytes(shard)).sum::<u128>() + rows as u128
     }
 
     /// The numbers that it is made in.
     pub fn arithmetic(&self) -> Arithmetic {
-        match self.motion {
+        match self.source.motion {
             Motion::Float(_) => Arithmetic::Float,
             Motion::Exact(_) => Arithmetic::Exact,
         }
@@ -237,7 +323,7 @@ impl NoiseStream {
     }
 
     pub(super) fn grid_exponent(&self) -> Option<i32> {
-        match &self.motion {
+        match &self.source.motion {
             Motion::Float(_) => None,
             Motion::Exact(exact) => Some(exact.rounding().exponent),
         }
@@ -245,7 +331,7 @@ impl NoiseStream {
 
     /// Version of the field that the noise is drawn from.
     pub(super) fn field_format(&self) -> u32 {
-        match self.motion {
+        match self.source.motion {
             Motion::Float(_) => FIELD_FORMAT,
             Motion::Exact(_) => EXACT_FIELD_FORMAT,
         }
@@ -253,7 +339,7 @@ impl NoiseStream {
 
     /// Coordinates that were so close to a tie that they took more digits than double precision has, so far.
     pub fn resolved(&self) -> u64 {
-        match &self.motion {
+        match &self.source.motion {
             Motion::Float(_) => 0,
             Motion::Exact(exact) => exact.resolved(),
         }
@@ -264,7 +350,7 @@ impl NoiseStream {
     /// # Panics
     /// Past the last step.
     pub fn expected_resolved(&self, step: usize) -> f64 {
-        match &self.motion {
+        match &self.source.motion {
             Motion::Float(_) => 0.0,
             Motion::Exact(exact) => exact.expected_doubtful(step),
         }
@@ -272,10 +358,7 @@ impl NoiseStream {
 
     /// Number of rows in all.
     pub fn steps(&self) -> usize {
-        match &self.motion {
-            Motion::Float(float) => float.engine.steps(),
-            Motion::Exact(exact) => exact.steps(),
-        }
+        self.source.motion.steps()
     }
 
     /// The next row, zero-based; equal to [`NoiseStream::steps`] at the end.
@@ -283,9 +366,21 @@ impl NoiseStream {
         self.step
     }
 
-    /// The range of coordinates.
+    /// The range of coordinates; of several ranges, from the first coordinate to the last.
     pub fn coordinates(&self) -> Range<u64> {
-        self.shard.coordinates().clone()
+        let end = self.shards.last().map_or(0, |shard| shard.coordinates().end);
+        self.shards.first().map_or(0, |shard| shard.coordinates().start)..end
+    }
+
+    /// The ranges of coordinates, in order: mostly one.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.shards.iter().map(|shard| shard.coordinates().clone())
+    }
+
+    /// How many coordinates there are.
+    #[allow(clippy::len_without_is_empty, reason = "a stream is never empty")]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(Shard::len).sum()
     }
 
     /// The factor of every row, as it is applied.
@@ -300,10 +395,7 @@ impl NoiseStream {
 
     /// What the rows are.
     pub fn output(&self) -> Output {
-        match &self.motion {
-            Motion::Float(float) if float.stage.is_some() => Output::Iterate,
-            _ => Output::Gradient,
-        }
+        self.source.motion.output()
     }
 
     /// Adds the next row to `values`, f32 or f64, and returns its number, zero-based.
@@ -319,6 +411,12 @@ impl NoiseStream {
         self.check_next()?;
         self.check_values(values)?;
         self.advance(Some(values))
+    }
+
+    /// Adds the next row to a sum of whole numbers of magnitude at most 2⁵³; the lengths were checked.
+    pub(crate) fn add_sum(&mut self, sum: Sum<'_>) -> Result<usize> {
+        self.check_next()?;
+        self.advance(Some(sum))
     }
 
     /// Moves past the next row without showing it, and returns its number.
@@ -346,10 +444,7 @@ impl NoiseStream {
     }
 
     pub(super) fn check_whole(&self) -> Result<()> {
-        if self.moving {
-            return Err(Error::Halted { reason: "a step was torn by a panic; restore a checkpoint".into() });
-        }
-        Ok(())
+        if self.moving { Err(torn()) } else { Ok(()) }
     }
 
     pub(super) fn check_next(&self) -> Result<()> {
@@ -361,7 +456,7 @@ impl NoiseStream {
     }
 
     pub(super) fn check_values<V: Value>(&self, values: &[V]) -> Result<()> {
-        let expected = self.shard.len();
+        let expected = self.len();
         if values.len() != expected {
             return Err(Error::WrongLength { name: "values", actual: values.len(), expected });
         }
@@ -374,124 +469,197 @@ impl NoiseStream {
         }
     }
 
-    pub(super) fn advance<V: Value>(&mut self, values: Option<&mut [V]>) -> Result<usize> {
+    /// Moves past the coming step, on all threads; the lengths were checked.
+    pub(super) fn advance<T: Target>(&mut self, values: Option<T>) -> Result<usize> {
         let step = self.step;
+        // On an error the step stays torn: nothing more comes of this stream.
         self.moving = true;
-        match &mut self.motion {
-            Motion::Float(float) => {
-                let Float { engine, stage, field, state, stage_state } = &mut **float;
-                let kernel = engine.kernel(field, step);
-                let work = StepOf {
-                    index: step,
-                    kernel: &*kernel,
-                    state,
-                    buffers: engine.buffers(),
-                    stage: stage.as_ref(),
-                    stage_state,
-                    scale: self.scale,
-                };
-                self.shard.run(work, values);
+        let (source, plan) = (&self.source, self.source.plan(step));
+        match values {
+            Some(values) => {
+                let parts = source.cut(values).into_par_iter().enumerate();
+                parts.try_for_each(|(index, values)| source.advance(index, &plan, Some(values)))?;
             }
-            // On an error the step stays torn: nothing more comes of this stream.
-            Motion::Exact(exact) => exact.advance(step, &self.shard, values)?,
+            None => (0..source.count())
+                .into_par_iter()
+                .try_for_each(|index| source.advance(index, &plan, None::<&mut [f32]>))?,
         }
+        drop(plan);
         self.moving = false;
         self.step = step + 1;
+        self.make_ahead();
         Ok(step)
     }
 
-    /// Calls `visit` with the bytes of the state, little endian, buffer after buffer in the order of coordinates: the
-    /// engine's, then the output's.
-    pub(super) fn visit_state(&self, mut visit: impl FnMut(&[u8])) {
-        match &self.motion {
-            Motion::Float(float) => {
-                let stage = float.stage.as_ref().map_or(0, IterateStage::buffers);
-                visit_packets(&self.shard, &float.state, float.engine.buffers(), &mut visit);
-                visit_packets(&self.shard, &float.stage_state, stage, &mut visit);
-            }
-            Motion::Exact(exact) => visit_packets(&self.shard, exact.state(), exact.buffers(), &mut visit),
+    /// How the coming rows are shipped to a device that adds them to sums in units of `2^exponent`.
+    pub(crate) fn fixed_point(&self, exponent: i32) -> Option<FixedPoint> {
+        match &self.source.motion {
+            Motion::Float(_) => None,
+            Motion::Exact(exact) => exact.fixed_point(exponent),
         }
     }
 
-    /// Calls `visit` for the bytes of [`NoiseStream::visit_state`], to be written.
-    pub(super) fn visit_state_mut(&mut self, mut visit: impl FnMut(&mut [u8])) {
-        match &mut self.motion {
-            Motion::Float(float) => {
-                let (buffers, stage) =
-                    (float.engine.buffers(), float.stage.as_ref().map_or(0, IterateStage::buffers));
-                let single = |bytes: &[u8]| f32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
-                write_packets(&self.shard, &mut float.state, buffers, single, &mut visit);
-                write_packets(&self.shard, &mut float.stage_state, stage, single, &mut visit);
+    /// The coming row, for whoever ships it elsewhere while its owner goes on.
+    pub(crate) fn coming_row(&self, sums: i32) -> Result<ComingRow> {
+        self.check_next()?;
+        let (source, step, length) = (self.source.clone(), self.step, self.len());
+        Ok(ComingRow { source, step, length, fixed: self.fixed_point(sums) })
+    }
+
+    /// What one coordinate of a sum becomes at a step, in units of the grid.
+    ///
+    /// Errors: a stream in single precision; [`Error::Halted`] as good as never.
+    pub(crate) fn resolve_sum(&self, step: usize, coordinate: u64, sum: i64, unit: f64) -> Result<i64> {
+        match &self.source.motion {
+            Motion::Float(_) => {
+                Err(Error::argument("coordinate", coordinate, "only exact noise leaves numbers in doubt"))
             }
-            Motion::Exact(exact) => {
-                let buffers = exact.buffers();
-                let double = |bytes: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
-                write_packets(&self.shard, exact.state_mut(), buffers, double, &mut visit);
-            }
+            Motion::Exact(exact) => exact.resolve_sum(step, coordinate, sum, unit),
         }
+    }
+
+    /// Whether a checkpoint holds the coming row: then all of it is kept now.
+    ///
+    /// Errors: those of [`NoiseStream::prepare`].
+    pub(super) fn level(&self) -> Result<bool> {
+        if self.step >= self.steps() {
+            return Ok(false);
+        }
+        let mut any = self.workers.is_some();
+        for index in 0..self.source.count() {
+            any = any || self.source.lock(index)?.kept().is_some();
+        }
+        if any {
+            self.prepare()?;
+        }
+        Ok(any)
+    }
+
+    /// [`Source::visit_state`].
+    pub(super) fn visit_state(&self, ahead: bool, visit: impl FnMut(&[u8])) -> Result<()> {
+        self.source.visit_state(ahead, visit)
+    }
+
+    /// [`Source::restore`] of a stream that has not begun to make rows ahead.
+    pub(super) fn restore_state(
+        &mut self,
+        step: usize,
+        ahead: bool,
+        read: impl FnMut(&mut [u8]),
+    ) -> Result<()> {
+        let threads = self.threads_ahead();
+        self.workers = None;
+        let rule = "a stream that others hold is not restored";
+        let source =
+            Arc::get_mut(&mut self.source).ok_or_else(|| Error::argument("stream", "shared", rule))?;
+        source.restore(step, ahead, read)?;
+        self.step = step;
+        if threads > 0 {
+            self.workers = Some(Workers::start(&self.source, threads));
+            self.make_ahead();
+        }
+        Ok(())
     }
 
     /// Model-sized buffers in all.
     pub(super) fn buffers(&self) -> usize {
-        match &self.motion {
-            Motion::Float(float) => {
-                float.engine.buffers() + float.stage.as_ref().map_or(0, IterateStage::buffers)
-            }
-            Motion::Exact(exact) => exact.buffers(),
-        }
+        self.source.motion.buffers()
     }
 
-    /// Bytes of state in all, without what pads the edges.
-    pub(super) fn state_bytes(&self) -> u64 {
-        let number = match self.motion {
-            Motion::Float(_) => f32::BYTES,
-            Motion::Exact(_) => f64::BYTES,
+    /// Bytes of state in all, without what pads the edges, and of the row if it is ahead.
+    pub(super) fn state_bytes(&self, ahead: bool) -> u64 {
+        let rows = self.buffers() + usize::from(ahead);
+        self.len() as u64 * rows as u64 * self.source.motion.number() as u64
+    }
+}
+
+/// The row of the coming step of a stream, as it is shipped to a device; of no use once the stream has passed that step.
+///
+/// It may be used by another thread than the stream's.
+pub struct ComingRow {
+    source: Arc<Source>,
+    step: usize,
+    length: usize,
+    fixed: Option<FixedPoint>,
+}
+
+impl ComingRow {
+    /// The step that it is for.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// Writes numbers of the row as whole numbers, from the coordinate at `place` on; what is not made yet is made now.
+    ///
+    /// Errors: numbers beyond the row; a row that is not [exact](crate::run::PrivateRun::fixed_row); [`Error::StepReused`] where the
+    /// stream has passed it; [`Error::Memory`]; [`Error::Halted`].
+    pub fn ship_fixed(&self, place: usize, to: &mut [i64]) -> Result<()> {
+        let (Motion::Exact(exact), Some(fixed)) = (&self.source.motion, &self.fixed) else {
+            return Err(Error::argument(
+                "row",
+                "of whole numbers",
+                "the noise does not fit them, or is not exact",
+            ));
         };
-        self.shard.len() as u64 * self.buffers() as u64 * number as u64
+        self.ship(place, to, |row, range, to| {
+            if let Kept::Exact(row) = row {
+                exact.ship(fixed, &row[range], to);
+            }
+        })
     }
 
-    pub(super) fn set_step(&mut self, step: usize) {
-        self.step = step;
+    /// Writes numbers of the row in single precision, from the coordinate at `place` on: times [`NoiseStream::scale`] they are added
+    /// to a sum in double precision.
+    ///
+    /// Errors: those of [`ComingRow::ship_fixed`], but for a row in exact arithmetic.
+    pub fn ship_float(&self, place: usize, to: &mut [f32]) -> Result<()> {
+        if matches!(self.source.motion, Motion::Exact(_)) {
+            return Err(Error::argument("row", "of float32", "the stream is in exact arithmetic"));
+        }
+        self.ship(place, to, |row, range, to| {
+            if let Kept::Float(row) = row {
+                to.copy_from_slice(&row[range]);
+            }
+        })
     }
-}
 
-/// Shows the numbers of a state, buffer after buffer, packet by packet.
-fn visit_packets<V: Value>(
-    shard: &Shard,
-    state: &[[V; PACKET]],
-    buffers: usize,
-    visit: &mut impl FnMut(&[u8]),
-) {
-    let mut bytes = [0; PACKET * 8];
-    for (packet, lanes) in (0..buffers).flat_map(|b| shard.places(buffers, b)) {
-        let used = &mut bytes[..lanes.len() * V::BYTES];
-        used.chunks_exact_mut(V::BYTES).zip(&state[packet][lanes]).for_each(|(to, value)| value.write(to));
-        visit(used);
-    }
-}
-
-/// Takes the numbers of a state in the order of [`visit_packets`].
-fn write_packets<V: Value>(
-    shard: &Shard,
-    state: &mut [[V; PACKET]],
-    buffers: usize,
-    read: impl Fn(&[u8]) -> V,
-    visit: &mut impl FnMut(&mut [u8]),
-) {
-    let mut bytes = [0; PACKET * 8];
-    for (packet, lanes) in (0..buffers).flat_map(|b| shard.places(buffers, b)) {
-        let used = &mut bytes[..lanes.len() * V::BYTES];
-        visit(used);
-        let numbers = used.chunks_exact(V::BYTES).map(&read);
-        state[packet][lanes].iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+    fn ship<N: Send>(
+        &self,
+        place: usize,
+        to: &mut [N],
+        copy: impl Fn(Kept<'_>, Range<usize>, &mut [N]) + Sync,
+    ) -> Result<()> {
+        if place.checked_add(to.len()).is_none_or(|end| end > self.length) {
+            let expected = self.length.saturating_sub(place);
+            return Err(Error::WrongLength { name: "row", actual: to.len(), expected });
+        }
+        let plan = self.source.plan(self.step);
+        let (mut rest, mut begin, mut jobs) = (to, 0, Vec::new());
+        for (index, length) in self.source.lengths().iter().enumerate() {
+            let first = place.max(begin);
+            if first < begin + length && !rest.is_empty() {
+                let count = (begin + length - first).min(rest.len());
+                let (part, others) = std::mem::take(&mut rest).split_at_mut(count);
+                jobs.push((index, first - begin..first - begin + count, part));
+                rest = others;
+            }
+            begin += length;
+        }
+        jobs.into_par_iter().try_for_each(|(index, range, part)| {
+            match self.source.show(index, &plan, |row| copy(row, range, part))? {
+                true => Ok(()),
+                false => Err(Error::StepReused { step: self.step }),
+            }
+        })
     }
 }
 
 /// Rows that dense engines compute together, so that one draw serves them all: 16, as long as they fit 64 MiB.
-fn rows_ahead<T>(shard: &Shard) -> usize {
+fn rows_ahead<T>(coordinates: u64) -> usize {
     const MOST: u128 = 16;
     const BYTES: u128 = 64 << 20;
-    (BYTES / shard.bytes::<[T; PACKET]>(1).max(1)).clamp(1, MOST) as usize
+    let row = u128::from(coordinates.next_multiple_of(PACKET as u64)) * size_of::<T>() as u128;
+    (BYTES / row.max(1)).clamp(1, MOST) as usize
 }
 
 /// The least single-precision number that is not below `scale`.
@@ -517,12 +685,13 @@ fn first_not_finite<V: Value>(values: &[V]) -> Option<usize> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "streams take lists of ranges")]
 mod tests {
     use super::*;
     use crate::form::tree::Decoder;
     use crate::form::{Representation, Tree};
     use crate::identity::Identity;
-    use crate::noise::engine::Kernel;
+    use crate::noise::engine::{Kernel, Packet};
     use crate::noise::{NoiseKey, RunId};
 
     fn key() -> StreamKey {
@@ -634,9 +803,141 @@ mod tests {
 
     #[test]
     fn dense_rows_are_computed_ahead_while_they_fit() {
-        let ahead = |coordinates| rows_ahead::<f32>(&Shard::new(coordinates).unwrap());
-        assert_eq!((ahead(0..1), ahead(0..1 << 20), ahead(0..1 << 21)), (16, 16, 8));
-        assert_eq!(ahead(0..1 << 30), 1);
+        let ahead = rows_ahead::<f32>;
+        assert_eq!((ahead(1), ahead(1 << 20), ahead(1 << 21)), (16, 16, 8));
+        assert_eq!(ahead(1 << 30), 1);
+    }
+
+    /// Streams of both arithmetics over some ranges.
+    fn calibrated(arithmetic: Arithmetic, ranges: &[Range<u64>]) -> NoiseStream {
+        let problem =
+            crate::Problem::new(crate::Workload::prefix_sum(9).unwrap(), Default::default()).unwrap();
+        let mechanism = problem.mechanism("optimal".parse().unwrap(), &mut crate::factorize::quiet).unwrap();
+        let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default()).unwrap();
+        mechanism.stream_over(&NoiseKey::from_seed(3), RunId([7; 16]), ranges, arithmetic).unwrap()
+    }
+
+    fn next(stream: &mut NoiseStream) -> Vec<u64> {
+        let mut row: Vec<f64> = (0..stream.len()).map(|j| (j % 17) as f64 * 0.01).collect();
+        stream.add_next(&mut row).unwrap();
+        row.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn rows_made_ahead_are_the_same_whatever_comes_between() {
+        let ranges = [5..150_000, 160_000..160_001, 170_000..300_000];
+        for arithmetic in [Arithmetic::Exact, Arithmetic::Float] {
+            let mut plain = calibrated(arithmetic, &ranges);
+            let expected: Vec<_> = (0..9).map(|_| next(&mut plain)).collect();
+            for threads in [1, 3] {
+                let mut stream = calibrated(arithmetic, &ranges).ahead(threads);
+                assert_eq!(stream.threads_ahead(), threads);
+                // At once, with a part of the row made; after all of it was made; after a row that is passed over.
+                assert_eq!(
+                    (next(&mut stream), next(&mut stream)),
+                    (expected[0].clone(), expected[1].clone())
+                );
+                stream.prepare().unwrap();
+                stream.prepare().unwrap();
+                assert_eq!(next(&mut stream), expected[2]);
+                stream.skip().unwrap();
+                stream.prepare().unwrap();
+                stream.skip_to(6).unwrap();
+                assert_eq!(next(&mut stream), expected[6]);
+                // A state with a row in flight goes on anywhere.
+                let saved = stream.checkpoint_bytes().unwrap();
+                assert_eq!(saved, stream.checkpoint_bytes().unwrap());
+                drop(stream);
+                for resumed in [0, 2] {
+                    let fresh = calibrated(arithmetic, &ranges).ahead(resumed);
+                    let mut restored = fresh.restore_bytes(&saved).unwrap().ahead(resumed);
+                    assert_eq!(restored.next_step(), 7);
+                    let again = restored.checkpoint_bytes().unwrap();
+                    assert_eq!(again, saved);
+                    assert_eq!(next(&mut restored), expected[7]);
+                    assert_eq!(next(&mut restored), expected[8]);
+                    assert!(matches!(restored.prepare(), Err(Error::Exhausted { steps: 9 })));
+                    restored.checkpoint_bytes().unwrap();
+                }
+                let other = calibrated(arithmetic, &[5..150_001, 160_001..160_002, 170_001..300_000]);
+                assert!(matches!(other.restore_bytes(&saved).err(), Some(Error::Format { .. })));
+            }
+        }
+    }
+
+    #[test]
+    fn no_thread_outlives_its_stream() {
+        for wait in [false, true] {
+            let stream = calibrated(Arithmetic::Exact, &[0..3_000_000]).ahead(3);
+            if wait {
+                stream.prepare().unwrap();
+            }
+            // Every thread holds the source as long as it runs.
+            let source = Arc::downgrade(&stream.source);
+            drop(stream);
+            assert!(source.upgrade().is_none());
+        }
+        let at_its_end = {
+            let mut stream = calibrated(Arithmetic::Float, &[0..100]).ahead(1);
+            stream.skip_to(9).unwrap();
+            Arc::downgrade(&stream.source)
+        };
+        assert!(at_its_end.upgrade().is_none());
+    }
+
+    #[test]
+    fn ranges_are_parts_of_the_whole_row_and_in_order() {
+        let zero = |stream: &mut NoiseStream| {
+            let mut row = vec![0.0_f64; stream.len()];
+            stream.add_next(&mut row).unwrap();
+            row
+        };
+        let whole = zero(&mut calibrated(Arithmetic::Float, &[0..400]));
+        let parts = zero(&mut calibrated(Arithmetic::Float, &[3..70, 130..131, 250..400]));
+        assert_eq!(parts, [&whole[3..70], &whole[130..131], &whole[250..400]].concat());
+        let problem =
+            crate::Problem::new(crate::Workload::prefix_sum(9).unwrap(), Default::default()).unwrap();
+        let mechanism =
+            problem.mechanism("independent".parse().unwrap(), &mut crate::factorize::quiet).unwrap();
+        let mechanism = mechanism.calibrated(2.0, 1e-6, 1.0, Default::default()).unwrap();
+        let over = |ranges: &[Range<u64>]| {
+            mechanism.stream_over(&NoiseKey::from_seed(3), RunId([7; 16]), ranges, Arithmetic::Float).err()
+        };
+        for bad in [&[][..], &[3..5, 4..6], &[9..12, 1..2], &[1..2, 3..3]] {
+            assert!(matches!(over(bad), Some(Error::InvalidArgument { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_row_is_made_ahead_halts_the_stream() {
+        struct Breaks;
+        impl Engine for Breaks {
+            fn steps(&self) -> usize {
+                2
+            }
+            fn buffers(&self) -> usize {
+                0
+            }
+            fn kernel<'a>(&'a self, _: &'a Field, step: usize) -> Box<dyn Kernel + 'a> {
+                Box::new(BreaksAt(step))
+            }
+        }
+        struct BreaksAt(usize);
+        impl Kernel for BreaksAt {
+            fn run(&self, _: u64, _: &mut [Packet], _: &mut [Packet]) {
+                assert_eq!(self.0, 0, "torn on purpose");
+            }
+        }
+        let stream = NoiseStream::assemble(Box::new(Breaks), None, key(), 0..10, 1.0).unwrap();
+        let mut stream = stream.ahead(1);
+        stream.add_next(&mut [0.0_f32; 10]).unwrap();
+        // Nobody but the thread runs the second step.
+        while stream.source.lock(0).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(stream.add_next(&mut [0.0_f32; 10]), Err(Error::Halted { .. })));
+        assert!(matches!(stream.skip(), Err(Error::Halted { .. })));
+        assert!(matches!(stream.checkpoint_bytes(), Err(Error::Halted { .. })));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One mechanism with its sampler, weighed.
 
+use super::sealed::{Claim, Sealed};
 use super::{Listener, Request, said};
 use crate::accounting::{Sampled, curve};
 use crate::error::{Error, Result};
@@ -105,30 +106,53 @@ impl Unfitted {
 
 impl Candidate {
     /// With the noise that is proved to give the budget.
-    pub(super) fn exact(mechanism: Mechanism, request: &Request, bound: Option<f64>) -> Result<Self> {
-        let mechanism =
-            mechanism.calibrated(request.epsilon, request.delta, request.clip, request.conditions)?;
+    pub(super) fn exact(
+        mechanism: Mechanism,
+        request: &Request,
+        bound: Option<f64>,
+        sealed: &mut Sealed,
+    ) -> Result<Self> {
+        let Request { epsilon, delta, clip, conditions, .. } = *request;
+        let claim = Claim::noise("noise", &mechanism, request);
+        let mechanism = match sealed.get(claim) {
+            Some(sigma) => mechanism.proved_before(sigma, (epsilon, delta), clip, conditions)?,
+            None => mechanism.calibrated(epsilon, delta, clip, conditions)?,
+        };
         let noise_multiplier = calibrated(&mechanism);
+        sealed.put(claim, noise_multiplier);
         Ok(Self::new(mechanism, noise_multiplier, request, bound))
     }
 
     /// With an estimate of the noise, where a proof takes longer.
-    pub(super) fn estimated(mechanism: Mechanism, request: &Request) -> Result<Self> {
-        let noise_multiplier = match mechanism.hiding() {
+    pub(super) fn estimated(mechanism: Mechanism, request: &Request, sealed: &mut Sealed) -> Result<Self> {
+        let claim = Claim::noise("estimate", &mechanism, request);
+        if let Some(noise_multiplier) = sealed.get(claim) {
+            return Ok(Self::new(mechanism, noise_multiplier, request, None));
+        }
+        let terms = mechanism.terms(request.clip, request.conditions);
+        let (epsilon, delta) = (request.epsilon, terms.left(request.delta)?);
+        // A proof asks for a little more.
+        let noise_multiplier = match terms.hidden()? {
             Sampled::BallsInBins(allocation) => {
-                // A proof asks for a little more.
-                1.003 * allocation.estimated_noise_multiplier(request.epsilon, request.delta)?
+                1.003 * allocation.estimated_noise_multiplier(epsilon, delta)?
             }
-            _ => {
-                let terms = mechanism.terms(request.clip, request.conditions);
-                curve::calibrate(request.epsilon, request.delta, |sigma| terms.curve(sigma))?
+            Sampled::ReshuffledBins(reshuffled) => {
+                1.003 * reshuffled.estimated_noise_multiplier(epsilon, delta)?
             }
+            _ => curve::calibrate(epsilon, delta, |sigma| terms.curve(sigma))?,
         };
+        sealed.put(claim, noise_multiplier);
         Ok(Self::new(mechanism, noise_multiplier, request, None))
     }
 
     /// The same with a proof.
-    pub(super) fn proved(self, request: &Request, listen: Listener<'_>) -> Result<Self> {
+    pub(super) fn proved(self, request: &Request, sealed: &mut Sealed, listen: Listener<'_>) -> Result<Self> {
+        let Request { epsilon, delta, clip, conditions, .. } = *request;
+        let claim = Claim::noise("noise", &self.mechanism, request);
+        if let Some(sigma) = sealed.get(claim) {
+            let mechanism = self.mechanism.proved_before(sigma, (epsilon, delta), clip, conditions)?;
+            return Ok(Self::new(mechanism, sigma, request, self.bound));
+        }
         let words = self.words();
         said(listen, &format!("proving {words}"))?;
         let mut told = Instant::now();
@@ -139,9 +163,9 @@ impl Candidate {
             told = Instant::now();
             listen(&format!("proving {words}, {:.0} % of a bound", 100.0 * share))
         };
-        let Request { epsilon, delta, clip, conditions, .. } = *request;
         let mechanism = self.mechanism.calibrated_watched(epsilon, delta, clip, conditions, &mut watch)?;
         let noise_multiplier = calibrated(&mechanism);
+        sealed.put(claim, noise_multiplier);
         Ok(Self::new(mechanism, noise_multiplier, request, self.bound))
     }
 
@@ -181,6 +205,17 @@ impl Candidate {
     /// Root mean squared error of an iterate at clip 1.
     pub fn rmse(&self) -> f64 {
         self.rmse
+    }
+
+    /// What candidates are ordered by: the error, where bins that are drawn anew win ties, since an ordinary loader draws them and
+    /// batches that change serve training.
+    pub(super) fn rank(&self) -> f64 {
+        /// Errors this close are the same.
+        const TIE: f64 = 1e-3;
+        match self.mechanism.sampling() {
+            Sampling::ReshuffledBins { .. } => self.rmse * (1.0 - TIE),
+            _ => self.rmse,
+        }
     }
 
     /// Whether σ was seen to give the budget.
@@ -231,6 +266,11 @@ impl Candidate {
             }
             Sampling::BallsInBins { bins } => {
                 format!("every example dealt once into one of {bins} batches, each on its own")
+            }
+            Sampling::ReshuffledBins { bins } => {
+                format!(
+                    "every example in one of {bins} batches that is drawn anew in every epoch, each on its own"
+                )
             }
         };
         format!("{memory}, and {sampler}")

@@ -4,7 +4,7 @@
 //! whether the sampler can be trusted to keep its coins secret. The planner weighs
 //!
 //! - parts that take turns with Poisson sampling, over banded encoders with any number of bands; one band is DP-SGD;
-//! - balls in bins, over encoders of a few exponentials that are made for the budget;
+//! - balls in bins, dealt once or drawn anew in every epoch, over encoders of a few exponentials that are made for the budget;
 //! - no sampling, over the streams of the optimum, whose certified lower bound tells beforehand whether they can win.
 //!
 //! Fits are kept in a [`Shelf`] between calls.
@@ -21,6 +21,7 @@
 
 mod candidate;
 mod folder;
+mod sealed;
 mod shelf;
 
 pub use candidate::{Candidate, Row, Unfitted};
@@ -75,8 +76,9 @@ pub const BUFFERS: usize = 8;
 /// A pull that has served training: 0.01 to 0.1 were better than none on small networks, most of all at small ε.
 pub const PULL: f64 = 0.03;
 
-/// Most steps of a plan: the fits take time and memory that grows with them.
-pub const STEPS: usize = 20_000;
+/// Steps from which on a plan weighs only what can be fitted in time: mechanisms in bins, and streams where the sampler does not
+/// count.
+const LONG: usize = 20_000;
 
 impl Request {
     /// A request with a clip of 1, up to eight buffers, a sampler that is trusted, and no pull.
@@ -126,17 +128,17 @@ impl Request {
 
     /// Steps of all epochs.
     ///
-    /// Errors: those of [`Request::steps_per_epoch`]; no epochs; more than [`STEPS`] steps.
+    /// Errors: those of [`Request::steps_per_epoch`]; no epochs; more steps than a number of 31 bits counts.
     pub fn steps(examples: u64, batch: u64, epochs: usize) -> Result<usize> {
         let per_epoch = Self::steps_per_epoch(examples, batch)?;
         if epochs == 0 {
             return Err(Error::argument("epochs", 0, "at least one is needed"));
         }
         match per_epoch.checked_mul(epochs) {
-            Some(steps) if steps <= STEPS => Ok(steps),
+            Some(steps) if i32::try_from(steps).is_ok() => Ok(steps),
             _ => Err(Error::Unsupported {
                 what: format!("a plan of {epochs} epochs of {per_epoch} steps"),
-                hint: "the planner weighs up to 20000 steps: take larger batches, or choose a mechanism with `dpmf compare`",
+                hint: "a plan has at most 2147483647 steps: take larger batches",
             }),
         }
     }
@@ -304,7 +306,7 @@ impl Planner {
         weighing.bins()?;
         let lower_bound = weighing.unsampled()?;
         let Weighing { mut candidates, mut unfitted, .. } = weighing;
-        candidates.sort_by(|a, b| a.rmse().total_cmp(&b.rmse()));
+        candidates.sort_by(|a, b| a.rank().total_cmp(&b.rank()));
         let none = || Error::Unsupported {
             what: "a plan within these limits".into(),
             hint: "no mechanism keeps to the memory and the budget",
@@ -322,7 +324,7 @@ impl Planner {
             proofs += 1;
             // All proofs of a plan share the probability that one of them fails.
             let made = match proofs <= PROOFS {
-                true => candidate.proved(request, listen),
+                true => candidate.proved(request, &mut self.shelf.sealed, listen),
                 false => Err(Error::Unsupported {
                     what: "one more proof for a plan".into(),
                     hint: "its proofs share one probability of failure, which is used up",
@@ -330,7 +332,7 @@ impl Planner {
             };
             match made {
                 Ok(proved) => {
-                    let place = candidates.partition_point(|c| c.rmse() < proved.rmse());
+                    let place = candidates.partition_point(|c| c.rank() < proved.rank());
                     candidates.insert(place, proved);
                 }
                 Err(error) => unfitted.push(Unfitted::new(selector, sampling, error)?),
@@ -367,6 +369,11 @@ impl Weighing<'_, '_> {
         /// Numbers of bands that are tried around the best.
         const AROUND: usize = 5;
         let (most, limit) = (self.request.bins(), self.request.buffers.saturating_add(1));
+        if self.is_long() {
+            self.banded("banded-toeplitz", 1)?;
+            let rate = (2.0 * self.request.batch as f64 / self.request.examples as f64).min(1.0);
+            return self.left_out("banded-toeplitz:bands=2", Sampling::CyclicPoisson { bands: 2, rate });
+        }
         let mut counts: Vec<usize> =
             std::iter::successors(Some(1), |g| Some(2 * g)).take_while(|g| *g < most).collect();
         counts.extend([most, limit.min(most)]);
@@ -401,6 +408,20 @@ impl Weighing<'_, '_> {
         if bands > 1 && !self.planner.quick && bands * self.request.workload.steps() <= 1 << 14 {
             self.banded("banded", bands)?;
         }
+        Ok(())
+    }
+
+    fn is_long(&self) -> bool {
+        self.request.workload.steps() > LONG
+    }
+
+    /// A row for what is not fitted.
+    fn left_out(&mut self, name: &str, sampling: Sampling) -> Result<()> {
+        let reason = Error::Unsupported {
+            what: format!("{name} over more than {LONG} steps"),
+            hint: "it is left out: its fit takes too long, and few exponentials in bins have less error",
+        };
+        self.unfitted.push(Unfitted::new(name.parse()?, sampling, reason)?);
         Ok(())
     }
 
@@ -441,7 +462,8 @@ impl Weighing<'_, '_> {
             self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
         let participation = sampling.participation(request.workload.steps())?.unwrap_or_default();
         let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
-        Candidate::exact(mechanism.with_family(selector), request, None)
+        let sealed = &mut self.planner.shelf.sealed;
+        Candidate::exact(mechanism.with_family(selector), request, None, sealed)
     }
 
     /// Balls in bins: no buffer, one, and two.
@@ -467,6 +489,27 @@ impl Weighing<'_, '_> {
             let made = self.best_in_bins(selector, sampling);
             self.weighed(selector, sampling, made)?;
         }
+        self.reshuffled(bins)
+    }
+
+    /// Bins that are drawn anew, with as many exponentials as fit in memory.
+    fn reshuffled(&mut self, bins: usize) -> Result<()> {
+        /// Steps times bins beyond which a fit takes minutes.
+        const MOST: usize = 1 << 18;
+        let request = self.request;
+        // Once is what dealing once does, too.
+        if request.epochs < 2 || self.planner.quick || bins * request.workload.steps() > MOST {
+            return Ok(());
+        }
+        let name = match request.buffers {
+            0 => "banded-inverse:bands=2",
+            1 => "blt:buffers=1",
+            _ => "blt:buffers=2",
+        };
+        let (selector, sampling) = (name.parse::<Selector>()?, Sampling::ReshuffledBins { bins });
+        said(self.listen, &format!("{bins} bins, reshuffled in every epoch, with {name}"))?;
+        let made = self.best_in_bins(selector, sampling);
+        self.weighed(selector, sampling, made)?;
         Ok(())
     }
 
@@ -514,11 +557,12 @@ impl Weighing<'_, '_> {
         self.planner.shelf.fit(workload, selector, Some(goal), problem, &mut observer(self.listen))
     }
 
-    fn estimated(&self, selector: Selector, sampling: Sampling, form: &Form) -> Result<Candidate> {
+    fn estimated(&mut self, selector: Selector, sampling: Sampling, form: &Form) -> Result<Candidate> {
         let request = self.request;
-        let mechanism =
-            Mechanism::sampled(request.workload.clone(), form, request.participation(), sampling)?;
-        Candidate::estimated(mechanism.with_family(selector), request)
+        let meant = sampling.participation(request.workload.steps())?;
+        let participation = meant.unwrap_or_else(|| request.participation());
+        let mechanism = Mechanism::sampled(request.workload.clone(), form, participation, sampling)?;
+        Candidate::estimated(mechanism.with_family(selector), request, &mut self.planner.shelf.sealed)
     }
 
     /// No sampling: the certified bound, and the streams of the optimum where they may win.
@@ -526,6 +570,9 @@ impl Weighing<'_, '_> {
         let request = self.request;
         let (n, participation) = (request.workload.steps(), request.participation());
         said(self.listen, "the certified bound without sampling")?;
+        if self.is_long() {
+            return self.long_unsampled();
+        }
         // A bound within a thousandth of the best tells as much, in a fraction of the time.
         let options = Options { gap: 1e-3, ..Options::default() };
         let problem =
@@ -540,7 +587,7 @@ impl Weighing<'_, '_> {
         let independent: Selector = "independent".parse()?;
         let form = independent.family().fit(&problem, &independent.budget(), &mut observer(self.listen))?;
         let plain = Mechanism::new(request.workload.clone(), &form, participation)?.with_family(independent);
-        let plain = Candidate::exact(plain, request, bound)?;
+        let plain = Candidate::exact(plain, request, bound, &mut self.planner.shelf.sealed)?;
         let sigma = plain.noise_multiplier();
         let least = bound.map(|bound| sigma * (bound / n as f64).sqrt());
         self.candidates.push(plain);
@@ -571,6 +618,25 @@ impl Weighing<'_, '_> {
         Ok(least)
     }
 
+    /// The same for long runs: a stream where nothing else may be chosen.
+    fn long_unsampled(&mut self) -> Result<Option<f64>> {
+        let (request, participation) = (self.request, self.request.participation());
+        let name = match participation {
+            Participation::Single => format!("state-space:buffers={}", request.buffers.min(4)),
+            _ => format!("recall:buffers={}:recalls=1", request.buffers.min(2)),
+        };
+        self.left_out("optimal", Sampling::None)?;
+        if request.trusted {
+            self.left_out(&name, Sampling::None)?;
+        } else {
+            let selector: Selector = name.parse()?;
+            said(self.listen, &format!("no sampling with {name}"))?;
+            let made = self.stream(selector, participation, None);
+            self.weighed(selector, Sampling::None, made)?;
+        }
+        Ok(None)
+    }
+
     fn stream(
         &mut self,
         selector: Selector,
@@ -581,7 +647,7 @@ impl Weighing<'_, '_> {
         let problem = || Problem::new(workload.clone(), participation);
         let form = self.planner.shelf.fit(workload, selector, None, problem, &mut observer(self.listen))?;
         let mechanism = Mechanism::new(workload.clone(), &form, participation)?;
-        Candidate::exact(mechanism.with_family(selector), self.request, bound)
+        Candidate::exact(mechanism.with_family(selector), self.request, bound, &mut self.planner.shelf.sealed)
     }
 }
 

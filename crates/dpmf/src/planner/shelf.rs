@@ -1,12 +1,13 @@
 //! Fits and bounds that were found before, in memory and, if a folder is given, on disk.
 
+use super::sealed::{Claim, Sealed, write};
 use crate::error::Result;
 use crate::factorize::Observer;
 use crate::family::Selector;
 use crate::form::{Form, Representation, StateSpace};
 use crate::format;
 use crate::identity::Identity;
-use crate::mechanism::Mechanism;
+use crate::mechanism::{Bound, Mechanism};
 use crate::participation::{Participation, Sampling};
 use crate::problem::{Goal, Problem};
 use crate::workload::Workload;
@@ -14,12 +15,13 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// What has been fitted before. Nothing that is taken from it is believed: forms are measured anew, and bounds are proved.
+/// What has been fitted and proved before. Forms are measured anew whenever they are taken from it; noise multipliers and
+/// bounds are believed if they were proved by this process, or carry the seal of the folder's key.
 #[derive(Default)]
 pub struct Shelf {
     folder: Option<PathBuf>,
     forms: HashMap<String, Form>,
-    bounds: HashMap<String, f64>,
+    pub(super) sealed: Sealed,
     /// The last forms for bins of each kind, the latest last: starts of fits, and what a fit must not be worse than.
     relatives: HashMap<String, Vec<Form>>,
     /// Fits that were run because no shelf had them.
@@ -29,7 +31,7 @@ pub struct Shelf {
 impl Shelf {
     /// A shelf that is also a folder, made when something is put there. What cannot be read or written is done without.
     pub fn in_folder(folder: PathBuf) -> Self {
-        Self { folder: Some(folder), ..Self::default() }
+        Self { sealed: Sealed::in_folder(folder.clone()), folder: Some(folder), ..Self::default() }
     }
 
     /// The form that a family fits to a problem, from the shelf if it is there.
@@ -66,50 +68,56 @@ impl Shelf {
             self.write(&name, &bytes);
         }
         if goal.is_some() {
-            let relatives = self.relatives.entry(kind(workload, selector, goal)).or_default();
+            let kind = kind(workload, selector, goal);
+            let mut names = self.index(&kind);
+            names.retain(|other| *other != name);
+            names.push(name.clone());
+            names.drain(..names.len().saturating_sub(RELATIVES));
+            self.write(&index(&kind), names.join("\n").as_bytes());
+            let relatives = self.relatives.entry(kind).or_default();
             relatives.push(form.clone());
-            if relatives.len() > RELATIVES {
-                relatives.remove(0);
-            }
+            relatives.drain(..relatives.len().saturating_sub(RELATIVES));
         }
         self.forms.insert(name, form.clone());
         Ok(form)
     }
 
-    /// The last forms of a kind that were fitted here, for as many steps and bins and any budget, the latest last.
-    pub(super) fn relatives(&self, workload: &Workload, selector: Selector, goal: Option<Goal>) -> Vec<Form> {
-        self.relatives.get(&kind(workload, selector, goal)).cloned().unwrap_or_default()
+    /// The last forms of a kind that were fitted, for as many steps and bins and any budget, the latest last.
+    pub(super) fn relatives(
+        &mut self,
+        workload: &Workload,
+        selector: Selector,
+        goal: Option<Goal>,
+    ) -> Vec<Form> {
+        let kind = kind(workload, selector, goal);
+        if let Some(relatives) = self.relatives.get(&kind) {
+            return relatives.clone();
+        }
+        let forms = self.index(&kind).into_iter().filter_map(|name| Some(self.read(&name)?.form().clone()));
+        let relatives: Vec<Form> = forms.filter(|form| form.steps() == workload.steps()).collect();
+        self.relatives.insert(kind, relatives.clone());
+        relatives
     }
 
-    /// The certified lower bound of a problem, proved anew if it was on disk.
+    /// The files of the last forms of a kind.
+    fn index(&self, kind: &str) -> Vec<String> {
+        let Some(folder) = &self.folder else { return Vec::new() };
+        let text = std::fs::read_to_string(folder.join(index(kind))).unwrap_or_default();
+        let name = |line: &&str| line.len() < 64 && line.ends_with(SUFFIX) && !line.contains(['/', '\\']);
+        text.lines().filter(name).map(str::to_owned).collect()
+    }
+
+    /// The certified lower bound of a problem.
     ///
     /// Errors: those of the solver.
     pub(super) fn bound(&mut self, problem: &Problem, observe: Observer<'_>) -> Result<f64> {
         let name = name(problem.workload(), problem.participation(), "bound", None)?;
-        if let Some(bound) = self.bounds.get(&name) {
-            return Ok(*bound);
+        let claim = Claim::new("bound", &[name.as_bytes()]);
+        if let Some(bound) = self.sealed.get(claim) {
+            return Ok(bound);
         }
-        let kept = self.read(&name).filter(|mechanism| {
-            mechanism.participation() == problem.participation()
-                && mechanism.workload().steps() == problem.steps()
-        });
-        // What is stated holds if what is proved anew is not less.
-        let proved = kept.and_then(|mechanism| {
-            let stated = mechanism.bound()?.lower_bound;
-            (mechanism.recompute_bound().ok().flatten()? >= stated).then_some(stated)
-        });
-        let bound = match proved {
-            Some(bound) => bound,
-            None => {
-                let independent = Form::StateSpace(StateSpace::independent(problem.steps())?);
-                let mechanism = problem.deploy(&independent, observe)?;
-                if let Ok(bytes) = format::to_bytes(&mechanism) {
-                    self.write(&name, &bytes);
-                }
-                mechanism.bound().map_or(f64::NAN, |bound| bound.lower_bound)
-            }
-        };
-        self.bounds.insert(name, bound);
+        let bound = Bound::from(problem.optimum(observe)?).lower_bound;
+        self.sealed.put(claim, bound);
         Ok(bound)
     }
 
@@ -118,21 +126,25 @@ impl Shelf {
         format::unpack(&bytes).ok()?.mechanism
     }
 
-    /// A file under another name first, so that nobody reads half of it.
     fn write(&self, name: &str, bytes: &[u8]) {
-        let Some(folder) = &self.folder else { return };
-        let draft = folder.join(format!("{name}.{}", std::process::id()));
-        let written = std::fs::create_dir_all(folder)
-            .and_then(|()| std::fs::write(&draft, bytes))
-            .and_then(|()| std::fs::rename(&draft, folder.join(name)));
-        if written.is_err() {
-            let _ = std::fs::remove_file(draft);
+        if let Some(folder) = &self.folder {
+            write(folder, name, bytes);
         }
     }
 }
 
 /// Forms of a kind that are kept to start from and to compare with.
 const RELATIVES: usize = 3;
+
+/// How files of forms end.
+const SUFFIX: &str = ".safetensors";
+
+/// The file that lists the last forms of a kind.
+fn index(kind: &str) -> String {
+    let hash = Sha256::digest(kind.as_bytes());
+    let hex: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{hex}.index")
+}
 
 fn kind(workload: &Workload, selector: Selector, goal: Option<Goal>) -> String {
     let sampling = goal.map_or(Sampling::None, |goal| goal.sampling);
@@ -155,5 +167,5 @@ fn name(workload: &Workload, participation: Participation, what: &str, goal: Opt
         hash.update(goal.delta.to_le_bytes());
     }
     let hex: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{hex}.safetensors"))
+    Ok(format!("{hex}{SUFFIX}"))
 }

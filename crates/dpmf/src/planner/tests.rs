@@ -63,7 +63,7 @@ fn another_budget_costs_few_fits() {
         let before = planner.fits();
         planner.plan(&request(epsilon), &mut silent).unwrap();
         assert!(
-            planner.fits() - before <= 3 && 3 * 2 <= first,
+            planner.fits() - before <= 4 && 4 <= first,
             "ε = {epsilon}: {first}, {}",
             planner.fits() - before
         );
@@ -82,7 +82,7 @@ fn bad_requests_are_named() {
     assert!(refused(10, 0, 1).starts_with("batch is 0"));
     assert!(refused(10, 11, 1).starts_with("batch is 11"));
     assert!(refused(10, 1, 0).starts_with("epochs is 0"));
-    assert!(refused(u64::MAX, 1, usize::MAX).contains("20000 steps"));
+    assert!(refused(u64::MAX, 1, usize::MAX).contains("2147483647 steps"));
     assert_eq!(Request::steps(60_000, 1000, 10).unwrap(), 600);
     assert_eq!(Request::steps_per_epoch(15, 10).unwrap(), 2);
     assert_eq!(Request::steps_per_epoch(14, 10).unwrap(), 1);
@@ -122,4 +122,102 @@ fn a_pull_asks_for_noise_that_fades_and_leaves_the_guarantee_and_the_optimizer()
                 .contains("pull")
         );
     }
+}
+
+#[test]
+fn a_proof_is_believed_with_its_seal_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let plans = folder.path().join("plans");
+    let made = || {
+        let mut proved = 0;
+        let mut listen = |line: &str| {
+            proved += usize::from(line.starts_with("proving"));
+            ControlFlow::Continue(())
+        };
+        let mut planner = Planner::new(Shelf::in_folder(plans.clone())).quick();
+        let plan = planner.plan(&request(2.0), &mut listen).unwrap();
+        let rows: Vec<Row> = plan.candidates().iter().map(Candidate::row).collect();
+        (rows, plan.chosen().mechanism().identity(), planner.fits(), proved > 0)
+    };
+    let (rows, identity, fits, proved) = made();
+    assert!(proved && fits > 0);
+    // The same question again, in what might be another process: nothing is fitted or proved.
+    assert_eq!(made(), (rows.clone(), identity, 0, false));
+    // Without the key nothing is believed; forms are still there.
+    std::fs::remove_file(plans.join("seal.key")).unwrap();
+    let (again, _, fits, proved) = made();
+    assert!(proved && fits == 0 && again == rows);
+    // A smaller number of somebody else is no proof.
+    for file in std::fs::read_dir(&plans).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_some_and(|ending| ending == "sealed") {
+            let mut bytes = std::fs::read(&file).unwrap();
+            bytes[..8].copy_from_slice(&0.01_f64.to_le_bytes());
+            std::fs::write(&file, bytes).unwrap();
+        }
+    }
+    assert_eq!(made(), (rows, identity, 0, true));
+}
+
+/// The error that the mechanism of one plan has with the noise that the budget of another asks of it.
+fn calibrated_for(plan: &Plan, request: &Request) -> f64 {
+    let chosen = plan.chosen().mechanism();
+    let mechanism = Mechanism::sampled(
+        request.workload.clone(),
+        chosen.form(),
+        chosen.participation(),
+        chosen.sampling(),
+    );
+    let mechanism =
+        mechanism.unwrap().calibrated(request.epsilon, request.delta, 1.0, request.conditions).unwrap();
+    let sigma = mechanism.privacy().unwrap().calibration().noise_multiplier();
+    sigma * mechanism.loss().sqrt_total() / (request.workload.steps() as f64).sqrt()
+}
+
+/// Neighbours in ε or δ: the larger budget has no more error, and no plan is worse than that of its neighbour.
+fn smooth(tight: &Request, loose: &Request) {
+    let [a, b] = [tight, loose].map(|request| Planner::default().plan(request, &mut silent).unwrap());
+    let [at_a, at_b] = [a.chosen().rmse(), b.chosen().rmse()];
+    let budgets = [tight, loose].map(|r| (r.workload.steps(), r.epochs, r.epsilon, r.delta));
+    assert!(at_b <= at_a, "{budgets:?}: {at_a} {at_b}");
+    assert!(at_a <= 1.005 * calibrated_for(&b, tight), "{budgets:?}: {at_a} {}", calibrated_for(&b, tight));
+    assert!(at_b <= 1.005 * calibrated_for(&a, loose), "{budgets:?}: {at_b} {}", calibrated_for(&a, loose));
+}
+
+#[test]
+fn neighbours_have_about_the_same_error() {
+    smooth(&request(2.0), &request(2.2));
+    smooth(&Request { delta: 3e-6, ..request(1.0) }, &request(1.0));
+}
+
+#[test]
+#[ignore = "an hour: six hundred plans"]
+fn three_hundred_neighbours_have_about_the_same_error() {
+    use rand::RngExt;
+    let mut rng = crate::audit::game::rng(5, 0);
+    for pair in 0..300 {
+        let mut number = |low: f64, high: f64| low * (high / low).powf(rng.random::<f64>());
+        let (bins, epochs) = (number(4.0, 60.0) as usize, number(1.0, 8.0) as usize);
+        let (epsilon, delta) = (number(0.5, 8.0), number(1e-9, 1e-4));
+        let workload = Workload::prefix_sum(bins * epochs).unwrap();
+        let batch = 1000;
+        let loose = Request::new(workload, bins as u64 * batch, batch, epochs, epsilon, delta).unwrap();
+        let tight = match pair % 2 {
+            0 => Request { epsilon: epsilon / number(1.02, 1.2), ..loose.clone() },
+            _ => Request { delta: delta / number(1.2, 5.0), ..loose.clone() },
+        };
+        smooth(&tight, &loose);
+    }
+}
+
+#[test]
+#[ignore = "a minute: thirty thousand steps"]
+fn long_runs_are_planned_in_bins() {
+    let workload = Workload::prefix_sum(30_000).unwrap();
+    let request = Request::new(workload, 30_000_000, 1000, 1, 3.0, 1e-6).unwrap();
+    let plan = Planner::default().plan(&request, &mut silent).unwrap();
+    assert!(plan.chosen().row().sampling.contains("bins") && plan.chosen().is_proved());
+    assert!(plan.chosen().rmse() < 0.7 * plan.dp_sgd().rmse());
+    assert!(plan.unfitted().iter().all(|row| row.reason().contains("left out")));
+    let untrusted = Planner::default().plan(&Request { trusted: false, ..request }, &mut silent).unwrap();
+    assert_eq!(untrusted.chosen().row().sampling, "none");
 }

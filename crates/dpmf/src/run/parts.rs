@@ -57,7 +57,7 @@ impl PrivateRun {
     ///
     /// Errors: those of [`NoiseStream::skip_to`] and [`DurableStream::open`]; a run that has a journal.
     pub fn resumed_at(self, place: impl Into<Place>, plan: [u8; 32], step: usize) -> Result<Self> {
-        self.journalled(|mut stream| {
+        self.journalled(plan, |mut stream, plan| {
             stream.skip_to(step)?;
             DurableStream::open(stream, place, plan)
         })

@@ -1,6 +1,7 @@
 use super::*;
 use crate::factorize::quiet;
 use crate::mechanism::Conditions;
+use crate::noise::Output;
 use crate::{Problem, Workload};
 
 fn mechanism(steps: usize, sampling: &str) -> Mechanism {
@@ -316,4 +317,176 @@ fn salts_differ_between_runs_and_keys() {
     assert_eq!(salt(1, "a"), salt(1, "a"));
     assert_ne!(salt(1, "a"), salt(1, "b"));
     assert_ne!(salt(1, "a"), salt(2, "a"));
+}
+
+/// A run over some ranges, with what a device does in its stead.
+fn ranged(arithmetic: Arithmetic, ranges: &[Range<u64>], threads: usize) -> PrivateRun {
+    let (key, id) = (NoiseKey::from_seed(5), RunId([3; 16]));
+    let made = PrivateRun::over(&calibrated(), &key, id, ranges, 90_000, arithmetic).unwrap();
+    let mut made = made.noise_ahead(threads);
+    made.set_denominator(1.0).unwrap();
+    made
+}
+
+fn calibrated() -> Mechanism {
+    let problem =
+        crate::Problem::new(crate::Workload::prefix_sum(STEPS).unwrap(), Default::default()).unwrap();
+    let mechanism = problem.mechanism("optimal".parse().unwrap(), &mut crate::factorize::quiet).unwrap();
+    mechanism.calibrated(2.0, 1e-6, 1.0, Default::default()).unwrap()
+}
+
+const STEPS: usize = 7;
+
+fn some_sum(length: usize, step: usize) -> Vec<i64> {
+    let mix = |j: usize| ((j + 77 * step) as i64).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64) >> 27;
+    (0..length).map(mix).collect()
+}
+
+fn whole_release(run: &mut PrivateRun, sum: &[i64]) -> Vec<u32> {
+    let (mut sum, mut released) = (sum.to_vec(), vec![0.0; sum.len()]);
+    run.contribute(0).unwrap();
+    run.release(&mut sum, &mut released).unwrap();
+    assert!(sum.iter().all(|whole| *whole == 0));
+    released.iter().map(|y| y.to_bits()).collect()
+}
+
+/// What a device does with integers alone; returns the bits and how many coordinates were in doubt.
+fn elsewhere(run: &mut PrivateRun, ranges: &[Range<u64>], sum: &[i64], row: &[i64]) -> (Vec<u32>, usize) {
+    let FixedRow { lift, shift, doubt, grid } = run.fixed_row().unwrap();
+    let half = 1_i64 << (shift - 1);
+    let moved: Vec<i64> = sum.iter().zip(row).map(|(s, w)| (s << lift) + w + half).collect();
+    let near = |t: &i64| (t + doubt) & (2 * half - 1) <= 2 * doubt;
+    let coordinates: Vec<u64> = ranges.iter().cloned().flatten().collect();
+    let places: Vec<usize> = (0..sum.len()).filter(|j| near(&moved[*j])).collect();
+    let doubtful: Vec<(u64, i64)> = places.iter().map(|j| (coordinates[*j], sum[*j])).collect();
+    let mut whole: Vec<i64> = moved.iter().map(|t| t >> shift).collect();
+    run.contribute(0).unwrap();
+    let (_, resolved) = run.release_elsewhere(Some(run.digest(sum)), &doubtful).unwrap();
+    places.iter().zip(resolved).for_each(|(j, resolved)| whole[*j] = resolved);
+    (whole.iter().map(|k| ((*k as f64 * grid) as f32).to_bits()).collect(), doubtful.len())
+}
+
+#[test]
+fn a_row_that_is_shipped_gives_the_bits_of_a_release_near_ties_too() {
+    let ranges = [3..40_000, 40_100..40_101, 50_000..90_000];
+    let mut here = ranged(Arithmetic::Exact, &ranges, 0);
+    let mut there = ranged(Arithmetic::Exact, &ranges, 2);
+    let length = there.stream().len();
+    let mut in_doubt = 0;
+    for step in 0..STEPS {
+        let mut row = vec![0; length];
+        // In pieces of any size, while others make it.
+        let coming = there.coming_row().unwrap();
+        for (place, piece) in row.chunks_mut(13_001).enumerate() {
+            coming.ship_fixed(13_001 * place, piece).unwrap();
+        }
+        let FixedRow { lift, shift, .. } = there.fixed_row().unwrap();
+        let mut sum = some_sum(length, step);
+        // Every second sum is put as near to a tie as the row allows.
+        for (sum, w) in sum.iter_mut().zip(&row).step_by(2) {
+            let tie = (*sum << lift >> shift << shift) + (1 << (shift - 1));
+            *sum = (tie - w + (1 << (lift - 1))) >> lift;
+        }
+        let expected = whole_release(&mut here, &sum);
+        let (found, doubtful) = elsewhere(&mut there, &ranges, &sum, &row);
+        assert!(matches!(coming.ship_fixed(0, &mut row), Err(Error::StepReused { .. })));
+        assert_eq!(found, expected, "step {step}");
+        in_doubt += doubtful;
+    }
+    // One in a hundred of the planted ones, of which there are 280,000: the slow path has run thousands of times.
+    assert!((500..20_000).contains(&in_doubt), "{in_doubt}");
+    assert_eq!(there.next_step(), STEPS);
+    assert!(matches!(there.fixed_row(), Err(Error::Exhausted { .. })));
+}
+
+#[test]
+fn a_row_of_single_precision_is_shipped_as_it_is() {
+    let ranges = [0..70_000];
+    let (mut here, there) = (ranged(Arithmetic::Float, &ranges, 0), ranged(Arithmetic::Float, &ranges, 1));
+    let (sum, mut row) = (some_sum(70_000, 0), vec![0.0_f32; 70_000]);
+    let coming = there.coming_row().unwrap();
+    coming.ship_float(0, &mut row).unwrap();
+    let (unit, scale) = (there.clip().unit(), f64::from(there.stream().scale()));
+    let moved = |(s, w): (&i64, &f32)| ((*s as f64 * unit + scale * f64::from(*w)) as f32).to_bits();
+    assert_eq!(sum.iter().zip(&row).map(moved).collect::<Vec<_>>(), whole_release(&mut here, &sum));
+    assert_eq!(there.fixed_row().unwrap_err().kind(), "unsupported");
+    assert!(coming.ship_fixed(0, &mut [0]).is_err() && coming.ship_float(69_999, &mut [0.0; 2]).is_err());
+}
+
+#[test]
+fn a_journal_knows_a_sum_wherever_it_is_released() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, plan) = (folder.path().join("journal"), [7; 32]);
+    let ranges = [0..20_000, 30_000..60_000];
+    let begin = || ranged(Arithmetic::Exact, &ranges, 1);
+    let mut run = begin().with_journal(&journal, plan).unwrap();
+    let sum = some_sum(50_000, 0);
+    let first = whole_release(&mut run, &sum);
+    drop(run);
+    // Released by the run itself, then by a device; another sum is neither.
+    let mut run = begin().resumed(&journal, plan, None).unwrap();
+    run.contribute(0).unwrap();
+    let mut other = sum.clone();
+    other[49_999] += 1;
+    let digest = run.digest(&other);
+    assert!(matches!(run.release_elsewhere(Some(digest), &[]), Err(Error::StepReused { step: 0 })));
+    assert!(matches!(run.release_elsewhere(None, &[]), Err(Error::InvalidArgument { .. })));
+    run.clear();
+    let mut row = vec![0; 50_000];
+    run.coming_row().unwrap().ship_fixed(0, &mut row).unwrap();
+    assert_eq!(elsewhere(&mut run, &ranges, &sum, &row).0, first);
+    assert_eq!((run.next_step(), run.recorded_steps()), (1, 1));
+    drop(run);
+    // The journal is that of these ranges only.
+    let other = ranged(Arithmetic::Exact, &[0..19_999, 29_999..60_000], 0).resumed(&journal, plan, None);
+    assert!(matches!(other.err(), Some(Error::Binding { what: "plan", .. })));
+}
+
+#[test]
+fn the_journal_of_a_part_opens_for_the_model_however_it_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journals, plan) = ([folder.path().join("a"), folder.path().join("b")], [7; 32]);
+    let cuts = [vec![0..10_000, 30_000..60_000], vec![10_000..30_000, 60_000..90_000]];
+    let part = |ranges: &[Range<u64>]| ranged(Arithmetic::Exact, ranges, 1).part_of(90_000).unwrap();
+    let whole_sum = |step| some_sum(90_000, step);
+    let of = |ranges: &[Range<u64>], sum: &[i64]| -> Vec<i64> {
+        ranges.iter().flat_map(|range| &sum[range.start as usize..range.end as usize]).copied().collect()
+    };
+    let mut ranks: Vec<PrivateRun> =
+        cuts.iter().zip(&journals).map(|(cut, at)| part(cut).with_journal(at, plan).unwrap()).collect();
+    let mut alone = ranged(Arithmetic::Exact, &[0..90_000], 0);
+    for step in 0..3 {
+        let sum = whole_sum(step);
+        let expected = whole_release(&mut alone, &sum);
+        let parts: Vec<Vec<i64>> = cuts.iter().map(|cut| of(cut, &sum)).collect();
+        let digests = [ranks[0].digest(&parts[0]), ranks[1].digest(&parts[1])];
+        let digest = std::array::from_fn(|h| (digests[0][h] + digests[1][h]) % ((1 << 61) - 1));
+        for ((rank, cut), mut part) in ranks.iter_mut().zip(&cuts).zip(parts) {
+            let mut released = vec![0.0; part.len()];
+            rank.contribute(0).unwrap();
+            rank.release_together(&mut part, &mut released, Some(digest)).unwrap();
+            let places = cut.iter().flat_map(|range| &expected[range.start as usize..range.end as usize]);
+            assert!(released.iter().map(|y| y.to_bits()).eq(places.copied()));
+        }
+    }
+    let saved = ranks[0].stream().checkpoint_bytes().unwrap();
+    drop(ranks);
+    // On one rank, from the first journal or the second: the third step again, then a new one.
+    for journal in &journals {
+        let mut whole = part(&[0..90_000]).resumed_at(journal, plan, 2).unwrap();
+        whole.contribute(0).unwrap();
+        let (mut other, mut released) = (whole_sum(4), vec![0.0; 90_000]);
+        assert!(matches!(whole.release(&mut other, &mut released), Err(Error::StepReused { step: 2 })));
+        whole.clear();
+        let mut again = ranged(Arithmetic::Exact, &[0..90_000], 0);
+        for step in 0..4 {
+            let expected = whole_release(&mut again, &whole_sum(step));
+            if step >= 2 {
+                assert_eq!(whole_release(&mut whole, &whole_sum(step)), expected, "step {step}");
+            }
+        }
+    }
+    // States are of their ranges.
+    assert!(part(&cuts[1]).resumed(&journals[1], plan, Some(&saved)).is_err());
+    assert!(part(&cuts[0]).resumed(&journals[0], plan, Some(&saved)).is_ok());
 }

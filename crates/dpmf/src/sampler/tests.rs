@@ -14,7 +14,8 @@ fn members(sampler: &Sampler) -> Vec<Vec<u32>> {
 #[test]
 fn draws_are_fixed() {
     let mut text = String::new();
-    for sampling in ["cyclic-poisson:1:0.25", "cyclic-poisson:3:0.5", "balls-in-bins:4"] {
+    for sampling in ["cyclic-poisson:1:0.25", "cyclic-poisson:3:0.5", "balls-in-bins:4", "reshuffled-bins:4"]
+    {
         let sampler = sampler(sampling, 20, 5, 7).unwrap();
         writeln!(text, "{sampling} {:?}", members(&sampler)).unwrap();
     }
@@ -61,8 +62,13 @@ fn draws_are_what_the_format_says() {
 
 #[test]
 fn members_and_turns_tell_the_same() {
-    for sampling in ["cyclic-poisson:1:0.3", "cyclic-poisson:4:0.5", "cyclic-poisson:4:1", "balls-in-bins:5"]
-    {
+    for sampling in [
+        "cyclic-poisson:1:0.3",
+        "cyclic-poisson:4:0.5",
+        "cyclic-poisson:4:1",
+        "balls-in-bins:5",
+        "reshuffled-bins:5",
+    ] {
         let sampler = sampler(sampling, 300, 23, 1).unwrap();
         let steps = members(&sampler);
         for unit in 0..300 {
@@ -91,7 +97,7 @@ fn units_keep_to_their_parts() {
 
 #[test]
 fn a_unit_that_joins_moves_no_other_and_steps_do_not_matter() {
-    for sampling in ["cyclic-poisson:3:0.4", "balls-in-bins:6"] {
+    for sampling in ["cyclic-poisson:3:0.4", "balls-in-bins:6", "reshuffled-bins:6"] {
         let few = sampler(sampling, 400, 12, 5).unwrap();
         let more = sampler(sampling, 1000, 30, 5).unwrap();
         for step in 0..12 {
@@ -117,7 +123,7 @@ fn keys_runs_and_kinds_draw_apart() {
 #[test]
 fn one_two_and_three_units() {
     // Certain coins and one part: everybody, always.
-    for sampling in ["cyclic-poisson:1:1", "balls-in-bins:1"] {
+    for sampling in ["cyclic-poisson:1:1", "balls-in-bins:1", "reshuffled-bins:1"] {
         for units in 1..=3_u32 {
             let sampler = sampler(sampling, units as usize, 3, 0).unwrap();
             assert!(members(&sampler).iter().all(|members| members.iter().copied().eq(0..units)));
@@ -144,10 +150,10 @@ fn the_rejected_words_are_drawn_again() {
     let sampling = Sampling::BallsInBins { bins: (1 << 63) + 1 };
     let coins = Coins::new(&key, RunId([0; 16]), sampling).unwrap();
     let refused = (0..1000).filter(|&unit| {
-        let mut block = dealing(unit, 0);
+        let mut block = coins.dealing(unit, 0, 0);
         coins.dealer.encrypt_block(&mut block);
-        assert!(coins.part(unit) <= 1 << 63);
-        coins.part(unit) != word(&block) % coins.parts
+        assert!(coins.part(unit, 0) <= 1 << 63);
+        coins.part(unit, 0) != word(&block) % coins.parts
     });
     // 500 ± 16; six deviations, α = 2e-9.
     assert!(refused.count().abs_diff(500) < 95);
@@ -251,6 +257,57 @@ fn a_part_says_nothing_of_the_coins_or_of_the_next_unit() {
         assert!(off.abs() < DEVIATIONS, "step {step}: {off}");
     }
     let coins = &sampler.coins;
-    let same = (1..units as u32).filter(|&unit| coins.part(unit) == coins.part(unit - 1)).count();
+    let same = (1..units as u32).filter(|&unit| coins.part(unit, 0) == coins.part(unit - 1, 0)).count();
     assert!(deviation(same, units - 1, 0.25).abs() < DEVIATIONS, "{same}");
+}
+
+/// Bins that are drawn anew: by AES alone, once in every epoch, evenly, and each epoch apart from the others.
+#[test]
+fn reshuffled_bins_are_drawn_anew_in_every_epoch() {
+    let (bins, units, epochs) = (10_usize, 100_000_usize, 4_usize);
+    let (key, run) = (NoiseKey::from_seed(5), RunId([7; 16]));
+    let sampling = Sampling::ReshuffledBins { bins };
+    // The last epoch is cut short.
+    let steps = bins * epochs - 3;
+    let sampler = Sampler::new(&key, run, sampling, units, steps).unwrap();
+    let secret = key.sampling(sampling, run, "parts");
+    let drawn = |unit: u32, epoch: u32| {
+        let mut block = [0; 16];
+        block[..4].copy_from_slice(&unit.to_le_bytes());
+        block[4..8].copy_from_slice(&epoch.to_le_bytes());
+        block[12..].copy_from_slice(b"bins");
+        let mut block: Block = Array(block);
+        Aes256::new((&*secret).into()).encrypt_block(&mut block);
+        // No word in 2⁶⁰ is refused here.
+        (u64::from_le_bytes(block[..8].try_into().unwrap()) % bins as u64) as usize
+    };
+    let mut bin_of = vec![vec![usize::MAX; units]; epochs];
+    for step in 0..steps {
+        for unit in sampler.members(step).unwrap() {
+            let bin = &mut bin_of[step / bins][unit as usize];
+            assert_eq!(*bin, usize::MAX, "twice in an epoch");
+            *bin = step % bins;
+        }
+    }
+    for unit in (0..units).step_by(997) {
+        for (epoch, bins_of) in bin_of.iter().enumerate() {
+            let expected = drawn(unit as u32, epoch as u32);
+            let missed = epoch * bins + expected >= steps;
+            assert_eq!(bins_of[unit], if missed { usize::MAX } else { expected });
+        }
+    }
+    // Epochs are independent: pairs of bins of two epochs are even, χ² of 99 degrees exceeds 200 with α below 1e-8.
+    let chi_sq = |first: &[usize], second: &[usize]| {
+        let mut counts = vec![0_usize; bins * bins];
+        first.iter().zip(second).for_each(|(a, b)| counts[a * bins + b] += 1);
+        let mean = units as f64 / (bins * bins) as f64;
+        counts.iter().map(|&count| (count as f64 - mean).powi(2) / mean).sum::<f64>()
+    };
+    for (a, b) in [(0, 1), (1, 2), (0, 2)] {
+        assert!(chi_sq(&bin_of[a], &bin_of[b]) < 200.0);
+    }
+    // Power: one unit in twenty that keeps its bin is found.
+    let mut kept = bin_of[1].clone();
+    (0..units).step_by(20).for_each(|unit| kept[unit] = bin_of[0][unit]);
+    assert!(chi_sq(&bin_of[0], &kept) > 200.0);
 }

@@ -1,6 +1,7 @@
 //! What a form makes of sampling: the sensitivity that counts, and how well a unit is hidden.
 
-use crate::accounting::{Allocation, Sampled};
+use crate::accounting::allocation::TABLE;
+use crate::accounting::{Allocation, Reshuffled, Sampled};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::participation::{Participation, Pattern, Sampling};
@@ -34,7 +35,8 @@ pub(crate) fn under(
     {
         return Err(Error::Unsupported {
             what: format!("sampling {sampling} of units that take part {participation}"),
-            hint: "balls-in-bins:B goes with epochs:K for ⌈n/K⌉ = B, cyclic-poisson:G:Q with min-separation:G",
+            hint: "balls-in-bins:B goes with epochs:K for ⌈n/K⌉ = B, reshuffled-bins:B with min-separation:1:K, \
+                   cyclic-poisson:G:Q with min-separation:G",
         });
     }
     match sampling {
@@ -48,14 +50,19 @@ pub(crate) fn under(
             }
             Ok(Participation::Single.sensitivity(form)?.gamma)
         }
-        Sampling::BallsInBins { .. } => {
+        Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } => {
             if !form.encoder_is_nonnegative() {
                 return Err(Error::Unsupported {
                     what: format!("sampling {sampling} of an encoder that is not seen to be non-negative"),
                     hint: "only then are bins as good as they are counted: use banded, blt or banded-inverse mechanisms",
                 });
             }
-            Ok(participation.sensitivity(form)?.gamma)
+            match sampling {
+                Sampling::ReshuffledBins { bins } => {
+                    Ok(reshuffled(form, bins)?.longest_sq().sqrt().next_up())
+                }
+                _ => Ok(participation.sensitivity(form)?.gamma),
+            }
         }
     }
 }
@@ -72,16 +79,25 @@ pub(crate) fn hidden(sampling: Sampling, form: &dyn Representation, sensitivity:
         Sampling::BallsInBins { bins } => {
             Sampled::BallsInBins(Arc::new(allocation(form, bins, sensitivity)?))
         }
+        Sampling::ReshuffledBins { bins } => {
+            Sampled::ReshuffledBins(Arc::new(reshuffled(form, bins)?.over(sensitivity)))
+        }
     })
 }
 
 /// The Gram matrix of the sums of columns, each entry raised by what rounding may hide, by the same number: so it stays one.
 pub(crate) fn allocation(form: &dyn Representation, bins: usize, sensitivity: f64) -> Result<Allocation> {
     let (n, rows) = (form.steps(), form.noise_rows());
-    if bins.saturating_mul(rows) > MOST {
+    if bins > TABLE
+        && let Some(mut filter) = form.as_exponentials()
+    {
+        filter.rows.iter_mut().for_each(|a| *a /= sensitivity);
+        return Ok(Allocation::streamed(filter, bins)?.about(subject(b"dpmf bins", form, bins)));
+    }
+    if bins > TABLE || bins.saturating_mul(rows) > MOST {
         return Err(Error::Unsupported {
             what: format!("balls in {bins} bins over {n} steps"),
-            hint: "the sums of columns do not fit in memory: take fewer bins or steps",
+            hint: "beyond 2048 bins only blt mechanisms are measured: their columns need not be written down",
         });
     }
     let columns = form.encoder_columns();
@@ -110,17 +126,36 @@ pub(crate) fn allocation(form: &dyn Representation, bins: usize, sensitivity: f6
         let (p, q) = ((k / bins).max(k % bins), (k / bins).min(k % bins));
         (products[(p, q)].max(0.0) + room) * over
     };
-    Ok(Allocation::new(bins, (0..bins * bins).map(entry).collect())?.about(subject(form, bins)))
+    Ok(Allocation::new(bins, (0..bins * bins).map(entry).collect())?.about(subject(b"dpmf bins", form, bins)))
+}
+
+/// The columns of an encoder for bins that are drawn anew.
+pub(crate) fn reshuffled(form: &dyn Representation, bins: usize) -> Result<Reshuffled> {
+    let n = form.steps();
+    if form.noise_rows() != n {
+        return Err(Error::Unsupported {
+            what: format!("reshuffled bins with {} of {n} steps", form.kind()),
+            hint: "its noise has other rows than steps: use banded, blt or banded-inverse mechanisms",
+        });
+    }
+    let columns = form.encoder_columns();
+    let mut column = |step: usize, out: &mut [f64]| {
+        let off = columns.write(&[step], out)[0];
+        // Rounding of what is zero or positive, which the distance covers.
+        out.iter_mut().for_each(|x| *x = x.max(0.0));
+        off
+    };
+    Ok(Reshuffled::new(bins, n, &mut column)?.about(subject(b"dpmf reshuffled bins", form, bins)))
 }
 
 /// A hash of the coefficients and the bins.
-fn subject(form: &dyn Representation, bins: usize) -> [u8; 32] {
+fn subject(scheme: &[u8], form: &dyn Representation, bins: usize) -> [u8; 32] {
     let mut hash = Sha256::new();
     let mut field = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    field(b"dpmf bins");
+    field(scheme);
     field(&(bins as u64).to_le_bytes());
     field(form.kind().as_bytes());
     let mut tensors = Tensors::default();

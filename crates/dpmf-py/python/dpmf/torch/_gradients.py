@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,29 +14,66 @@ else:  # PyTorch 1
     from torch.nn.utils.stateless import functional_call
 
 from .._core import _Clip
+from ._sharded import whole, without_gathering
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
-@dataclass(frozen=True)
 class Seen:
-    """What accumulate saw. ε does not cover it: it is for your eyes, not for release."""
+    """What accumulate saw. ε does not cover it: it is for your eyes, not for release.
 
-    examples: int
-    """Number of examples, or of users, in the call."""
-    unprotected_loss: float
-    """Mean of the loss before the step; NaN for no examples."""
-    unprotected_clipped: float
-    """Share whose gradient was longer than the clip; NaN for no examples."""
+    Numbers are read from the device when they are asked for, which waits for it.
+    """
+
+    def __init__(self, examples: int, unprotected_loss: float, unprotected_clipped: float) -> None:
+        self.examples: int = examples
+        """Number of examples, or of users, in the call."""
+        self._means: tuple[float, float] | None = (unprotected_loss, unprotected_clipped)
+        self._sums: list[torch.Tensor] = []
+
+    @classmethod
+    def of(cls, examples: int, sums: list[torch.Tensor]) -> Seen:
+        """From pairs of the sum of losses and the number that was longer than the clip, on a device."""
+        seen = cls(examples, 0.0, 0.0)
+        seen._means, seen._sums = None, sums
+        return seen
+
+    def _read(self) -> tuple[float, float]:
+        if self._means is None:
+            count = self.examples or float("nan")
+            loss, clipped = (sum(column) for column in zip((0.0, 0.0), *(pair.tolist() for pair in self._sums)))
+            self._means, self._sums = (loss / count, clipped / count), []
+        return self._means
+
+    @property
+    def unprotected_loss(self) -> float:
+        """Mean of the loss before the step; NaN for no examples."""
+        return self._read()[0]
+
+    @property
+    def unprotected_clipped(self) -> float:
+        """Share whose gradient was longer than the clip; NaN for no examples."""
+        return self._read()[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Seen) and (self.examples, *self._read()) == (other.examples, *other._read())
+
+    def __hash__(self) -> int:
+        return hash((self.examples, *self._read()))
+
+    def __repr__(self) -> str:
+        loss, clipped = self._read()
+        return f"Seen(examples={self.examples}, unprotected_loss={loss}, unprotected_clipped={clipped})"
 
 
-def check_module(module: torch.nn.Module) -> None:
+def check_module(module: torch.nn.Module, *, sharded: bool = False) -> None:
     """Refuses modules in which an example has no gradient of its own, or whose gradient says more than its numbers."""
+    wrappers = WRAPPERS - {"FSDPModule"} if sharded else WRAPPERS
     for part in module.modules():
         name = type(part).__name__
-        if WRAPPERS & {base.__name__ for base in type(part).__mro__}:
+        if wrappers & {base.__name__ for base in type(part).__mro__}:
             raise ValueError(
                 f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module "
                 "inside (module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
@@ -175,11 +211,13 @@ class PerExample:
         trained: Mapping[str, torch.Tensor],
         *,
         grouped: bool,
+        sharded: bool = False,
     ) -> None:
-        check_module(module)
+        check_module(module, sharded=sharded)
         self.module, self.loss, self.grouped = module, loss, grouped
-        self.trained = dict(trained)
-        self.fixed = {name: p.detach() for name, p in module.named_parameters() if name not in trained}
+        # Gathered from all ranks, for as long as this lives.
+        self.trained = {name: whole(p) for name, p in trained.items()} if sharded else dict(trained)
+        self.fixed = {name: whole(p) for name, p in module.named_parameters() if name not in trained}
         self.fixed.update(module.named_buffers())
 
     def _value(self, call: Callable[..., Any], example: Any) -> torch.Tensor:
@@ -199,9 +237,10 @@ class PerExample:
 
         parameters = {name: p.detach() for name, p in self.trained.items()}
         try:
-            gradients, losses = vmap(grad_and_value(value), in_dims=(None, 0), randomness="different")(
-                parameters, parts
-            )
+            with without_gathering(self.module):
+                gradients, losses = vmap(grad_and_value(value), in_dims=(None, 0), randomness="different")(
+                    parameters, parts
+                )
         except RuntimeError as failed:
             if "inplace" in str(failed).replace("-", ""):
                 raise ValueError(
@@ -231,8 +270,8 @@ class PerExample:
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 
-#: Numbers of a slice of contributions: 32 MB in double precision, and as much again as integers.
-SLICE = 1 << 22
+#: Numbers of a slice of contributions: 8 MB in double precision, and as much again for each copy of them.
+SLICE = 1 << 20
 
 #: What float32 holds without rounding.
 _TO_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -249,18 +288,36 @@ def clipped_sum(
 
     Guarantee: that of dpmf::clip. With norms, every part is scaled to norm at most its share of the target, in proportion
     to its norm: all parts together to at most the target, which is all that is used of it there.
-    Cost: on the CPU rows is read twice; elsewhere it is read twice too, in slices, for which 64 MB are needed.
+    Cost: on the CPU rows is read twice; elsewhere it is read twice too, in slices, for which 40 MB are needed.
     """
-    on_host = all(row.device.type == "cpu" and row.dtype in _TO_FLOAT32 for row in rows)
-    add = add_in_place if on_host else add_by_torch
     sums = [torch.zeros(row.shape[1:], dtype=torch.int64, device=row.device) for row in rows]
+    return sums, add_clipped(rows, sums, clip, norms)
+
+
+def add_clipped(
+    rows: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
+    clip: _Clip,
+    norms: Sequence[float] | None = None,
+    *,
+    by_torch: bool = False,
+) -> torch.Tensor:
+    """clipped_sum() added to sums, wherever they lie; by_torch takes the operations of PyTorch in the memory of the host too."""
+    for row, own in zip(rows, sums):
+        if row.shape[1:] != own.shape:
+            raise ValueError(
+                f"gradients of examples have shape {tuple(row.shape[1:])}, but their parameter has {tuple(own.shape)}: rows and sums "
+                "must be of the same parameters"
+            )
+    on_host = all(row.device.type == own.device.type == "cpu" and row.dtype in _TO_FLOAT32 for row, own in zip(rows, sums))
+    add = add_in_place if on_host and not by_torch else add_by_torch
     if norms is None:
-        return sums, add(rows, sums, clip)
+        return add(rows, sums, clip)
     longer = torch.zeros(len(rows[0]), dtype=torch.bool, device=rows[0].device)
     for row, own, norm in zip(rows, sums, norms):
         if norm > 0:
             longer |= add([row], [own], clip, norm / clip.norm).to(longer.device)
-    return sums, longer
+    return longer
 
 
 def add_in_place(
@@ -292,7 +349,7 @@ def add_by_torch(
         for part in _slices(row):
             # Zero times infinity is not zero.
             whole = part.double().masked_fill(~kept, 0.0).mul_(by).round_().to(torch.int64).sum(0)
-            own.view(-1)[first : first + len(whole)] += whole
+            own.view(-1)[first : first + len(whole)] += whole.to(own.device)
             first += len(whole)
     return longer | ~finite
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,8 @@ from .._checks import check_experiment, statement_of
 from .._core import Mechanism, NoiseKey, PrivacyStatement, PrivateRun, new_run
 from .._errors import BindingError, MismatchError
 from ._data import Batches, name_of
+from ._device import PRIME, Bank, DeviceStep, Extent
+from ._sharded import as_shard, check_held, check_sharded, cuts_of, is_sharded, local
 
 STATE_VERSION = 1
 
@@ -78,6 +80,17 @@ def held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _merged(parts: Iterable[tuple[int, int]]) -> list[range]:
+    """Ranges by their beginnings and lengths, in order, those that touch made one."""
+    ranges: list[range] = []
+    for first, length in parts:
+        if length and ranges and ranges[-1].stop == first:
+            ranges[-1] = range(ranges[-1].start, first + length)
+        elif length:
+            ranges.append(range(first, first + length))
+    return ranges
+
+
 class FlatRun:
     """A PrivateRun over the flat view of an optimizer's parameters, and the exact sum of clipped contributions to its coming
     step; in one process, or a shard of it in each of several.
@@ -97,8 +110,12 @@ class FlatRun:
         journal: str | os.PathLike[str] | None,
         group: Any,
         name: str | None = None,
+        release_on: Literal["host", "device"] | None = None,
+        ahead: int | None = None,
     ) -> None:
         self.mechanism, self.optimizer = mechanism, optimizer
+        if release_on not in ("host", "device", None):
+            raise ValueError(f'release_on is {release_on!r}, but it must be "host", "device" or None')
         self.norm = statement_of(mechanism).clip
         self.parameters = held(optimizer)
         if not any(p.requires_grad for p in self.parameters):
@@ -112,6 +129,10 @@ class FlatRun:
         check_experiment(key, experiment)
         self.grouped = group is not None
         self.group = None if group is True else group
+        #: Whether the parameters are cut over the ranks; then each rank releases what it holds of them, and no more.
+        self.sharded = any(map(is_sharded, self.parameters))
+        if self.sharded:
+            check_sharded(self.parameters, self.grouped)
         self.rank, self.world_size = 0, 1
         name = name or experiment
         if self.grouped:
@@ -128,8 +149,17 @@ class FlatRun:
                 )
             key = NoiseKey.generate()
         self.key = key
-        self.coordinates = shard(self.dimension, self.rank, self.world_size)
+        if self.sharded:
+            self.cuts = cuts_of(self.parameters, self.world_size)
+            check_held(self.parameters, self.cuts[self.rank])
+            self.ranges = _merged((cut.coordinate, cut.length) for cut in self.cuts[self.rank])
+            if not self.ranges:
+                raise ValueError(f"rank {self.rank} holds no rows of any parameter: use fewer ranks for a model of this size")
+        else:
+            self.ranges = [shard(self.dimension, self.rank, self.world_size)]
+        self.coordinates = range(self.ranges[0].start, self.ranges[-1].stop)
         self.journal = journal
+        self.ahead = ahead
         #: None while the journal of a run that was begun waits for the state that belongs to it.
         self.run: PrivateRun | None = None
         if journal is None or not os.path.exists(journal):
@@ -137,24 +167,117 @@ class FlatRun:
                 mechanism,
                 key,
                 dimension=self.dimension,
-                coordinates=self.coordinates,
+                ranges=self.ranges,
                 run=name,
                 journal=journal,
                 arithmetic=arithmetic,
                 ranks=self.world_size,
+                ahead=ahead,
+                part=self.sharded,
             )
         #: What decides who is in which batch, as the data tells it; None while nobody said.
         self.order: Mapping[str, int | str] | str | None = None
-        #: The sum, in units of the clip's grid.
-        self.exact = torch.zeros(self.dimension, dtype=torch.int64)
-        self.exact_views = self._views(self.exact)
-        #: What was released, rounded to float32.
-        self.flat = torch.zeros(self.dimension, dtype=torch.float32)
-        self.views = self._views(self.flat)
+        devices = list(dict.fromkeys(p.device for p in self.parameters))
+        self.on_device = release_on == "device" or (release_on is None and any(d.type != "cpu" for d in devices))
+        if self.on_device and self.world_size > 1 and len(devices) > 1:
+            raise ValueError(
+                f"the parameters lie on {len(devices)} devices of a rank, which are added up over the ranks one by one: give every "
+                'rank one device, or release_on="host"'
+            )
+        #: For each device, the sum in units of the clip's grid, and what was released, rounded to float32.
+        self.sums: dict[torch.device, torch.Tensor] = {}
+        self.releases: dict[torch.device, torch.Tensor] = {}
+        self.exact_views: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
+        self._lay_out(devices if self.on_device else [torch.device("cpu")])
+        #: What releases on devices; None on the host, and while there is no run.
+        self.device_step: DeviceStep | None = None
+        self._begin_on_devices()
 
-    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        parts = flat.split([p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters)]
+    def _lay_out(self, devices: list[torch.device]) -> None:
+        """Flat tensors for each device, and each parameter's place in them."""
+        sizes = dict.fromkeys(devices, 0)
+        self.extents: dict[torch.device, list[Extent]] = {device: [] for device in devices}
+        if self.sharded:
+            self._lay_out_shards(devices[0])
+            return
+        places, coordinate = [], 0
+        for p in self.parameters:
+            device = p.device if self.on_device else devices[0]
+            extents, local = self.extents[device], sizes[device]
+            if extents and extents[-1].coordinate + extents[-1].length == coordinate:
+                last = extents.pop()
+                extents.append(Extent(last.local, last.coordinate, last.place, last.length + p.numel()))
+            else:
+                extents.append(Extent(local, coordinate, coordinate, p.numel()))
+            places.append((device, local))
+            sizes[device] += p.numel()
+            coordinate += p.numel()
+        for device, size in sizes.items():
+            self.sums[device] = torch.zeros(size, dtype=torch.int64, device=device)
+            self.releases[device] = torch.zeros(size, dtype=torch.float32, device=device)
+        for p, (device, local) in zip(self.parameters, places):
+            part = slice(local, local + p.numel())
+            self.exact_views.append(self.sums[device][part].view(p.shape))
+            self.views.append(self.releases[device][part].view(p.shape))
+
+    def _lay_out_shards(self, device: torch.device) -> None:
+        """The sums of all ranks, rank after rank, and what this rank releases of them."""
+        own = self.cuts[self.rank]
+        length = sum(cut.length for cut in own)
+        self.sums[device] = torch.zeros(self.dimension, dtype=torch.int64, device=device)
+        self.releases[device] = torch.zeros(length, dtype=torch.float32, device=device)
+        begin = self.own.start
+        for cut in own:
+            at = cut.place - begin
+            self.views.append(self.releases[device][at : at + cut.length].view(cut.shape))
+        extents, place = [], 0
+        for part in self.ranges:
+            extents.append(Extent(place, part.start, place, len(part)))
+            place += len(part)
+        self.extents[device] = extents
+
+    def _owned_by(self, rank: int) -> slice:
+        """Where the sums that a rank releases lie among all."""
+        if self.sharded:
+            cuts = self.cuts[rank]
+            return slice(cuts[0].place, cuts[-1].place + cuts[-1].length)
+        part = shard(self.dimension, rank, self.world_size)
+        return slice(part.start, part.stop)
+
+    @property
+    def own(self) -> slice:
+        """Where the sums that are released here lie among all."""
+        return self._owned_by(self.rank)
+
+    @property
+    def exact(self) -> torch.Tensor:
+        """The sum, in units of the clip's grid, where it lies on one device."""
+        (only,) = self.sums.values()
+        return only
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """What was released, rounded to float32, where it lies on one device."""
+        (only,) = self.releases.values()
+        return only
+
+    def _begin_on_devices(self) -> None:
+        if not self.on_device or self.run is None:
+            return
+        exact = self.arithmetic == "exact"
+        if exact and self.run.next_step < self.run.steps:
+            self.run.fixed_row()  # refuses what does not fit 64 bits
+        if self.sharded:
+            (extents,) = self.extents.values()
+            banks = [Bank(self.exact[self.own], self.flat, extents, exact=exact)]
+        elif self.world_size == 1:
+            banks = [Bank(self.sums[d], self.releases[d], self.extents[d], exact=exact) for d in self.sums]
+        else:
+            first, last = self.coordinates.start, self.coordinates.stop
+            extents = [Extent(0, first, 0, last - first)]
+            banks = [Bank(self.exact[first:last], self.flat[first:last], extents, exact=exact)]
+        self.device_step = DeviceStep(self.run, banks)
 
     def _agree(self, key: NoiseKey | None, name: str | None) -> tuple[NoiseKey, str]:
         """One run for all ranks, and an error unless they have one key, mechanism, model and arithmetic."""
@@ -169,7 +292,8 @@ class FlatRun:
             "number of parameters": self.dimension,
             "arithmetic": self.arithmetic,
             **{f"shape of parameter {number}": tuple(p.shape) for number, p in enumerate(self.parameters)},
-            "values of parameters": self._digest(),
+            # Each rank has others, where they are cut.
+            "values of parameters": None if self.sharded else self._digest(),
         }
         all_ranks: list[Any] = [None] * self.world_size
         distributed.all_gather_object(all_ranks, (mine, name or new_run()), group=self.group)
@@ -202,9 +326,9 @@ class FlatRun:
             )
         self._check_parameters()
         for number, (p, view) in enumerate(zip(self.parameters, self.views)):
-            if p.shape != view.shape:
+            if local(p).shape != view.shape:
                 raise ValueError(
-                    f"parameter {number} has shape {tuple(p.shape)}, and had {tuple(view.shape)} when the noise was "
+                    f"parameter {number} has shape {tuple(local(p).shape)}, and had {tuple(view.shape)} when the noise was "
                     "laid out"
                 )
 
@@ -230,7 +354,29 @@ class FlatRun:
         self.mechanism.check_steps(run.next_step + 1)
         run.contribute(count)
         for number, tensor in sums:
-            self.exact_views[number] += tensor.to(self.exact.device)
+            for part, total in zip(*self.parts([number], [tensor[None]])):
+                total += part[0].to(total.device)
+
+    def begin_adding(self, count: int) -> None:
+        """Counts contributions whose sums are then added to totals() by whoever made them; clear() if that fails."""
+        run = self.live()
+        self.mechanism.check_steps(run.next_step + 1)
+        run.contribute(count)
+
+    def parts(
+        self, numbers: Iterable[int], rows: Iterable[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Contributions to some parameters, and the sums that they are added to: one for each parameter, or for each rank's part."""
+        if not self.sharded:
+            return list(rows), [self.exact_views[number] for number in numbers]
+        pieces, totals = [], []
+        for number, row in zip(numbers, rows):
+            for cuts in self.cuts:
+                cut = cuts[number]
+                if cut.length:
+                    pieces.append(row[:, cut.first : cut.last])
+                    totals.append(self.exact[cut.place : cut.place + cut.length].view(cut.shape))
+        return pieces, totals
 
     def follow(self, batches: Batches | None) -> None:
         """Takes batches of these from now on, the same as when the run began; None stands for one pass of a plain loader."""
@@ -264,7 +410,8 @@ class FlatRun:
         """Forgets what was added since the last step."""
         if self.run is not None and self.run.contributions is not None:
             self.run.clear()
-            self.exact.zero_()
+            for total in self.sums.values():
+                total.zero_()
 
     def check(self) -> None:
         """Refuses a release before anything is summed over the ranks."""
@@ -284,23 +431,38 @@ class FlatRun:
         its noise covers.
         """
         run = self.live()
-        mine = slice(self.coordinates.start, self.coordinates.stop)
+        mine = self.own
         try:
             if self.world_size > 1:
                 self._exchange(self.exact, distributed.reduce)
-            step = run.release(self.exact[mine].numpy(), self.flat[mine].numpy())
+            if self.device_step is not None:
+                step = self.device_step.release(self._joined if self.sharded else None)
+            else:
+                total, released = self.exact[mine].numpy(), (self.flat if self.sharded else self.flat[mine]).numpy()
+                if self.sharded and run.durable:
+                    step = run.release(total, released, self._joined(run.digest(total)))
+                else:
+                    step = run.release(total, released)
         except BaseException:
             if self.world_size > 1:
                 self.clear()  # shards hold the sum over all ranks by now
             raise
         if self.world_size > 1:
-            self._exchange(self.flat, distributed.broadcast)
+            if not self.sharded:
+                self._exchange(self.flat, distributed.broadcast)
             self.exact.zero_()
         return step
 
+    def _joined(self, digest: Sequence[int]) -> list[int]:
+        """The digest of the sums of all ranks."""
+        mine = torch.tensor(list(digest), dtype=torch.int64, device=self.exact.device)
+        all_ranks = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        distributed.all_gather(all_ranks, mine, group=self.group)
+        return [sum(int(one[h]) for one in all_ranks) % PRIME for h in range(2)]
+
     def _check_together(self, run: PrivateRun) -> None:
         """Refuses a step that the ranks do not take together: one of them may have burned a step, or have nothing to release."""
-        mine = torch.tensor([run.next_step, run.contributions is None])
+        mine = torch.tensor([run.next_step, run.contributions is None], device=self.exact.device)
         all_ranks = [torch.zeros_like(mine) for _ in range(self.world_size)]
         distributed.all_gather(all_ranks, mine, group=self.group)
         steps = [int(one[0]) for one in all_ranks]
@@ -320,21 +482,29 @@ class FlatRun:
         """Sums the shards at their owners, or hands them out."""
         pending = []
         for rank in range(self.world_size):
-            part = shard(self.dimension, rank, self.world_size)
+            part = flat[self._owned_by(rank)]
             if len(part):
                 owner = rank if self.group is None else distributed.get_global_rank(self.group, rank)
-                pending.append(start(flat[part.start : part.stop], owner, group=self.group, async_op=True))
+                pending.append(start(part, owner, group=self.group, async_op=True))
         for work in pending:
             work.wait()
+
+    def divide(self, by: float) -> None:
+        """Makes a mean of what was released."""
+        for released in self.releases.values():
+            released.div_(by)
 
     def fill_gradients(self) -> None:
         """Puts what was released into .grad. A parameter that is frozen at this step gets none and stays."""
         for p, view in zip(self.parameters, self.views):
-            p.grad = view.to(p.device) if p.requires_grad else None
+            if self.sharded:
+                p.grad = as_shard(view, p) if p.requires_grad else None
+            else:
+                p.grad = view.to(p.device) if p.requires_grad else None
 
     def burn(self) -> int:
         self.clear()
-        return self.live().burn()
+        return self.live().burn() if self.device_step is None else self.device_step.burn()
 
     def state_dict(self) -> dict[str, Any]:
         run = self.live()
@@ -343,10 +513,12 @@ class FlatRun:
             "step": run.next_step,
             "run": run.run,
             "mechanism": self.mechanism.identity,
-            "coordinates": [self.coordinates.start, self.coordinates.stop],
+            "coordinates": self._places(),
             "data": self.order,
             "denominator": run.denominator,
         }
+        if self.sharded:
+            state["sharded"] = True
         if run.durable:
             state["noise"] = torch.frombuffer(bytearray(run.checkpoint_bytes()), dtype=torch.uint8)
         else:
@@ -357,6 +529,11 @@ class FlatRun:
             )
         return state
 
+    def _places(self) -> list[Any]:
+        """The coordinates whose noise is drawn here."""
+        places = [[part.start, part.stop] for part in self.ranges]
+        return places if self.sharded else places[0]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["version"] != STATE_VERSION:
             raise BindingError(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
@@ -365,8 +542,11 @@ class FlatRun:
                 f"the state belongs to mechanism {state['mechanism'][:16]}…, but this is {self.mechanism.identity[:16]}…: "
                 "keep the mechanism of a run with mechanism.save(path) and resume with Mechanism.load(path)"
             )
-        if list(state["coordinates"]) != [self.coordinates.start, self.coordinates.stop]:
-            first, last = state["coordinates"]
+        same = list(state["coordinates"]) == self._places()
+        # Journals of shards say the same on all ranks, and the noise up to here can be drawn again.
+        anew = not same and bool(state.get("sharded")) and (self.sharded or self.world_size == 1)
+        if not same and not anew:
+            first, last = state["coordinates"][0], state["coordinates"][-1]
             raise BindingError(
                 f"the state is for coordinates {first}..{last}, but this is {self.coordinates.start}.."
                 f"{self.coordinates.stop}: resume with the same model, number of ranks and rank"
@@ -387,10 +567,13 @@ class FlatRun:
             self.key,
             self.journal,
             dimension=self.dimension,
-            coordinates=self.coordinates,
-            checkpoint=state["noise"].numpy().tobytes(),
+            ranges=self.ranges,
+            checkpoint=None if anew else state["noise"].numpy().tobytes(),
+            at=state["step"] if anew else None,
             arithmetic=self.arithmetic,
             ranks=self.world_size,
+            ahead=self.ahead,
+            part=self.sharded,
         )
         found = (run.run, run.next_step)
         if found != (state["run"], state["step"]):
@@ -402,7 +585,10 @@ class FlatRun:
         self.order = state.get("data")
         run.recall(None if self.order is None else name_of(self.order), state.get("denominator"))
         self.run = run
+        self._begin_on_devices()
 
     def close(self) -> None:
+        if self.device_step is not None:
+            self.device_step.close()
         if self.run is not None and self.journal is not None:
             self.run.close()

@@ -17,36 +17,55 @@
 //!
 //! *Leaving.* Draw `x` from `N(−λ m̄, σ²I)`, `m̄` the mean of the `m_p`. The density of `Q` over that is `e^{λȳ + λ²v/2}`, `ȳ` the
 //! mean of the `⟨m_p, x⟩/σ²` and `v` that of all `G_pq`. By Jensen's inequality `ȳ − d̄/2 ≤ L`, `d̄` the mean of the `G_pp`, so the
-//! value is at most `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`.
+//! value is at most `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`. The λ that makes this least is too small for most samples to
+//! count, since `L` is above Jensen's bound by about half of `d̄ − v`. So samples are drawn from a mixture of two such laws; the
+//! one with the least bound has a share α of it, and no value exceeds its bound over α.
+//!
+//! *From values to a bound.* For values in `[0, R]` of mean μ and a stake `λ ≤ 1/R`, the wealth `Π_i (1 + λ(μ − X_i))` is a
+//! martingale that starts at 1 and stays positive, so that it reaches `1/α` with a probability of at most α. All means at which it
+//! would have reached that are rejected; the least of them is the bound. The stake is chosen by samples that are used for
+//! nothing else.
 //!
 //! Entries of `G` may be rounded up, as long as it stays a Gram matrix: δ is the mean of a convex function of `Σ e^{u_p}`, and by
 //! Kahane's convexity inequality that grows with every entry.
 //!
+//! *Beside.* A Gaussian release of μ beside the bins has the pair `N(μ, 1)` and `N(0, 1)`. Its product with the pair above is the
+//! same mixture with one more coordinate, which is μ for every bin: the pair of bins with `G + μ²`, entry by entry. So the two
+//! together are proved by the same samplers, and nothing is lost.
+//!
 //! Reference: Chua et al., "Balls-and-bins sampling for DP-SGD", 2024, and Choquette-Choo et al., "Near exact privacy
-//! amplification for matrix mechanisms", 2024, for the pair; Kahane, "Sur le chaos multiplicatif", 1985; Maurer and Pontil,
-//! "Empirical Bernstein bounds and sample variance penalization", 2009.
+//! amplification for matrix mechanisms", 2024, for the pair; Kahane, "Sur le chaos multiplicatif", 1985;
+//! Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", 2024.
 
+pub(crate) mod bet;
 mod sample;
+mod stream;
 
+use super::interval::Interval;
 use super::{check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
-use faer::{Mat, Side};
-use sample::Sampler;
-pub(crate) use sample::{Boundary, Purpose};
+use crate::linalg::exponentials::Exponentials;
+use faer::Mat;
+pub(crate) use sample::{Boundary, Purpose, TABLE, exp_all, log_peak, pick, sum};
+use sample::{Sampler, Side};
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow;
+use stream::Stream;
 
 /// The probability, over the random numbers, that a bound on δ does not hold.
 pub const FAILURE: f64 = 1e-9;
 
 /// Noise multipliers that may be tried until a bound holds.
-const TRIES: usize = 64;
+pub(crate) const TRIES: usize = 64;
 
 /// Mechanisms of which one plan may try that. Each bound must fail [`TRIES`] times as many times less.
 pub(crate) const PROOFS: usize = 8;
 
-/// The share of the samples that looking around takes, one over this.
-const PILOT: usize = 4;
+/// The shares of the samples that looking around takes, one over this: at first, and then to be exact.
+const PILOT: [usize; 2] = [16, 4];
+
+/// Difference of log σ at which, of two directions, the one that needs more counts e times as much for a fit.
+const BESIDE: f64 = 0.01;
 
 /// By how much a bound must be kept when it is first found, so that other machines, which round otherwise, find it too.
 const MARGIN: f64 = 1e-6;
@@ -55,9 +74,20 @@ const MARGIN: f64 = 1e-6;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
     bins: usize,
-    gram: Vec<f64>,
+    source: Source,
+    /// μ² of a Gaussian release beside, which is no secret of any bin.
+    common: f64,
     /// A hash of what the matrix was made from.
     subject: [u8; 32],
+}
+
+/// Where inner products come from.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    /// The Gram matrix, row by row.
+    Gram(Vec<f64>),
+    /// A stream, where the matrix would be too large.
+    Stream(Box<Stream>),
 }
 
 /// Told the share of the samples at hand that were drawn; [`ControlFlow::Break`] ends the proof.
@@ -95,15 +125,61 @@ impl Allocation {
         }
         let mut hash = Sha256::new();
         gram.iter().for_each(|entry| hash.update(entry.to_le_bytes()));
-        let allocation = Self { bins, gram, subject: hash.finalize().into() };
+        let (source, subject) = (Source::Gram(gram), hash.finalize().into());
+        let allocation = Self { bins, source, common: 0.0, subject };
         allocation.root(1.0)?;
         Ok(allocation)
+    }
+
+    /// From a stream of exponentials, for more bins than a Gram matrix is made for.
+    ///
+    /// Nothing is rounded up here: [`Allocation::delta`] allows for the rounding of double precision, which is smaller by far.
+    ///
+    /// Errors: no bins, more exponentials than twelve.
+    pub(crate) fn streamed(filter: Exponentials, bins: usize) -> Result<Self> {
+        if bins == 0 {
+            return Err(Error::argument("bins", 0, "at least one is needed"));
+        }
+        if filter.weights.len() > Exponentials::MOST {
+            return Err(Error::argument("exponentials", filter.weights.len(), "at most 12 are possible"));
+        }
+        let source = Source::Stream(Box::new(Stream::new(filter, bins)));
+        Ok(Self { bins, source, common: 0.0, subject: [0; 32] })
     }
 
     /// The same with a hash of the coefficients that the matrix was computed from. Unlike the matrix, they have the same bits
     /// on every machine, so that every machine proves with the same random numbers.
     pub(crate) fn about(self, subject: [u8; 32]) -> Self {
         Self { subject, ..self }
+    }
+
+    /// The same beside a Gaussian release of μ: their curve is that of bins again.
+    ///
+    /// Errors: μ not positive and finite, or so large that its square is not; bins that are worked with in time.
+    pub fn beside(&self, mu: f64) -> Result<Self> {
+        check_positive("mu", mu)?;
+        if matches!(self.source, Source::Stream(_)) {
+            return Err(Error::Unsupported {
+                what: format!("a release beside {} bins", self.bins),
+                hint: "take larger batches, or release nothing beside",
+            });
+        }
+        let common = (Interval::exact(mu).square() + self.common).hi;
+        check_positive("square of mu", common)?;
+        let mut hash = Sha256::new();
+        hash.update(b"beside a Gaussian");
+        hash.update(self.subject);
+        hash.update(mu.to_le_bytes());
+        Ok(Self { common, subject: hash.finalize().into(), ..self.clone() })
+    }
+
+    /// μ of somebody who knows the bin: the largest over all bins.
+    ///
+    /// Guarantee: rounded up.
+    pub(crate) fn mu(&self, noise_multiplier: f64) -> f64 {
+        let largest = (0..self.bins).map(|p| self.gram(p, p)).fold(0.0, f64::max);
+        let scaled = Interval::exact(largest) / Interval::exact(noise_multiplier).square();
+        (scaled + self.common).sqrt().hi
     }
 
     /// Number of bins `b`.
@@ -113,14 +189,18 @@ impl Allocation {
 
     /// `⟨m_p, m_q⟩`.
     pub fn gram(&self, p: usize, q: usize) -> f64 {
-        self.gram[p * self.bins + q]
+        match &self.source {
+            Source::Gram(gram) => gram[p * self.bins + q],
+            Source::Stream(stream) if p == q => stream.squares()[p],
+            Source::Stream(stream) => stream.entry(p, q),
+        }
     }
 
     /// δ at ε for a noise multiplier, joining or leaving, whichever is larger.
     ///
     /// Guarantee: not below the true one but for a probability of [`FAILURE`] over the random numbers, which follow from the
     /// mechanism, σ and ε.
-    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁶ samples.
+    /// Cost: O(b²) for each of 2¹⁴ to 2¹⁹ samples; of a stream O(n r) for each of 2¹² to 2¹⁶.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
         let [joining, leaving] = self.estimate(noise_multiplier, epsilon)?;
@@ -146,7 +226,8 @@ impl Allocation {
         check_epsilon(epsilon)?;
         let sampler = Sampler::new(self, noise_multiplier, epsilon, purpose)?;
         let joining = sampler.joining(self.samples(), share, watch)?;
-        Ok([joining, sampler.leaving(self.samples() / 4, share, watch)?])
+        // Leaving that cannot be as large as joining need not be looked at.
+        Ok([joining, sampler.leaving(self.samples(), share, joining.mean, watch)?])
     }
 
     /// The smallest noise multiplier that satisfies (ε, δ), to about a thousandth.
@@ -184,10 +265,13 @@ impl Allocation {
     fn searched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
         check_epsilon(epsilon)?;
         check_delta(delta)?;
-        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, watch);
-        let found = solve(self.guess(epsilon, delta), pilot)?;
         let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
-        Ok(found.ok_or_else(out_of_reach)?.exp())
+        let mut log_sigma = self.guess(epsilon, delta);
+        for share in PILOT {
+            let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, share, watch);
+            log_sigma = solve(log_sigma, pilot)?.ok_or_else(out_of_reach)?;
+        }
+        Ok(log_sigma.exp())
     }
 
     /// The smallest ε that holds at δ for a noise multiplier, to about a thousandth.
@@ -199,11 +283,16 @@ impl Allocation {
             let rule = "it is too small for any guarantee";
             Error::argument("noise multiplier", noise_multiplier, rule)
         };
-        let largest = (0..self.bins).map(|p| self.gram(p, p)).fold(0.0, f64::max);
-        let alone = super::gaussian::epsilon(largest.sqrt() / noise_multiplier, delta)?.clamp(1e-6, 1e3);
+        let alone = super::gaussian::epsilon(self.mu(noise_multiplier), delta)?.clamp(1e-6, 1e3);
         // The noise that would reach an ε, against what there is.
-        let pilot = |log_epsilon: f64| self.pilot(noise_multiplier, log_epsilon.exp(), delta, &mut unwatched);
-        let start = solve(alone.ln(), pilot)?.ok_or_else(out_of_reach)?.exp();
+        let mut log_epsilon = alone.ln();
+        for share in PILOT {
+            let pilot = |log_epsilon: f64| {
+                self.pilot(noise_multiplier, log_epsilon.exp(), delta, share, &mut unwatched)
+            };
+            log_epsilon = solve(log_epsilon, pilot)?.ok_or_else(out_of_reach)?;
+        }
+        let start = log_epsilon.exp();
         for step in 0..TRIES {
             let epsilon = start * (1.0 + 1e-3 * step as f64);
             if self.delta(noise_multiplier, epsilon)? <= delta * (1.0 - MARGIN) {
@@ -214,8 +303,15 @@ impl Allocation {
     }
 
     /// `log δ̂ − log δ`, δ̂ the bound with random numbers for looking around.
-    fn pilot(&self, noise_multiplier: f64, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
-        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, PILOT, watch)?;
+    fn pilot(
+        &self,
+        noise_multiplier: f64,
+        epsilon: f64,
+        delta: f64,
+        share: usize,
+        watch: Watch<'_>,
+    ) -> Result<f64> {
+        let estimates = self.estimate_for(noise_multiplier, epsilon, Purpose::Search, share, watch)?;
         Ok((estimates[0].upper.max(estimates[1].upper).max(1e-300) / delta).ln())
     }
 
@@ -237,19 +333,56 @@ impl Allocation {
         samples: usize,
         near: Option<f64>,
     ) -> Result<Boundary> {
-        let mean = |log_sigma: f64| {
-            let sampler = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?;
-            Ok((sampler.joining(samples, 1, &mut unwatched)?.mean.max(1e-300) / delta).ln())
+        let sampler = |log_sigma: f64| Sampler::new(self, f64::exp(log_sigma), epsilon, Purpose::Search);
+        let excess = |estimate: Estimate| (estimate.mean.max(1e-300) / delta).ln();
+        let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma)?.joining(samples, 1, &mut unwatched)?));
+        let leaving =
+            |log_sigma: f64| Ok(excess(sampler(log_sigma)?.leaving(samples, 1, 0.0, &mut unwatched)?));
+        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
+        let join =
+            solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), joining)?.ok_or_else(out_of_reach)?;
+        let spectrum = sampler(join)?.spectrum(Side::Joining, samples);
+        // A unit that leaves counts where hiding it takes nearly as much noise.
+        if leaving(join - 4.0 * BESIDE)? <= 0.0 {
+            return Ok(Boundary { log_sigma: join, spectrum });
+        }
+        let leave = solve(join, leaving)?.ok_or_else(out_of_reach)?;
+        let other = sampler(leave)?.spectrum(Side::Leaving, samples);
+        let share = 1.0 / (1.0 + ((join - leave) / BESIDE).exp());
+        let spectrum = match (spectrum, other) {
+            (Some(joining), Some(leaving)) => {
+                let sizes = [&joining, &leaving].map(|spectrum| self.product(spectrum));
+                let [a, b] = [(1.0 - share) / sizes[0], share / sizes[1]];
+                Some(joining.iter().zip(&leaving).map(|(x, y)| (a * x + b * y) / (a + b)).collect())
+            }
+            (joining, leaving) => joining.or(leaving),
         };
-        let log_sigma = solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), mean)?
-            .ok_or_else(|| Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))?;
-        let spectrum = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search)?.spectrum(samples);
-        Ok(Boundary { log_sigma, spectrum })
+        Ok(Boundary { log_sigma: join.max(leave), spectrum })
+    }
+
+    /// `⟨H, G⟩`, up to a factor, with the circulant matrix `H` of a spectrum. For a stream only how it compares counts: its mean.
+    fn product(&self, spectrum: &[f64]) -> f64 {
+        let b = self.bins;
+        if let Source::Stream(_) = self.source {
+            return spectrum.iter().sum::<f64>();
+        }
+        let diagonal = |d: usize| (0..b).map(|p| self.gram(p, (p + d) % b)).sum::<f64>();
+        let cos: Vec<f64> = (0..b).map(|k| libm::cos(std::f64::consts::TAU * k as f64 / b as f64)).collect();
+        (0..b)
+            .map(|d| diagonal(d) * spectrum.iter().enumerate().map(|(j, s)| s * cos[j * d % b]).sum::<f64>())
+            .sum()
     }
 
     /// Samples of a bound: many while they cost little.
     fn samples(&self) -> usize {
-        ((1_usize << 30) / (self.bins * self.bins)).clamp(1 << 14, 1 << 16)
+        match &self.source {
+            // Few bins have values that are nearly alike.
+            Source::Gram(_) => {
+                let most = (self.bins << 12).clamp(1 << 16, 1 << 19);
+                ((1_usize << 34) / (self.bins * self.bins)).clamp(1 << 14, most)
+            }
+            Source::Stream(_) => ((1_usize << 29) / self.bins).clamp(1 << 12, 1 << 16),
+        }
     }
 
     /// The Cholesky factor of `G/σ²`, its diagonal raised by what rounding may hide.
@@ -260,15 +393,20 @@ impl Allocation {
         let entry = |p: usize, q: usize| {
             // A Gram matrix of computed vectors may miss being one by its rounding.
             let room = if p == q { largest * b as f64 * 4.0 * f64::EPSILON } else { 0.0 };
-            (self.gram(p, q) + room) * over
+            (self.gram(p, q) + room) * over + self.common
         };
         let refused = |_| Error::Numerical {
             what: "Gram matrix of the bins",
             index: 0,
             reason: "it is not positive semi-definite",
         };
-        Ok(Mat::from_fn(b, b, entry).llt(Side::Lower).map_err(refused)?.L().to_owned())
+        Ok(Mat::from_fn(b, b, entry).llt(faer::Side::Lower).map_err(refused)?.L().to_owned())
     }
+}
+
+/// The logarithm of one over the probability that one bound may fail with: there are two directions, and many may be looked at.
+pub(crate) fn log_failure() -> f64 {
+    (2.0 * (TRIES * PROOFS) as f64 / FAILURE).ln()
 }
 
 /// A [`Watch`] that sees nothing and never ends a proof.
@@ -280,7 +418,7 @@ fn unwatched(_: f64) -> ControlFlow<()> {
 ///
 /// Few samples see nothing at all where δ is small, and the logarithm of nothing would lead every secant astray: values count no
 /// more than [`MOST`], and a bracket that two steps have not halved is bisected.
-fn solve(start: f64, mut f: impl FnMut(f64) -> Result<f64>) -> Result<Option<f64>> {
+pub(crate) fn solve(start: f64, mut f: impl FnMut(f64) -> Result<f64>) -> Result<Option<f64>> {
     const CLOSE: f64 = 2e-4;
     const MOST: f64 = 4.0;
     const REACH: f64 = 40.0;

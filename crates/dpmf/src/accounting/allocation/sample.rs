@@ -1,6 +1,7 @@
 //! The two samplers, and their confidence bounds.
 
-use super::{Allocation, Estimate, FAILURE, PROOFS, TRIES, Watch};
+use super::stream::Stream;
+use super::{Allocation, Estimate, Source, Watch, bet, log_failure};
 use crate::error::{Error, Result};
 use crate::simd::dispatch;
 use chacha20::ChaCha8Rng;
@@ -9,6 +10,8 @@ use faer::{Accum, Mat, MatMut, Par};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
+use rustfft::FftPlanner;
+use rustfft::num_complex::Complex;
 use sha2::{Digest, Sha256};
 
 /// What random numbers are for. Those of a proof are used for nothing else.
@@ -25,10 +28,33 @@ pub(crate) struct Boundary {
     /// Logarithm of the noise multiplier.
     pub log_sigma: f64,
     /// `E|ŵ_j|²` for `j = 0, …, b − 1`, `w` the posterior over bins at the boundary and `ŵ` its Fourier transform. On average
-    /// over rotations, `d log σ = ⟨H, dG⟩/(2⟨H, G⟩)` with the circulant matrix `H = E[w wᵀ]` that has these eigenvalues.
+    /// over rotations, `d log σ = ⟨H, dG⟩/(2⟨H, G⟩)` with the circulant matrix `H = E[w wᵀ]` that has these eigenvalues. Where
+    /// joining and leaving need about as much noise, it is the mean of both, each over its `⟨H, G⟩`.
     /// Nothing where no sample came near the boundary.
     pub spectrum: Option<Vec<f64>>,
 }
+
+/// The two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// A unit joins: `P` against `Q`.
+    Joining,
+    /// A unit leaves: `Q` against `P`.
+    Leaving,
+}
+
+/// The mixture that samples of leaving are drawn from.
+pub(super) struct Away {
+    /// `⟨m̄, m_p⟩/σ²` of every bin, and their mean.
+    pub toward: Vec<f64>,
+    spread: f64,
+    /// λ of the law that bounds all values, and of the law that most samples count under.
+    tilts: [f64; 2],
+    log_range: f64,
+}
+
+/// Share of the samples of leaving that are drawn from the law that bounds them.
+const BOUNDING: f64 = 0.25;
 
 /// Samples that one generator makes, one after the other.
 const CHUNK: usize = 512;
@@ -36,16 +62,33 @@ const CHUNK: usize = 512;
 /// Most bins that are joined to tilt a sample.
 const JOINED: usize = 48;
 
+/// Most bins that a table of the Gram matrix and of its exponentials is made for.
+pub(crate) const TABLE: usize = 2048;
+
+/// Numbers that the samples of one generator take together, where that is more than a table would.
+const TOGETHER: usize = 1 << 22;
+
+/// What the loss of a stream may be off by, for the rounding of its sums: many times over.
+const LOOSE: f64 = 1e-8;
+
 /// A Gram matrix over σ², ready to be sampled.
-pub(super) struct Sampler {
+pub(super) struct Sampler<'a> {
     bins: usize,
     epsilon: f64,
     seed: [u8; 32],
-    /// `G`, its entries' exponentials, and half its diagonal.
-    gram: Vec<f64>,
-    exponentials: Vec<f64>,
+    /// Half the diagonal of `G`.
     half: Vec<f64>,
-    root: Mat<f64>,
+    products: Products<'a>,
+    /// Samples that one generator makes, one after the other.
+    chunk: usize,
+}
+
+/// Where rows of `G` and numbers with that covariance come from.
+enum Products<'a> {
+    /// `G`, its entries' exponentials, and its Cholesky factor.
+    Table { gram: Vec<f64>, exponentials: Vec<f64>, root: Mat<f64> },
+    /// A stream in units of the sensitivity, its number of steps, and `1/σ`.
+    Stream { stream: &'a Stream, steps: usize, over: f64 },
 }
 
 /// What one sample is worth: its weight and its privacy loss.
@@ -54,20 +97,35 @@ struct Sample {
     loss: f64,
 }
 
-impl Sampler {
+impl<'a> Sampler<'a> {
     pub fn new(
-        allocation: &Allocation,
+        allocation: &'a Allocation,
         noise_multiplier: f64,
         epsilon: f64,
         purpose: Purpose,
     ) -> Result<Self> {
-        let over = noise_multiplier.powi(-2);
-        let gram: Vec<f64> = allocation.gram.iter().map(|g| g * over).collect();
-        let bins = allocation.bins;
-        let half = (0..bins).map(|p| 0.5 * gram[p * bins + p]).collect();
-        let mut exponentials = gram.clone();
-        exp_all(&mut exponentials);
-        let root = allocation.root(noise_multiplier)?;
+        let (bins, over, common) = (allocation.bins, noise_multiplier.powi(-2), allocation.common);
+        let half = (0..bins).map(|p| 0.5 * (over * allocation.gram(p, p) + common)).collect();
+        let (products, chunk) = match &allocation.source {
+            Source::Gram(gram) => {
+                let gram: Vec<f64> = gram.iter().map(|g| g * over + common).collect();
+                let mut exponentials = gram.clone();
+                exp_all(&mut exponentials);
+                (Products::Table { gram, exponentials, root: allocation.root(noise_multiplier)? }, CHUNK)
+            }
+            // Nothing is ever released beside a stream: `Allocation::beside` refuses it.
+            Source::Stream(stream) => {
+                let steps = stream.steps();
+                let chunk = (TOGETHER / steps).clamp(1, CHUNK);
+                (Products::Stream { stream, steps, over: 1.0 / noise_multiplier }, chunk)
+            }
+        };
+        // Losses of a stream are rounded: the bound is for an ε that is smaller by more than that.
+        let asked = epsilon;
+        let epsilon = match products {
+            Products::Table { .. } => epsilon,
+            Products::Stream { .. } => epsilon - LOOSE,
+        };
         let mut hash = Sha256::new();
         match purpose {
             Purpose::Search => hash.update(b"dpmf bins search"),
@@ -75,11 +133,11 @@ impl Sampler {
                 hash.update(b"dpmf bins proof");
                 hash.update(allocation.subject);
                 hash.update(noise_multiplier.to_le_bytes());
-                hash.update(epsilon.to_le_bytes());
+                hash.update(asked.to_le_bytes());
             }
         }
         let seed = hash.finalize().into();
-        Ok(Self { bins, epsilon, seed, gram, exponentials, half, root })
+        Ok(Self { bins, epsilon, seed, half, products, chunk })
     }
 
     /// `E_P[(1 − e^{ε−L})_+]`, from a share of the samples, with the bound that all of them would be expected to give.
@@ -94,70 +152,114 @@ impl Sampler {
         self.bound(log_range, samples, share, watch, |rng, out| self.join(joined, rng, out, value))
     }
 
-    /// `E_Q[(1 − e^{ε+L})_+]`, likewise.
-    pub fn leaving(&self, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
-        let b = self.bins as f64;
-        let toward: Vec<f64> =
-            self.gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect();
-        let spread = toward.iter().sum::<f64>() / b;
-        let distance = self.epsilon - self.half.iter().sum::<f64>() / b;
-        let tilt = (distance / spread).max(0.0);
-        let log_range = 0.5 * tilt * tilt * spread - tilt * distance + log_peak(tilt);
-        if log_range < -100.0 {
-            let range = log_range.exp();
+    /// `E_Q[(1 − e^{ε+L})_+]`, likewise; nothing is sampled where that is at most `negligible`.
+    pub fn leaving(
+        &self,
+        samples: usize,
+        share: usize,
+        negligible: f64,
+        watch: Watch<'_>,
+    ) -> Result<Estimate> {
+        let away = self.away();
+        let range = away.log_range.exp();
+        if range <= negligible.max(1e-100) {
             return Ok(Estimate { mean: 0.0, upper: range, range });
         }
-        let log_shift = 0.5 * tilt * tilt * spread;
-        self.bound(log_range, samples, share, watch, |rng, out| {
-            let mut y = self.normal(rng, out.len());
-            for (k, out) in out.iter_mut().enumerate() {
-                let y = y.col_as_slice_mut(k);
-                y.iter_mut().zip(&toward).for_each(|(y, m)| *y -= tilt * m);
-                let log_weight = tilt * y.iter().sum::<f64>() / b + log_shift;
-                let over = -(self.epsilon + self.loss(y)).exp_m1();
-                *out = if over > 0.0 { log_weight.exp() * over } else { 0.0 };
-            }
-        })
+        let value = |sample: Sample, _: &[f64]| {
+            let over = -(self.epsilon + sample.loss).exp_m1();
+            if over > 0.0 { sample.log_weight.exp() * over } else { 0.0 }
+        };
+        let log_range = away.log_range - BOUNDING.ln();
+        self.bound(log_range, samples, share, watch, |rng, out| self.leave(&away, rng, out, value))
     }
 
-    /// `E|ŵ_j|²` where the loss is about ε, or as near to it as samples came.
-    pub fn spectrum(&self, samples: usize) -> Option<Vec<f64>> {
+    pub(super) fn away(&self) -> Away {
+        let b = self.bins as f64;
+        let toward: Vec<f64> = match &self.products {
+            Products::Table { gram, .. } => {
+                gram.chunks_exact(self.bins).map(|row| row.iter().sum::<f64>() / b).collect()
+            }
+            Products::Stream { stream, over, .. } => {
+                stream.toward().into_iter().map(|x| x * over * over).collect()
+            }
+        };
+        let spread = toward.iter().sum::<f64>() / b;
+        let distance = self.epsilon - self.half.iter().sum::<f64>() / b;
+        let log_range = |tilt: f64| 0.5 * tilt * tilt * spread - tilt * distance + log_peak(tilt);
+        // The bound is convex in λ where it matters; any λ would do.
+        let (mut low, mut high) = (0.0, 2.0 * (distance.max(0.0) / spread + 1.0) + 2.0 / spread.sqrt());
+        for _ in 0..60 {
+            let [a, c] = [low + (high - low) / 3.0, high - (high - low) / 3.0];
+            if log_range(a) < log_range(c) { high = c } else { low = a }
+        }
+        let bounding = 0.5 * (low + high);
+        let typical = ((self.epsilon - 0.5 * spread) / spread).max(bounding);
+        Away { toward, spread, tilts: [bounding, typical], log_range: log_range(bounding) }
+    }
+
+    /// Fills `out` with values of samples that lean away from all bins.
+    fn leave(
+        &self,
+        away: &Away,
+        rng: &mut ChaCha8Rng,
+        out: &mut [f64],
+        mut value: impl FnMut(Sample, &[f64]) -> f64,
+    ) {
+        let mut y = self.normal(rng, out.len());
+        let shares = [BOUNDING, 1.0 - BOUNDING];
+        for (k, out) in out.iter_mut().enumerate() {
+            let tilt = away.tilts[usize::from(rng.random::<f64>() >= BOUNDING)];
+            let y = y.col_as_slice_mut(k);
+            y.iter_mut().zip(&away.toward).for_each(|(y, m)| *y -= tilt * m);
+            let mean = sum(y) / self.bins as f64;
+            let density =
+                |(tilt, share): (f64, f64)| share.ln() - tilt * mean - 0.5 * tilt * tilt * away.spread;
+            let [a, c] = [0, 1].map(|k| density((away.tilts[k], shares[k])));
+            let log_weight = -(a.max(c) + (-(a - c).abs()).exp().ln_1p());
+            let loss = self.loss(y);
+            *out = value(Sample { log_weight, loss }, y);
+        }
+    }
+
+    /// `E|ŵ_j|²` where the loss is about ε, or −ε for a unit that leaves, or as near to it as samples came.
+    pub fn spectrum(&self, side: Side, samples: usize) -> Option<Vec<f64>> {
         /// Standard deviations of the losses that count as ε.
         const WIDTHS: [f64; 3] = [0.1, 0.4, 1.6];
-        WIDTHS.into_iter().find_map(|width| self.spectrum_within(width, samples))
+        WIDTHS.into_iter().find_map(|width| self.spectrum_within(side, width, samples))
     }
 
-    fn spectrum_within(&self, width: f64, samples: usize) -> Option<Vec<f64>> {
-        let (b, (joined, _)) = (self.bins, self.joined());
-        let table: Vec<[f64; 2]> = (0..b)
-            .map(|k| std::f64::consts::TAU * k as f64 / b as f64)
-            .map(|angle| [libm::cos(angle), libm::sin(angle)])
-            .collect();
-        let chunks = samples.div_ceil(CHUNK);
+    fn spectrum_within(&self, side: Side, width: f64, samples: usize) -> Option<Vec<f64>> {
+        let (b, (joined, _), away) = (self.bins, self.joined(), self.away());
+        let fft = FftPlanner::new().plan_fft_forward(b);
+        let chunks = samples.div_ceil(self.chunk);
         let parts: Vec<Vec<f64>> = (0..chunks)
             .into_par_iter()
             .map(|chunk| {
                 let mut total = vec![0.0; b + 1];
+                let mut posterior = vec![Complex::default(); b];
                 let value = |sample: Sample, terms: &[f64]| {
-                    let off = (sample.loss - self.epsilon) / width;
-                    let weight = (sample.log_weight - sample.loss - 0.5 * off * off).exp();
+                    // Both are means under Q of what happens at the boundary.
+                    let (off, log_weight) = match side {
+                        Side::Joining => (sample.loss - self.epsilon, sample.log_weight - sample.loss),
+                        Side::Leaving => (sample.loss + self.epsilon, sample.log_weight),
+                    };
+                    let off = off / width;
+                    let weight = (log_weight - 0.5 * off * off).exp();
                     if off.abs() < 5.0 {
-                        let sum: f64 = terms.iter().sum();
-                        for j in 0..=b / 2 {
-                            let mut parts = [0.0; 2];
-                            for (p, term) in terms.iter().enumerate() {
-                                let [cos, sin] = table[p * j % b];
-                                parts[0] += term * cos;
-                                parts[1] += term * sin;
-                            }
-                            total[j] += weight * (parts[0].powi(2) + parts[1].powi(2)) / (sum * sum);
-                        }
+                        let over = 1.0 / terms.iter().sum::<f64>();
+                        posterior.iter_mut().zip(terms).for_each(|(w, x)| *w = Complex::new(x * over, 0.0));
+                        fft.process(&mut posterior);
+                        total.iter_mut().zip(&posterior).for_each(|(t, w)| *t += weight * w.norm_sqr());
                         total[b] += weight;
                     }
                     0.0
                 };
-                let mut unused = vec![0.0; CHUNK];
-                self.join(joined, &mut self.rng(chunk), &mut unused, value);
+                let mut unused = vec![0.0; self.chunk];
+                let mut rng = self.rng(chunk);
+                match side {
+                    Side::Joining => self.join(joined, &mut rng, &mut unused, value),
+                    Side::Leaving => self.leave(&away, &mut rng, &mut unused, value),
+                }
                 total
             })
             .collect();
@@ -167,21 +269,49 @@ impl Sampler {
     }
 
     /// The number of bins to join that bounds the values best, and the logarithm of the bound.
-    fn joined(&self) -> (usize, f64) {
+    pub(super) fn joined(&self) -> (usize, f64) {
+        let (exponentials, gram) = match &self.products {
+            Products::Table { exponentials, gram, .. } => (exponentials, gram),
+            Products::Stream { stream, over, .. } => return self.joined_stream(stream, over * over),
+        };
         let b = self.bins;
-        let largest = self.gram.iter().copied().fold(0.0, f64::max);
+        let largest = gram.iter().copied().fold(0.0, f64::max);
         // Weights of bins are products of as many exponentials: they must not overflow.
         let most = ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED);
         let mut best = (1, 0.0);
         let mut powers = vec![1.0; b * b];
         let mut log_zeta = 0.0;
         for k in 2..=most {
-            powers.iter_mut().zip(&self.exponentials).for_each(|(power, e)| *power *= e);
+            powers.iter_mut().zip(exponentials).for_each(|(power, e)| *power *= e);
             let rows = powers.chunks_exact(b).map(|row| row.iter().sum::<f64>() / b as f64);
             // A sum of positive terms, each a product of k: rounded up.
             log_zeta += (rows.fold(0.0, f64::max) * (1.0 + (b + 8 * k) as f64 * f64::EPSILON)).ln();
             let log_range = log_zeta - (k as f64 - 1.0) * self.epsilon + log_peak(k as f64 - 1.0);
             // Every bin takes its time: one that hardly lowers the bound is not worth it.
+            if log_range < best.1 - 0.02 * (k - best.0) as f64 {
+                best = (k, log_range);
+            }
+        }
+        best
+    }
+
+    /// The same by upper bounds of the rows of `G`.
+    fn joined_stream(&self, stream: &Stream, over: f64) -> (usize, f64) {
+        let b = self.bins as f64;
+        let rows = stream.envelopes();
+        let largest = rows.iter().flatten().fold(0.0_f64, |a, [g, _]| a.max(g * over));
+        let most = ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED);
+        let (mut best, mut log_zeta) = ((1, 0.0), 0.0);
+        for k in 2..=most {
+            let power = (k - 1) as f64 * over;
+            // Bins that no envelope counts twice: at most b in all, the rest at 1.
+            let mean = |row: &Vec<[f64; 2]>| {
+                let raised: f64 = row.iter().map(|[g, count]| count * (power * g).exp_m1()).sum();
+                1.0 + raised / b
+            };
+            let zeta = rows.iter().map(mean).fold(0.0, f64::max) * (1.0 + 1e-9);
+            log_zeta += zeta.ln();
+            let log_range = log_zeta - (k as f64 - 1.0) * self.epsilon + log_peak(k as f64 - 1.0);
             if log_range < best.1 - 0.02 * (k - best.0) as f64 {
                 best = (k, log_range);
             }
@@ -200,6 +330,7 @@ impl Sampler {
         let b = self.bins;
         let mut y = self.normal(rng, out.len());
         let mut weights = vec![0.0; b];
+        let mut scratch = self.scratch();
         for (sample, out) in out.iter_mut().enumerate() {
             let y = y.col_as_slice_mut(sample);
             weights.fill(1.0);
@@ -211,15 +342,47 @@ impl Sampler {
                 if product > 1e250 {
                     (log_totals, product) = (log_totals + product.ln(), 1.0);
                 }
-                let row = pick(&weights, rng.random::<f64>() * total) * b;
-                multiply(&mut weights, &self.exponentials[row..][..b]);
-                y.iter_mut().zip(&self.gram[row..]).for_each(|(y, g)| *y += g);
+                let bin = pick(&weights, rng.random::<f64>() * total);
+                self.add(bin, &mut weights, y, &mut scratch);
             }
             log_totals += product.ln();
             let loss = self.loss(y);
             let log_weight = log_totals - (k as f64 - 1.0) * loss;
             // `loss` left the exponentials of u in y.
             *out = value(Sample { log_weight, loss }, y);
+        }
+    }
+
+    /// Room for [`Sampler::add`].
+    fn scratch(&self) -> [Vec<f64>; 2] {
+        match self.products {
+            Products::Table { .. } => [Vec::new(), Vec::new()],
+            Products::Stream { steps, .. } => [vec![0.0; steps], vec![0.0; self.bins]],
+        }
+    }
+
+    /// Adds a row of `G` to the sums, and multiplies the weights by its exponentials.
+    fn add(&self, bin: usize, weights: &mut [f64], y: &mut [f64], [work, row]: &mut [Vec<f64>; 2]) {
+        let b = self.bins;
+        match &self.products {
+            Products::Table { gram, exponentials, .. } => {
+                multiply(weights, &exponentials[bin * b..][..b]);
+                y.iter_mut().zip(&gram[bin * b..]).for_each(|(y, g)| *y += g);
+            }
+            Products::Stream { stream, over, .. } => {
+                stream.row(bin, work, row);
+                let blocks = row.chunks_mut(64).zip(weights.chunks_mut(64)).zip(y.chunks_mut(64));
+                for ((row, weights), y) in blocks {
+                    // Most bins are too far away to be met.
+                    if row.iter().all(|g| *g == 0.0) {
+                        continue;
+                    }
+                    row.iter_mut().for_each(|g| *g *= over * over);
+                    y.iter_mut().zip(&*row).for_each(|(y, g)| *y += g);
+                    exp_all(row);
+                    multiply(weights, row);
+                }
+            }
         }
     }
 
@@ -233,11 +396,25 @@ impl Sampler {
     /// Columns of Gaussian numbers with covariance `G`.
     fn normal(&self, rng: &mut ChaCha8Rng, count: usize) -> Mat<f64> {
         let b = self.bins;
-        let white: Vec<f64> = (0..b * count).map(|_| StandardNormal.sample(rng)).collect();
         let mut out = Mat::zeros(b, count);
+        let root = match &self.products {
+            Products::Table { root, .. } => root,
+            Products::Stream { stream, steps, over } => {
+                let mut white = vec![0.0; *steps];
+                for k in 0..count {
+                    white.iter_mut().for_each(|x| {
+                        let normal: f64 = StandardNormal.sample(rng);
+                        *x = over * normal;
+                    });
+                    stream.project(&mut white, out.col_as_slice_mut(k));
+                }
+                return out;
+            }
+        };
+        let white: Vec<f64> = (0..b * count).map(|_| StandardNormal.sample(rng)).collect();
         let white = faer::MatRef::from_column_major_slice(&white, b, count);
         let destination: MatMut<'_, f64> = out.as_mut();
-        matmul(destination, Accum::Replace, self.root.as_ref(), white, 1.0, Par::Seq);
+        matmul(destination, Accum::Replace, root.as_ref(), white, 1.0, Par::Seq);
         out
     }
 
@@ -247,8 +424,7 @@ impl Sampler {
         rng
     }
 
-    /// The mean of values in `[0, e^{log_range}]`, bounded by the empirical Bernstein inequality. The same to the bit on any
-    /// number of threads.
+    /// The mean of values in `[0, e^{log_range}]`, bounded by bets. The same to the bit on any number of threads.
     fn bound(
         &self,
         log_range: f64,
@@ -257,34 +433,29 @@ impl Sampler {
         watch: Watch<'_>,
         fill: impl Fn(&mut ChaCha8Rng, &mut [f64]) + Sync,
     ) -> Result<Estimate> {
-        let chunks = samples.div_ceil(CHUNK * share).max(1);
+        let size = self.chunk;
+        let chunks = samples.div_ceil(size * share).max(2);
         let part = |chunk: usize| {
-            let mut values = vec![0.0; CHUNK];
+            let mut values = vec![0.0; size];
             fill(&mut self.rng(chunk), &mut values);
-            let sum: f64 = values.iter().sum();
-            let mean = sum / CHUNK as f64;
-            (mean, values.iter().map(|x| (x - mean).powi(2)).sum::<f64>())
+            values
         };
-        let together = rayon::current_num_threads();
-        let mut parts: Vec<(f64, f64)> = Vec::with_capacity(chunks);
-        while parts.len() < chunks {
-            if watch(parts.len() as f64 / chunks as f64).is_break() {
+        let together = 4 * rayon::current_num_threads();
+        let mut values: Vec<f64> = Vec::with_capacity(chunks * size);
+        while values.len() < chunks * size {
+            if watch(values.len() as f64 / (chunks * size) as f64).is_break() {
                 return Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY });
             }
-            let next = parts.len()..(parts.len() + together).min(chunks);
-            parts.par_extend(next.into_par_iter().map(part));
+            let done = values.len() / size;
+            let next = done..(done + together).min(chunks);
+            let parts: Vec<Vec<f64>> = next.into_par_iter().map(part).collect();
+            parts.iter().for_each(|part| values.extend(part));
         }
-        let count = (chunks * CHUNK) as f64;
-        let mean = parts.iter().map(|(mean, _)| mean).sum::<f64>() / chunks as f64;
-        let within: f64 = parts.iter().map(|(_, within)| within).sum();
-        let between: f64 = parts.iter().map(|(part, _)| CHUNK as f64 * (part - mean).powi(2)).sum();
-        let variance = (within + between) / (count - 1.0);
-        let (range, count) = (log_range.exp(), count * share as f64);
-        // Two directions, and all the bounds that may be looked at.
-        let log = (2.0 * 2.0 * (TRIES * PROOFS) as f64 / FAILURE).ln();
-        let upper = mean + (2.0 * variance * log / count).sqrt() + 7.0 * range * log / (3.0 * (count - 1.0));
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
         // What rounding in double precision may hide, many times over.
-        Ok(Estimate { mean, upper: upper.min(range) * (1.0 + 1e-9), range })
+        let range = log_range.exp() * (1.0 + 1e-7);
+        let upper = bet::upper(&values, range, log_failure(), share as f64);
+        Ok(Estimate { mean, upper: upper.min(range) * (1.0 + 1e-7), range })
     }
 }
 
@@ -293,7 +464,7 @@ const LANES: usize = 8;
 
 /// The sum, in an order that suits the processor and is always the same.
 #[inline]
-fn sum(x: &[f64]) -> f64 {
+pub(crate) fn sum(x: &[f64]) -> f64 {
     let chunks = x.chunks_exact(LANES);
     let rest: f64 = chunks.remainder().iter().sum();
     let mut lanes = [0.0; LANES];
@@ -307,7 +478,7 @@ fn sum(x: &[f64]) -> f64 {
 
 /// The place at which the running sum of weights passes a number.
 #[inline]
-fn pick(weights: &[f64], mut left: f64) -> usize {
+pub(crate) fn pick(weights: &[f64], mut left: f64) -> usize {
     let mut place = 0;
     for chunk in weights.chunks(LANES) {
         let part: f64 = chunk.iter().sum();
@@ -333,13 +504,13 @@ fn multiply(weights: &mut [f64], by: &[f64]) {
 }
 
 /// The logarithm of `max_a e^{−ta}(1 − e^{−a}) = t^t/(t + 1)^{t+1}`.
-fn log_peak(t: f64) -> f64 {
+pub(crate) fn log_peak(t: f64) -> f64 {
     if t > 0.0 { t * t.ln() - (t + 1.0) * (t + 1.0).ln() } else { 0.0 }
 }
 
 dispatch! {
     /// `e^x` of every number, to a few units in the last place; numbers beyond ±700 count as that.
-    fn exp_all / exp_all_portable / exp_all_avx2 = exp_all_any(x: &mut [f64]);
+    pub(crate) fn exp_all / exp_all_portable / exp_all_avx2 = exp_all_any(x: &mut [f64]);
 }
 
 #[inline(always)]

@@ -1,6 +1,7 @@
 //! What a ledger keeps of a release.
 
-use crate::accounting::{Accountant, Adjacency, Allocation, PrivacyCurve, PrivacyStatement, Sampled};
+use crate::accounting::interval::Interval;
+use crate::accounting::{Accountant, Adjacency, PrivacyCurve, PrivacyStatement, Sampled};
 use crate::accounting::{calibrate, gaussian};
 use crate::error::{Error, Result};
 use crate::participation::Sampling;
@@ -40,7 +41,8 @@ pub struct Release {
 }
 
 impl Release {
-    /// What a privacy statement is about, run to its end.
+    /// What a privacy statement is about, run to its end. What was released beside it is counted by [`Release::beside`] but, where
+    /// units hide in bins, here.
     ///
     /// Cost: for balls in bins, some estimates of δ; nothing else takes time.
     /// Errors: none for a calibrated mechanism.
@@ -51,13 +53,24 @@ impl Release {
         statement: &PrivacyStatement,
     ) -> Result<Self> {
         let calibration = statement.calibration();
-        let sampled = &calibration.terms().sampled;
-        let sigma = calibration.noise_multiplier();
+        let (sampled, beside) = (&calibration.terms().sampled, calibration.terms().beside);
+        let mut sigma = calibration.noise_multiplier();
         let stated = [calibration.epsilon(), calibration.delta()];
         let (rounds, guarantee, curve) = match sampled {
             Sampled::None => (0, None, Vec::new()),
             Sampled::CyclicPoisson { rounds, .. } => (*rounds, None, Vec::new()),
-            Sampled::BallsInBins(allocation) => (0, Some(stated), pairs(allocation, sigma, stated)?),
+            Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_) => match beside {
+                None => (0, Some(stated), pairs(sampled, sigma, stated)?),
+                // No formula takes the two apart: the pairs are those of both, and so is the Gaussian that they are a function of.
+                Some(other) => {
+                    let mut pairs = pairs(&sampled.beside(other.mu)?, sigma, stated)?;
+                    pairs.iter_mut().for_each(|[_, delta]| *delta = (*delta + other.delta).next_up());
+                    pairs.retain(|[_, delta]| *delta < 1.0);
+                    let mu_sq = (Interval::exact(1.0) / sigma).square() + Interval::exact(other.mu).square();
+                    sigma = (Interval::exact(1.0) / mu_sq.sqrt()).lo;
+                    (0, Some(stated), pairs)
+                }
+            },
         };
         Ok(Self {
             id: id.into(),
@@ -70,6 +83,29 @@ impl Release {
             curve,
             group: None,
         })
+    }
+
+    /// What was released beside the mechanism of a statement: a Gaussian release and, where it may tell more with some
+    /// probability, that. Empty if nothing was, and for balls in bins, whose release counts it already.
+    ///
+    /// Errors: none for a calibrated mechanism.
+    pub fn beside(id: &str, time: &str, what: &str, statement: &PrivacyStatement) -> Result<Vec<Self>> {
+        let terms = statement.calibration().terms();
+        let Some(beside) = terms.beside else { return Ok(Vec::new()) };
+        if terms.sampled.is_bins() {
+            return Ok(Vec::new());
+        }
+        // Rounded down: a smaller noise multiplier costs more.
+        let factor = terms.adjacency.sensitivity_factor();
+        let mut gaussian = Self::stated(id, time, what, 0.0, 0.0)?;
+        gaussian.guarantee = None;
+        gaussian.noise_multiplier = Some((factor / beside.mu).next_down().next_down());
+        let mut releases = vec![gaussian];
+        if beside.delta > 0.0 {
+            let what = format!("{what}: values that one unit alone may have");
+            releases.push(Self::stated(format!("{id}/values"), time, what, 0.0, beside.delta)?);
+        }
+        Ok(releases)
     }
 
     /// A release by other means, of which (ε, δ) is known and nothing else.
@@ -107,7 +143,9 @@ impl Release {
                 return Err(Error::argument("release", self.id.clone(), rule));
             }
         }
-        if self.guarantee.is_none() && matches!(self.sampling, Sampling::BallsInBins { .. }) {
+        if self.guarantee.is_none()
+            && matches!(self.sampling, Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. })
+        {
             let rule = "a release by balls in bins must state ε and δ";
             return Err(Error::argument("release", self.id.clone(), rule));
         }
@@ -144,7 +182,7 @@ impl Release {
             Sampling::CyclicPoisson { bands, rate } => {
                 Sampled::CyclicPoisson { bands, rate, rounds: self.rounds }
             }
-            Sampling::BallsInBins { .. } => return Ok(None),
+            Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } => return Ok(None),
         };
         sampled.curve(sigma, adjacency, Accountant::Exact).map(Some)
     }
@@ -154,17 +192,25 @@ impl Release {
 ///
 /// Guarantee: all of them hold but for a probability of [`FAILURE`](crate::accounting::allocation::FAILURE).
 pub(super) fn pairs(
-    allocation: &Allocation,
+    sampled: &Sampled,
     noise_multiplier: f64,
     [epsilon, delta]: [f64; 2],
 ) -> Result<Vec<[f64; 2]>> {
     // Its tail is nearly that of a unit whose bin is known: as far as that one reaches, and more of them where ε is small.
-    let largest = (0..allocation.bins()).map(|p| allocation.gram(p, p)).fold(0.0, f64::max);
-    let end = gaussian::epsilon(largest.sqrt() / noise_multiplier, BELOW * delta)?.max(epsilon);
+    let end = match sampled {
+        Sampled::BallsInBins(allocation) => {
+            gaussian::epsilon(allocation.mu(noise_multiplier), BELOW * delta)?
+        }
+        // Its patterns are many, and a unit is found out by none: the curve ends sooner.
+        Sampled::ReshuffledBins(_) => 4.0 * epsilon,
+        Sampled::None | Sampled::CyclicPoisson { .. } => return Ok(vec![]),
+    };
+    let end = end.max(epsilon);
+    let curve = sampled.curve(noise_multiplier, Adjacency::default(), Accountant::Exact)?;
     let mut pairs = Vec::new();
     for j in 1..=PAIRS {
         let at = end * (j as f64 / PAIRS as f64).powf(1.5);
-        pairs.push([at, allocation.delta(noise_multiplier, at)?]);
+        pairs.push([at, curve.delta(at)?]);
     }
     pairs.retain(|pair| pair[1] < 1.0);
     Ok(pairs)

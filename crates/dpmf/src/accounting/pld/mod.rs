@@ -16,7 +16,7 @@ mod round;
 mod saddle;
 
 use super::interval::Interval;
-use super::{check_delta, check_epsilon, check_positive, shown};
+use super::{check_delta, check_epsilon, check_positive, gaussian, shown};
 use crate::error::{Error, Result};
 use compose::{Composition, Window};
 use round::Round;
@@ -31,8 +31,8 @@ const FINE: f64 = 5e-5;
 const FINEST: f64 = 5e-6;
 /// Largest transform: 64 MB.
 const LARGEST: usize = 1 << 21;
-/// Smallest noise multiplier of a sampled round.
-pub(super) const LEAST_NOISE: f64 = 0.05;
+/// Smallest noise multiplier of a sampled round: with less, numbers of one round leave the range of f64, and bounds would be false.
+pub const LEAST_NOISE: f64 = 0.05;
 const MOST_NOISE: f64 = 1e9;
 const MOST_ROUNDS: u64 = 1_000_000_000;
 /// Largest μ of a Gaussian taken as one round; a larger one is cut into equal rounds, which compose to it exactly.
@@ -190,16 +190,26 @@ impl PoissonCurve {
         let removed = Direction::new(&self.merged, true, question, |_| width).bracket(0.0);
         // A direction that promises more from the start needs no narrow bracket.
         let added = Direction::new(&self.merged, false, question, |_| width).bracket(removed.upper);
-        Bracket {
-            lower: removed.lower.max(added.lower) * (1.0 - 1e-12),
-            upper: removed.upper.max(added.upper),
-        }
+        let lower = removed.lower.max(added.lower) * (1.0 - 1e-12);
+        let upper = removed.upper.max(added.upper).min(self.unsampled(question));
+        Bracket { lower: lower.min(upper), upper }
     }
 
     fn upper(&self, question: Question) -> f64 {
         let width = |epsilon: f64| (FINE * epsilon).max(FINEST);
         let removed = Direction::new(&self.merged, true, question, width).upper(0.0);
-        removed.max(Direction::new(&self.merged, false, question, width).upper(removed))
+        let upper = removed.max(Direction::new(&self.merged, false, question, width).upper(removed));
+        upper.min(self.unsampled(question))
+    }
+
+    /// The answer for the same rounds without sampling, from above: sampling only hides. It is what is left where ε or δ is
+    /// too small for 64-bit compositions.
+    fn unsampled(&self, question: Question) -> f64 {
+        let mu = gaussian_mu(&self.phases).hi;
+        match question {
+            Question::Epsilon { delta } => gaussian::epsilon(mu, delta).unwrap_or(f64::INFINITY),
+            Question::Delta { epsilon } => gaussian::delta(mu, epsilon).unwrap_or(1.0),
+        }
     }
 }
 

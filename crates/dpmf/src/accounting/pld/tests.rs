@@ -184,6 +184,15 @@ fn delta_far_out_is_bounded() {
     assert!(found.lower <= found.upper && found.upper < 1e-6, "{found:?}");
 }
 
+/// Losses of a round are lost to rounding here; the same rounds without sampling are a bound all the same.
+#[test]
+fn budgets_too_small_to_compose_have_the_answer_without_sampling() {
+    let (sigma, rounds, delta) = (1e6, 1000_u32, 1e-15);
+    let unsampled = gaussian::epsilon(f64::from(rounds).sqrt() / sigma * (1.0 + 1e-12), delta).unwrap();
+    let found = curve(sigma, 0.01, u64::from(rounds)).epsilon(delta).unwrap();
+    assert!(found > 0.0 && found <= unsampled, "{found} {unsampled}");
+}
+
 #[test]
 fn bad_input_is_named() {
     let message = |p: &[Phase]| PoissonCurve::new(p).unwrap_err().to_string();

@@ -284,3 +284,133 @@ fn bad_input_is_named() {
     assert!(message(bins, &[CurvePoint { epsilon: f64::NAN, ..point }]).starts_with("epsilon is NaN"));
     assert!(message(bins, &[CurvePoint { delta: 1.5, ..point }]).starts_with("delta is 1.5"));
 }
+
+/// Planted: bins that are meant to be drawn anew, and are not.
+enum Planted {
+    /// As it should be, by other coins than those of the sampler.
+    Anew,
+    /// Every second epoch has the last bins where the one before had the first, and the other way round, so that steps meet.
+    Correlated,
+    /// A new bin at every step of an epoch until one is hit, so that a unit may come twice, or not at all.
+    WithinAnEpoch,
+    /// Twice in every epoch.
+    Twice,
+}
+
+impl Planted {
+    fn lottery(self, bins: usize, steps: usize) -> impl Lottery {
+        PlantedBins { how: self, bins, steps }
+    }
+}
+
+struct PlantedBins {
+    how: Planted,
+    bins: usize,
+    steps: usize,
+}
+
+impl Lottery for PlantedBins {
+    fn draw(&self, rng: &mut AuditRng) -> Result<Draw> {
+        let b = self.bins;
+        let mut turns = Vec::new();
+        let mut last = 0;
+        for (epoch, start) in (0..self.steps).step_by(b).enumerate() {
+            let bin = rng.next_u32() as usize % b;
+            match self.how {
+                Planted::Anew => turns.push(start + bin),
+                Planted::Correlated => turns.push(start + if epoch % 2 == 1 { b - 1 - last } else { bin }),
+                Planted::WithinAnEpoch => {
+                    turns.extend((start..start + b).filter(|_| (rng.next_u32() as usize).is_multiple_of(b)));
+                }
+                Planted::Twice => {
+                    let other = (bin + 1 + rng.next_u32() as usize % (b - 1)) % b;
+                    turns.extend([start + bin.min(other), start + bin.max(other)]);
+                }
+            }
+            last = bin;
+        }
+        Ok(Draw { possible: (0..self.steps).collect(), turns })
+    }
+}
+
+/// The promise for three bins that are drawn anew in each of two epochs, over an encoder whose last steps of an epoch reach into
+/// the first of the next.
+fn three_bins_anew(c: &Mat<f64>, s: f64) -> Vec<CurvePoint> {
+    let mut column = |step: usize, out: &mut [f64]| {
+        (0..c.nrows()).for_each(|row| out[row] = c[(row, step)]);
+        0.0
+    };
+    let hidden = crate::accounting::Reshuffled::new(3, c.ncols(), &mut column).unwrap();
+    curve(|epsilon| hidden.delta(s, epsilon))
+}
+
+#[test]
+fn bins_that_are_not_drawn_anew_are_caught() {
+    let c = columns([&[1.0, 0.3], &[1.0, 0.3], &[0.2, 1.0], &[1.0, 0.3], &[1.0, 0.3], &[1.0]]);
+    let s = 0.9;
+    let promise = three_bins_anew(&c, s);
+    let believes = || Who::Believes("reshuffled-bins:3");
+    assert_kept(&report(&c, s, &deployed("reshuffled-bins:3", 6), believes(), &promise));
+    assert_kept(&report(&c, s, &Planted::Anew.lottery(3, 6), believes(), &promise));
+    // Whoever knows of the bug looks for what it does.
+    let correlated = vec![vec![0, 5], vec![1, 4], vec![2, 3]];
+    let lottery = Planted::Correlated.lottery(3, 6);
+    assert!(report(&c, s, &lottery, Who::Knows(correlated), &promise).refuted());
+    let within: Vec<Vec<usize>> = (0..64).map(|set| (0..6).filter(|t| set >> t & 1 == 1).collect()).collect();
+    // Each set as often as it comes: every step with probability 1/3, so 2^(steps missed) of 3^6.
+    let within = within.into_iter().flat_map(|set| vec![set.clone(); 1 << (6 - set.len())]).collect();
+    let lottery = Planted::WithinAnEpoch.lottery(3, 6);
+    assert!(report(&c, s, &lottery, Who::Knows(within), &promise).refuted());
+    let pairs = [[0, 1], [0, 2], [1, 2]];
+    let twice = (0..9).map(|k| [pairs[k / 3], pairs[k % 3].map(|p| p + 3)].concat()).collect();
+    assert!(report(&c, s, &Planted::Twice.lottery(3, 6), Who::Knows(twice), &promise).refuted());
+    // A bin too many in the statement: three that count as four.
+    let four = columns([&[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0]]);
+    let mut column = |step: usize, out: &mut [f64]| {
+        out[step] = 1.0;
+        0.0
+    };
+    let hidden = crate::accounting::Reshuffled::new(4, 8, &mut column).unwrap();
+    let promise = curve(|epsilon| hidden.delta(s, epsilon));
+    let six: Mat<f64> = Mat::identity(6, 6);
+    assert!(report(&six, s, &deployed("reshuffled-bins:3", 6), believes(), &promise).refuted());
+    assert_kept(&report(
+        &four,
+        s,
+        &deployed("reshuffled-bins:4", 8),
+        Who::Believes("reshuffled-bins:4"),
+        &promise,
+    ));
+}
+
+#[test]
+fn a_chain_is_the_sum_over_its_patterns() {
+    // Two bands and three bins: only neighbouring epochs meet, and a chain over 3⁸ patterns is what they add up to.
+    let c = Mat::from_fn(24, 24, |i, j| {
+        if i == j {
+            1.0
+        } else if i == j + 1 {
+            0.5
+        } else {
+            0.0
+        }
+    });
+    let neighbours = Neighbours::drawn(24, Adjacency::default(), 0.5).unwrap();
+    let mechanism = MatrixMechanism::new(inverse(&c), 0.8, 1).unwrap();
+    let model = mechanism.noise_model().unwrap();
+    let chain = Sampled::of("reshuffled-bins:3".parse().unwrap(), &model, &neighbours).unwrap();
+    assert!(matches!(chain.belief, Belief::Chain { bins: 3 }));
+    let pattern = |mut k: usize| {
+        let steps: Vec<usize> = (0..24).step_by(3).map(|start| (start + k % 3, k /= 3).0).collect();
+        steps
+    };
+    let all = Sampled::over((0..6561).map(pattern).collect(), &model, &neighbours);
+    let lottery = deployed("reshuffled-bins:3", 24);
+    let scores = |adversary: &Sampled<'_>| -> Vec<f64> {
+        let games = play(&mechanism, adversary, &neighbours, Some(&lottery), 8, &mut rng(3, 0)).unwrap();
+        games.iter().map(|game| game.score).collect()
+    };
+    for (chain, all) in scores(&chain).into_iter().zip(scores(&all)) {
+        assert!((chain - all).abs() < 1e-9, "{chain} {all}");
+    }
+}

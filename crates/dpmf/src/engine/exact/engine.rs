@@ -6,9 +6,8 @@ use super::fixed::{Ball, Fixed};
 use super::fused::{Arithmetic, dispatch_fused};
 use super::normal::GROUP;
 use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, StepBound, analyse};
-use crate::engine::{PACKET, Shard, Value};
+use crate::engine::{PACKET, Shard, Sink, Target};
 use crate::error::{Error, Result};
-use rayon::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One buffer's share of a packet.
@@ -51,16 +50,15 @@ impl Rounding {
     }
 }
 
-/// The rows of a program, rounded to a grid.
+/// The rows of a program, rounded to a grid; whoever runs it has the state.
 pub(crate) struct ExactEngine {
     program: Box<dyn Program>,
     field: ExactField,
     rounding: Rounding,
+    /// For every step, the size of the noise and of its error, and how single errors add up.
+    bounds: Vec<StepBound>,
     /// For every step, [`Rounding::doubt`].
     doubts: Vec<f64>,
-    /// For every step, how single errors add up.
-    gains: Vec<f64>,
-    state: Vec<Packet>,
     /// Coordinates that took the slow path so far.
     resolved: AtomicU64,
     /// Added to the noise in double precision, in units of the grid: for tests that plant an error.
@@ -68,18 +66,18 @@ pub(crate) struct ExactEngine {
     pub(super) planted: f64,
 }
 
+/// What all segments of a step share.
+pub(crate) struct ExactStep {
+    index: usize,
+    double: DoubleStep,
+    rows: Vec<ExactRow>,
+}
+
 impl ExactEngine {
-    /// Errors: [`Error::Unsupported`] where the coefficients are such that double precision would decide little;
-    /// [`Error::Memory`].
-    pub(crate) fn new(
-        program: Box<dyn Program>,
-        field: ExactField,
-        shard: &Shard,
-        rounding: Rounding,
-    ) -> Result<Self> {
+    /// Errors: [`Error::Unsupported`] where the coefficients are such that double precision would decide little.
+    pub(crate) fn new(program: Box<dyn Program>, field: ExactField, rounding: Rounding) -> Result<Self> {
         let bounds = analyse(&*program)?;
         let doubts: Vec<f64> = bounds.iter().map(|bound| rounding.doubt(*bound)).collect();
-        let gains = bounds.iter().map(|bound| bound.gain).collect();
         let most = doubts.iter().copied().fold(0.0, f64::max);
         if most.is_nan() || most > 0.5 * MOST_DOUBTFUL {
             return Err(Error::Unsupported {
@@ -89,14 +87,12 @@ impl ExactEngine {
                 hint: "their rounding errors add up to too much beside the noise; use float arithmetic",
             });
         }
-        let state = shard.allocate(program.buffers())?;
         Ok(Self {
             program,
             field,
             rounding,
+            bounds,
             doubts,
-            gains,
-            state,
             resolved: AtomicU64::new(0),
             #[cfg(test)]
             planted: 0.0,
@@ -115,14 +111,6 @@ impl ExactEngine {
         self.rounding
     }
 
-    pub(crate) fn state(&self) -> &[Packet] {
-        &self.state
-    }
-
-    pub(crate) fn state_mut(&mut self) -> &mut [Packet] {
-        &mut self.state
-    }
-
     /// Coordinates that were computed again with more digits so far.
     pub(crate) fn resolved(&self) -> u64 {
         self.resolved.load(Relaxed)
@@ -133,61 +121,124 @@ impl ExactEngine {
         2.0 * self.doubts[step]
     }
 
-    /// Moves all states past a step, and replaces `values` by what is released.
+    /// What all segments of a step share.
+    pub(crate) fn step(&self, t: usize) -> ExactStep {
+        let step = self.program.step(t);
+        let rows = step.draws.iter().map(|draw| self.field.row(draw.row)).collect();
+        ExactStep { index: t, double: DoubleStep::from(&step), rows }
+    }
+
+    /// Moves the state of a segment past a step, on the calling thread.
     ///
     /// Errors: [`Error::Halted`] where 512 binary digits do not tell a number from a tie, whose probability is below
     /// 2⁻⁴⁰⁰ unless a coefficient is out of all proportion.
-    pub(crate) fn advance<V: Value>(
-        &mut self,
-        t: usize,
-        shard: &Shard,
-        values: Option<&mut [V]>,
+    pub(crate) fn advance<T: Target>(
+        &self,
+        step: &ExactStep,
+        segment: &Shard,
+        state: &mut [Packet],
+        mut sink: Sink<'_, T, f64>,
     ) -> Result<()> {
-        let step = self.program.step(t);
-        let rows: Vec<ExactRow> = step.draws.iter().map(|draw| self.field.row(draw.row)).collect();
-        let double = DoubleStep::from(&step);
-        let (buffers, scratch) = (self.program.buffers(), self.program.scratch());
-        let piece = (DRAWN / size_of::<Packet>() / step.draws.len().max(1)).clamp(1, PIECE);
-        let mut state = std::mem::take(&mut self.state);
-        let tiles = shard.tiles(TILE, buffers, &mut state, values);
+        let (rows, buffers) = (&step.rows, self.program.buffers());
+        let piece = (DRAWN / size_of::<Packet>() / rows.len().max(1)).clamp(1, PIECE);
+        let work = self.work(step.index);
+        let zeros = |count: usize| vec![[0.0; PACKET]; count];
+        let (mut draws, mut scratch) = (zeros(piece * rows.len().max(1)), zeros(self.program.scratch()));
+        for tile in segment.tiles(TILE) {
+            let mut place = tile.place;
+            for (p, state) in packets(tile.of(state, buffers), tile.count, buffers).enumerate() {
+                if p % piece == 0 {
+                    let count = piece.min(tile.count - p);
+                    for (row, draws) in rows.iter().zip(draws.chunks_exact_mut(piece)) {
+                        let (groups, _) = draws[..count].as_flattened_mut().as_chunks_mut();
+                        row.fill_groups((tile.first + p as u64) * (PACKET / GROUP) as u64, groups);
+                    }
+                }
+                let sources = Sources { draws: &draws, piece, at: p % piece };
+                combine(&step.double, sources, state, &mut scratch);
+                let lanes = tile.lanes(p);
+                let (noise, length) = (&scratch[0][lanes.clone()], lanes.len());
+                match &mut sink {
+                    Sink::Skip => {}
+                    Sink::Keep(row) => row[place..][..length].copy_from_slice(noise),
+                    Sink::Add(values) => {
+                        let first = (tile.first + p as u64) * PACKET as u64 + lanes.start as u64;
+                        self.release(&work, noise, first, values, place)?;
+                    }
+                }
+                place += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a row that was kept to the numbers of a segment.
+    ///
+    /// Errors: those of [`ExactEngine::advance`].
+    pub(crate) fn add_kept<T: Target>(
+        &self,
+        t: usize,
+        segment: &Shard,
+        row: &[f64],
+        values: &mut T,
+    ) -> Result<()> {
+        let work = self.work(t);
+        for (index, noise) in row.chunks(PACKET).enumerate() {
+            let place = index * PACKET;
+            self.release(&work, noise, segment.coordinates().start + place as u64, values, place)?;
+        }
+        Ok(())
+    }
+
+    fn work(&self, t: usize) -> Work {
         #[cfg(test)]
         let planted = self.planted / self.rounding.factor();
         #[cfg(not(test))]
         let planted = 0.0;
-        let work = Work { rounding: self.rounding, doubt: self.doubts[t], planted };
-        let zeros = |count: usize| vec![[0.0; PACKET]; count];
-        let result = tiles.into_par_iter().try_for_each_init(
-            || (zeros(piece * rows.len().max(1)), zeros(scratch)),
-            |(draws, scratch), mut tile| {
-                let mut values = tile.values.take();
-                let state = std::mem::take(&mut tile.state);
-                for (p, state) in packets(state, tile.count, buffers).enumerate() {
-                    if p % piece == 0 {
-                        let count = piece.min(tile.count - p);
-                        for (row, draws) in rows.iter().zip(draws.chunks_exact_mut(piece)) {
-                            let (groups, _) = draws[..count].as_flattened_mut().as_chunks_mut();
-                            row.fill_groups((tile.first + p as u64) * (PACKET / GROUP) as u64, groups);
-                        }
-                    }
-                    combine(&double, Sources { draws, piece, at: p % piece }, state, scratch);
-                    if let Some(values) = &mut values {
-                        let lanes = tile.lanes(p);
-                        let (own, rest) = std::mem::take(values).split_at_mut(lanes.len());
-                        *values = rest;
-                        let first = (tile.first + p as u64) * PACKET as u64 + lanes.start as u64;
-                        let again = work.release(&scratch[0][lanes], own, |lane, fraction| {
-                            self.resolve(t, first + lane as u64, fraction)
-                        })?;
-                        if again > 0 {
-                            self.resolved.fetch_add(again, Relaxed);
-                        }
-                    }
-                }
-                Ok(())
-            },
-        );
-        self.state = state;
-        result
+        Work { index: t, rounding: self.rounding, doubt: self.doubts[t], planted }
+    }
+
+    /// Adds noise to a packet of numbers or less.
+    fn release<T: Target>(
+        &self,
+        work: &Work,
+        noise: &[f64],
+        first: u64,
+        values: &mut T,
+        place: usize,
+    ) -> Result<()> {
+        let mut numbers = [0.0; PACKET];
+        values.load(place, 2.0_f64.powi(-self.rounding.exponent), &mut numbers[..noise.len()]);
+        let again = work.release(noise, &mut numbers, |lane, fraction| {
+            self.resolve(work.index, first + lane as u64, fraction)
+        })?;
+        values.store(place, &numbers[..noise.len()]);
+        if again > 0 {
+            self.resolved.fetch_add(again, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// How rows are shipped as whole numbers, to be added to sums in units of `2^exponent`; nothing where they do not fit.
+    pub(crate) fn fixed_point(&self, exponent: i32) -> Option<FixedPoint> {
+        FixedPoint::new(self.rounding, &self.bounds, exponent)
+    }
+
+    /// Noise in units of `2^fixed.exponent`, rounded.
+    pub(crate) fn ship(&self, fixed: &FixedPoint, noise: &[f64], to: &mut [i64]) {
+        let factor = f64::from(self.rounding.scale) * 2.0_f64.powi(-fixed.exponent);
+        to.iter_mut().zip(noise).for_each(|(to, noise)| *to = (noise * factor).round_ties_even() as i64);
+    }
+
+    /// What one coordinate of a sum becomes at a step, in units of the grid; the sum is in units of `unit`.
+    ///
+    /// Errors: those of [`ExactEngine::advance`].
+    pub(crate) fn resolve_sum(&self, t: usize, coordinate: u64, sum: i64, unit: f64) -> Result<i64> {
+        let mut parts = Parts { whole: [0.0; PACKET], fraction: [0.0; PACKET], nearest: [0.0; PACKET] };
+        parts.whole[0] = sum as f64 * unit * 2.0_f64.powi(-self.rounding.exponent);
+        round(&[0.0; PACKET], 0.0, &mut parts);
+        self.resolved.fetch_add(1, Relaxed);
+        Ok(parts.whole[0] as i64 + self.resolve(t, coordinate, parts.fraction[0])?)
     }
 
     /// `⌊φ + scale/q · u⌉` of one coordinate, with as many digits as it takes.
@@ -208,7 +259,7 @@ impl ExactEngine {
     where
         Tables<L>: Length,
     {
-        let noise = replay::<L>(&*self.program, &self.field, self.gains[t], t, coordinate);
+        let noise = replay::<L>(&*self.program, &self.field, self.bounds[t].gain, t, coordinate);
         let scaled = Ball::from_f64(f64::from(self.rounding.scale))
             .times(&noise)
             .times_power_of_two(-self.rounding.exponent);
@@ -318,25 +369,23 @@ dispatch_fused! {
 
 /// The rounding of one step.
 struct Work {
+    index: usize,
     rounding: Rounding,
     doubt: f64,
     planted: f64,
 }
 
 impl Work {
-    /// Replaces a packet's values by what is released, and says how many were resolved with more digits.
-    fn release<V: Value>(
+    /// Replaces a packet's numbers, in units of the grid, by what is released, and says how many were resolved with more
+    /// digits.
+    fn release(
         &self,
         noise: &[f64],
-        values: &mut [V],
+        numbers: &mut Packet,
         resolve: impl Fn(usize, f64) -> Result<i64>,
     ) -> Result<u64> {
         let factor = self.rounding.factor();
-        let inverse = 2.0_f64.powi(-self.rounding.exponent);
-        let mut parts = Parts { whole: [0.0; PACKET], fraction: [0.0; PACKET], nearest: [0.0; PACKET] };
-        for (to, value) in parts.whole.iter_mut().zip(&*values) {
-            *to = (*value).into() * inverse;
-        }
+        let mut parts = Parts { whole: *numbers, fraction: [0.0; PACKET], nearest: [0.0; PACKET] };
         let mut padded = [0.0; PACKET];
         padded[..noise.len()].copy_from_slice(noise);
         if self.planted != 0.0 {
@@ -354,11 +403,64 @@ impl Work {
             }
         }
         let q = 2.0_f64.powi(self.rounding.exponent);
-        for (l, value) in values.iter_mut().enumerate() {
+        for (l, number) in numbers.iter_mut().enumerate() {
             // A sum beyond 2⁵³ is rounded once more: a function of the whole number, so nothing is lost.
-            *value = V::narrow((parts.whole[l] + parts.nearest[l]) * q);
+            *number = (parts.whole[l] + parts.nearest[l]) * q;
         }
         Ok(again)
+    }
+}
+
+/// Rows of noise as whole numbers `W` in units of `2^exponent`, for a device that adds them to a sum `S` and rounds with
+/// integers alone.
+///
+/// With `T = S·2^lift + W`, the release is `⌊T/2^shift⌉` in units of the grid wherever `T` is farther than
+/// [`FixedPoint::doubt`] from an odd multiple of `2^(shift−1)`; elsewhere it takes more digits.
+///
+/// Guarantee: `|S| ≤ 2⁵³` implies `|T| + 2^shift < 2⁶³`, and a release is below 2⁵³ in units of the grid.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FixedPoint {
+    /// `u = 2^exponent`.
+    pub(crate) exponent: i32,
+    /// `s = 2^lift u` for the unit `s` of sums.
+    pub(crate) lift: u32,
+    /// `q = 2^shift u` for the grid `q`.
+    pub(crate) shift: u32,
+    doubts: Vec<i64>,
+}
+
+impl FixedPoint {
+    /// Bits that sums leave in an `i64`.
+    const MOST_LIFT: i32 = 9;
+
+    fn new(rounding: Rounding, bounds: &[StepBound], sums: i32) -> Option<Self> {
+        let scale = f64::from(rounding.scale);
+        let largest = scale * bounds.iter().map(|bound| bound.size + bound.error).fold(0.0, f64::max);
+        let fits = |lift: &i32| largest * 2.0_f64.powi(lift - sums) <= 2.0_f64.powi(61);
+        let lift = (0..=Self::MOST_LIFT).rev().find(fits)?;
+        let (exponent, shift) = (sums - lift, rounding.exponent - sums + lift);
+        // Sums are on a grid eight times finer at least, and releases in f64 are exact.
+        if !(lift + 3..=60).contains(&shift) || shift < 11 {
+            return None;
+        }
+        let factor = scale * 2.0_f64.powi(-exponent);
+        // The error of the noise, one rounding of the product, and half a unit; one more for comparisons.
+        let doubt = |bound: &StepBound| {
+            (factor * bound.error + f64::EPSILON * factor * bound.size + 0.5) * (1.0 + 1e-9) + 1.0
+        };
+        let doubts: Vec<i64> = bounds.iter().map(|bound| doubt(bound).ceil() as i64).collect();
+        let most = doubts.iter().copied().max().unwrap_or(0);
+        (most as f64 * 2.0_f64.powi(-(shift)) <= 0.5 * MOST_DOUBTFUL).then_some(Self {
+            exponent,
+            lift: lift as u32,
+            shift: shift as u32,
+            doubts,
+        })
+    }
+
+    /// Distance from a tie, in units of `u`, within which a step is in doubt.
+    pub(crate) fn doubt(&self, t: usize) -> i64 {
+        self.doubts[t]
     }
 }
 

@@ -1,9 +1,9 @@
 use super::elementary::{Length, Tables};
-use super::engine::{ExactEngine, Rounding, replay};
+use super::engine::{ExactEngine, Packet, Rounding, replay};
 use super::field::ExactField;
 use super::fixed::Ball;
 use super::program::{OUTPUT, Place, Program, analyse};
-use crate::engine::Shard;
+use crate::engine::{Shard, Sink, Value};
 use crate::factorize::quiet;
 use crate::form::{Form, Representation};
 use crate::identity::Identity;
@@ -86,10 +86,26 @@ fn finest(program: &dyn Program, scale: f32) -> Rounding {
     Rounding { scale, exponent }
 }
 
-fn engine(form: &Form, coordinates: Range<u64>, rounding: Rounding, ahead: usize) -> (ExactEngine, Shard) {
+/// An engine with the state of a range.
+struct Whole {
+    engine: ExactEngine,
+    shard: Shard,
+    state: Vec<Packet>,
+}
+
+impl Whole {
+    fn advance<V: Value>(&mut self, t: usize, values: Option<&mut [V]>) {
+        let step = self.engine.step(t);
+        let sink = values.map_or(Sink::Skip, Sink::Add);
+        self.engine.advance(&step, &self.shard, &mut self.state, sink).unwrap();
+    }
+}
+
+fn engine(form: &Form, coordinates: Range<u64>, rounding: Rounding, ahead: usize) -> Whole {
     let shard = Shard::new(coordinates).unwrap();
     let program = form.program(ahead).unwrap();
-    (ExactEngine::new(program, ExactField::new(&key()), &shard, rounding).unwrap(), shard)
+    let state = shard.allocate(program.buffers()).unwrap();
+    Whole { engine: ExactEngine::new(program, ExactField::new(&key()), rounding).unwrap(), shard, state }
 }
 
 /// In f64, which shows all digits of the finest grid; f32 would hide them.
@@ -105,16 +121,16 @@ fn rows(
     ahead: usize,
     planted: f64,
 ) -> (Vec<Vec<f64>>, u64) {
-    let (mut engine, shard) = engine(form, coordinates, rounding, ahead);
-    engine.planted = planted;
+    let mut whole = engine(form, coordinates, rounding, ahead);
+    whole.engine.planted = planted;
     let rows = (0..form.steps())
         .map(|t| {
-            let mut row = inputs(shard.len(), t);
-            engine.advance(t, &shard, Some(&mut row)).unwrap();
+            let mut row = inputs(whole.shard.len(), t);
+            whole.advance(t, Some(&mut row));
             row
         })
         .collect();
-    (rows, engine.resolved())
+    (rows, whole.engine.resolved())
 }
 
 /// Numbers among `rows` that are not the correctly rounded ones.
@@ -238,12 +254,12 @@ fn bounds_hold_for_what_is_computed_and_are_not_idle() {
         let field = ExactField::new(&key());
         let bounds = analyse(&*program).unwrap();
         let coarse = Rounding { scale: 1.0, exponent: -24 };
-        let (mut engine, shard) = engine(&form, 0..64, coarse, 1);
+        let mut engine = engine(&form, 0..64, coarse, 1);
         let mut worst = 0.0_f64;
         for (t, bound) in bounds.iter().enumerate() {
             // A row shows the numbers to half the grid.
             let mut row = vec![0.0_f64; 64];
-            engine.advance(t, &shard, Some(&mut row)).unwrap();
+            engine.advance(t, Some(&mut row));
             for (j, y) in row.iter().enumerate().step_by(16) {
                 let exact = again::<3>(&*program, &field, t, j as u64);
                 let off = exact.minus(&Ball::from_f64(*y)).size();
@@ -267,12 +283,12 @@ fn long_streams_stay_within_their_bounds() {
     assert!(worst < 1e-9, "{worst:e}");
     // A grid on which the rounding shows errors of double precision: within the bound of the last step.
     let rounding = Rounding { scale: 1.0, exponent: (64.0 * 2.0 * worst).log2().ceil() as i32 };
-    let (mut engine, shard) = engine(&form, 0..64, rounding, 1);
+    let mut engine = engine(&form, 0..64, rounding, 1);
     for t in 0..2999 {
-        engine.advance(t, &shard, None::<&mut [f32]>).unwrap();
+        engine.advance(t, None::<&mut [f32]>);
     }
     let mut row = vec![0.0_f64; 64];
-    engine.advance(2999, &shard, Some(&mut row)).unwrap();
+    engine.advance(2999, Some(&mut row));
     let field = ExactField::new(&key());
     for (j, y) in row.iter().enumerate() {
         let exact = again::<3>(&*program, &field, 2999, j as u64);
@@ -286,9 +302,9 @@ fn inputs_of_any_size_are_taken_as_they_are() {
     let form = deployed(Workload::prefix_sum(2).unwrap(), "independent");
     let rounding = Rounding { scale: 1.0, exponent: -10 };
     let run = |values: [f64; 6]| {
-        let (mut engine, shard) = engine(&form, 0..6, rounding, 1);
+        let mut engine = engine(&form, 0..6, rounding, 1);
         let mut row = values;
-        engine.advance(0, &shard, Some(&mut row)).unwrap();
+        engine.advance(0, Some(&mut row[..]));
         row
     };
     let noise = run([0.0; 6]);
@@ -305,18 +321,16 @@ fn inputs_of_any_size_are_taken_as_they_are() {
     // Beyond 2⁵⁰ of the grid, inputs are pulled back.
     assert!(run([1e300; 6]).iter().all(|y| (y - 2.0_f64.powi(40)).abs() < 10.0));
     let mut largest = [f32::MAX, -f32::MAX];
-    let (mut engine, shard) = engine(&form, 0..2, Rounding { scale: 1e30, exponent: 90 }, 1);
-    engine.advance(0, &shard, Some(&mut largest)).unwrap();
+    let mut engine = engine(&form, 0..2, Rounding { scale: 1e30, exponent: 90 }, 1);
+    engine.advance(0, Some(&mut largest[..]));
     assert!(largest.iter().all(|y| y.is_finite()));
 }
 
 #[test]
 fn grids_that_double_precision_does_not_serve_are_refused() {
     let form = deployed(Workload::prefix_sum(9).unwrap(), "optimal");
-    let shard = Shard::new(0..4).unwrap();
     let fine = Rounding { scale: 1.0, exponent: -50 };
-    let error =
-        ExactEngine::new(form.program(1).unwrap(), ExactField::new(&key()), &shard, fine).err().unwrap();
+    let error = ExactEngine::new(form.program(1).unwrap(), ExactField::new(&key()), fine).err().unwrap();
     assert_eq!(error.kind(), "unsupported");
     assert!(error.to_string().contains("float arithmetic"), "{error}");
     assert_eq!(OUTPUT, Place::Scratch(0));

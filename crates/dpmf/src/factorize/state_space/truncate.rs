@@ -31,8 +31,13 @@ const COVARIANCE_ERROR: f64 = 1e-4;
 /// The least that is asked of the covariance for a tolerance.
 const COVARIANCE_FLOOR: f64 = 1e-6;
 
-/// Most states that the first attempt at a tolerance tells apart.
+/// Most states that the first attempt at a tolerance tells apart, by what is kept in memory for it; and by how many more the next.
 const FIRST_ATTEMPT: usize = 12;
+const FIRST_OF_MANY: usize = 8;
+const MORE: usize = 4;
+
+/// Steps from which those of many count: a record of 12 states would be some hundred megabytes.
+const MANY: usize = 1 << 18;
 
 pub(super) fn optimal(plant: Plant<'_>, v: &[f64], tolerance: f64) -> Result<StateSpace> {
     let sweep = Sweep::new(plant, v, tolerance)?;
@@ -64,7 +69,7 @@ pub(super) fn truncated(
             let mut best: Option<(f64, StateSpace)> = None;
             for order in 0..=record.order {
                 tell(order, None)?;
-                let (loss, filter) = deployed(record.replay(order)?, energy)?;
+                let (loss, filter) = deployed(|| record.replay(order), energy)?;
                 if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                     best = Some((loss, filter));
                 }
@@ -95,17 +100,29 @@ pub(super) fn truncated(
 }
 
 /// A filter as deployed, with its loss `γ²‖A N‖_F²`: with all columns of norm 1, or with slack if that is better.
-fn deployed(filter: StateSpace, energy: &dyn Fn(&StateSpace) -> f64) -> Result<(f64, StateSpace)> {
+///
+/// It is made anew for each, so that one is in memory at a time.
+fn deployed(
+    make: impl Fn() -> Result<StateSpace>,
+    energy: &dyn Fn(&StateSpace) -> f64,
+) -> Result<(f64, StateSpace)> {
     let loss = |filter: &StateSpace| {
         filter.encoder_column_norms_sq().into_iter().fold(0.0, f64::max) * energy(filter)
     };
-    let slack = filter.slack().map(|targets| filter.clone().deployed_to(&targets)).transpose()?;
+    let filter = make()?;
+    let slack = filter.slack();
     let full = filter.deployed()?;
     let least = loss(&full);
-    Ok(match slack.map(|slack| (loss(&slack), slack)) {
-        Some(better) if better.0 < least => better,
-        _ => (least, full),
-    })
+    let Some(targets) = slack else { return Ok((least, full)) };
+    drop(full);
+    let slack = make()?.deployed_to(&targets)?;
+    match loss(&slack) {
+        better if better < least => Ok((better, slack)),
+        _ => {
+            drop(slack);
+            Ok((least, make()?.deployed()?))
+        }
+    }
 }
 
 /// What the deployed filter has to reach.
@@ -122,14 +139,16 @@ impl Target<'_> {
     /// The smallest filter of up to `max` states that reaches the target, or why there is none.
     fn reach(&mut self, sweep: &Sweep<'_>, max: usize) -> Result<Result<StateSpace>> {
         let max = max.min(sweep.useful_states());
-        let mut room = FIRST_ATTEMPT.min(max);
+        let many = sweep.steps() >= MANY;
+        let (first, more) = if many { (FIRST_OF_MANY, MORE) } else { (FIRST_ATTEMPT, FIRST_ATTEMPT) };
+        let mut room = first.min(max);
         loop {
             let tried = self.tried;
             let record = Record::of(sweep, room, &mut |share| (self.tell)(tried, Some(share)))?;
             let (least, found) = self.search(&record)?;
             match found {
                 Some(filter) => return Ok(Ok(filter)),
-                None if room < max => room = (room + FIRST_ATTEMPT).min(max),
+                None if room < max => room = (room + more).min(max),
                 None => {
                     let reason = match record.lost[room] <= self.excess * self.lower_bound {
                         true => "its coefficients are 32-bit numbers, and rounding is what is left",
@@ -148,7 +167,7 @@ impl Target<'_> {
         let mut attempt = |order: usize| -> Result<(f64, StateSpace)> {
             (self.tell)(self.tried, None)?;
             self.tried += 1;
-            let (loss, filter) = deployed(record.replay(order)?, self.energy)?;
+            let (loss, filter) = deployed(|| record.replay(order), self.energy)?;
             Ok(((loss / self.lower_bound).sqrt() - 1.0, filter))
         };
         let guess = |&order: &usize| record.lost[order] <= 2.0 * self.excess * self.lower_bound;

@@ -31,17 +31,33 @@ impl Bands<'_> {
         t * self.bands + k
     }
 
-    /// The entries, scaled, of the best encoder, from a Toeplitz one.
+    /// The entries of a Toeplitz encoder whose columns are scaled.
+    pub fn toeplitz(&self, coefficients: &[f64], scale: impl Fn(usize) -> f64) -> Vec<f64> {
+        let (n, g) = (self.steps, self.bands);
+        let mut entries = vec![0.0; n * g];
+        for t in 0..n {
+            (0..g.min(t + 1)).for_each(|k| entries[t * g + k] = coefficients[k] * scale(t - k));
+        }
+        entries
+    }
+
+    /// The entries of an encoder with fewer diagonals.
+    pub fn widened(&self, smaller: &Bands<'_>, entries: &[f64]) -> Vec<f64> {
+        let mut out = vec![0.0; self.steps * self.bands];
+        let rows = out.chunks_exact_mut(self.bands).zip(entries.chunks_exact(smaller.bands));
+        rows.for_each(|(out, row)| out[..row.len()].copy_from_slice(row));
+        out
+    }
+
+    /// The entries, scaled, of the best encoder, from the best of some starts.
     ///
     /// Cost: O(n G²) a step.
     ///
     /// Errors: those of the watcher.
-    pub fn minimise(&self, coefficients: &[f64], watched: &mut Watched<'_>) -> Result<Vec<f64>> {
+    pub fn minimise(&self, starts: Vec<Vec<f64>>, watched: &mut Watched<'_>) -> Result<Vec<f64>> {
         let (n, g) = (self.steps, self.bands);
-        let mut start = vec![0.0; n * g];
-        for t in 0..n {
-            (0..g.min(t + 1)).for_each(|k| start[t * g + k] = coefficients[k]);
-        }
+        let valued = starts.into_iter().map(|start| (self.evaluate(&start).0, start));
+        let start = valued.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, start)| start).unwrap_or_default();
         let steps = (WORK / (5.0 * (n * g * g) as f64)).clamp(LEAST, MOST) as usize;
         let found = watched.minimise(start, steps, |x| self.evaluate(x))?;
         let norms = self.norms(&found.x);

@@ -8,6 +8,7 @@ mod objective;
 mod separated;
 mod shape;
 
+use super::nested::least;
 use super::plant::Plant;
 use super::toeplitz::Measure;
 use super::watched::Watched;
@@ -85,25 +86,40 @@ impl Family for Recall {
                 let mut search = Free { measure: &measure, times: pattern.times, watched };
                 // The bound may be far from what is possible where distances are free, so it decides only if asked.
                 match (chosen, budget.tolerance) {
-                    (None, Some(tolerance)) => asked(within(&mut search, tolerance, most, shape)?)?,
-                    _ => {
-                        let (order, recalls) = chosen.unwrap_or((BUFFERS, RECALLS));
-                        search.run(shape(order, recalls))?.0
-                    }
+                    (None, Some(tolerance)) => vec![asked(within(&mut search, tolerance, most, shape)?)?],
+                    _ => halves(&mut search, chosen.unwrap_or((BUFFERS, RECALLS)), shape)?,
                 }
             }
             _ => {
                 let plant = Plant::new(workload)?;
                 let mut search = Fixed { plant: &plant, watched };
                 match chosen {
-                    None => asked(within(&mut search, budget.tolerance.unwrap_or(TOLERANCE), most, shape)?)?,
-                    Some((order, recalls)) => search.run(shape(order, recalls))?.0,
+                    None => {
+                        vec![asked(within(&mut search, budget.tolerance.unwrap_or(TOLERANCE), most, shape)?)?]
+                    }
+                    Some(sizes) => halves(&mut search, sizes, shape)?,
                 }
             }
         };
-        let Shape { order, recalls, .. } = found.shape;
-        Ok(Form::Recall(form::Recall::from_parts(stride, order, recalls, found.parts())?))
+        let form = |found: Coefficients| -> Result<Form> {
+            let Shape { order, recalls, .. } = found.shape;
+            Ok(Form::Recall(form::Recall::from_parts(stride, order, recalls, found.parts())?))
+        };
+        least(problem, found.into_iter().map(form).collect::<Result<_>>()?)
     }
+}
+
+/// Fits of half as many states and recalls, halved until one state is left, and that of all: many coefficients have many minima, and
+/// a poor one may be worse than what fewer give.
+fn halves<'a>(
+    search: &mut impl Search<'a>,
+    (order, recalls): (usize, usize),
+    shape: impl Fn(usize, usize) -> Shape,
+) -> Result<Vec<Coefficients>> {
+    let smaller = std::iter::successors(Some((order, recalls)), |(r, j)| (*r > 1).then_some((r / 2, j / 2)));
+    let mut sizes: Vec<(usize, usize)> = smaller.collect();
+    sizes.reverse();
+    sizes.into_iter().map(|(r, j)| Ok(search.run(shape(r, j))?.0)).collect()
 }
 
 /// Fits for one kind of participation, with who watches them.

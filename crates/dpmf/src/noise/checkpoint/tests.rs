@@ -55,8 +55,14 @@ impl Case {
             NoiseKey::from_seed(self.seed).stream(Identity([self.mechanism; 32]), RunId([self.run; 16]));
         if self.output == EXACT {
             let program = forms()[self.form].program(1).unwrap();
-            return NoiseStream::assemble_exact(program, key, self.coordinates.clone(), self.scale, -8)
-                .unwrap();
+            return NoiseStream::assemble_exact(
+                program,
+                key,
+                std::slice::from_ref(&self.coordinates),
+                self.scale,
+                -8,
+            )
+            .unwrap();
         }
         let engine = forms()[self.form].engine(1).unwrap();
         let stage = stages()[self.output].clone();
@@ -167,10 +173,11 @@ fn neither_key_nor_state_is_in_the_file() {
     stream.checkpoint(&path).unwrap();
     let bytes = fs::read(&path).unwrap();
     let mut found = 0;
-    stream.visit_state(|state| {
+    let visit = |state: &[u8]| {
         let numbers = state.chunks_exact(4).filter(|x| **x != [0; 4]);
         found += numbers.filter(|x| bytes.windows(4).any(|window| window == *x)).count();
-    });
+    };
+    stream.visit_state(false, visit).unwrap();
     assert!(found < 3, "{found} numbers of the state are in the file");
 }
 
@@ -194,8 +201,35 @@ fn the_bytes_of_format_2_are_pinned() {
     [0_u32, 4, 1.5_f32.to_bits()].iter().for_each(|word| header.extend(word.to_le_bytes()));
     header.extend(i32::MIN.to_le_bytes());
     header.extend(5_u64.to_le_bytes());
-    assert_eq!(&bytes[..HEADER], header);
-    assert_eq!(bytes.len(), HEADER + 4 * 10 * 4 + TAG);
+    assert_eq!(&bytes[..SHORT], header);
+    assert_eq!(bytes.len(), SHORT + 4 * 10 * 4 + TAG);
     let tag: String = bytes[bytes.len() - TAG..].iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(tag, "b7d149f5f57bab974b30300372f5e660e5eaaec897d11da30b471a788de7f22b");
+}
+
+/// Format 3 is format 2 with two fields more in the header, and one row more in the state, which is one step further.
+#[test]
+fn format_3_has_the_row_of_its_step() {
+    let case = Case { coordinates: 60..70, ..Default::default() };
+    let mut stream = case.stream();
+    stream.skip_to(5).unwrap();
+    let plain = stream.checkpoint_bytes().unwrap();
+    stream.prepare().unwrap();
+    let ahead = stream.checkpoint_bytes().unwrap();
+    assert_eq!((plain[8], ahead[8]), (2, 3));
+    assert_eq!(plain[12..SHORT], ahead[12..SHORT]);
+    assert_eq!(ahead[SHORT..SHORT + 8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(ahead.len(), plain.len() + HEADER - SHORT + 10 * 4);
+    let next = |bytes: &[u8]| {
+        let mut row = vec![0.0_f32; 10];
+        case.stream().restore_bytes(bytes).unwrap().add_next(&mut row).unwrap();
+        row
+    };
+    assert_eq!(next(&plain), next(&ahead));
+    for at in 0..ahead.len() {
+        let mut damaged = ahead.clone();
+        damaged[at] ^= 4;
+        assert!(case.stream().restore_bytes(&damaged).is_err(), "byte {at}");
+        assert!(case.stream().restore_bytes(&ahead[..at]).is_err(), "cut at {at}");
+    }
 }

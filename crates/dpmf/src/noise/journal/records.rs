@@ -1,10 +1,12 @@
 //! What a journal says, and its bytes.
 //!
 //! Format 3, little endian. Header: `"DPMFJRNL"`, version, the binding, the hash of the plan, zeros up to 240 bytes,
-//! 16 bytes of HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned), step,
-//! 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
+//! 16 bytes of HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned, 3 a sum of whole
+//! numbers released), step, 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
+//! Version 0.2 wrote no record of kind 3.
 
 use super::super::binding::Binding;
+use super::super::digest::SumDigest;
 use super::super::engine::Value;
 use super::super::hmac::{Hmac, same};
 use super::super::key::{RunId, StreamKey};
@@ -29,8 +31,11 @@ pub(super) const LEAF: usize = 1 << 16;
 /// What became of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// With a digest of its values.
     Released,
     Burned,
+    /// With the digest of its sum that a device can compute.
+    Summed,
 }
 
 impl Kind {
@@ -38,6 +43,7 @@ impl Kind {
         match self {
             Kind::Released => 1,
             Kind::Burned => 2,
+            Kind::Summed => 3,
         }
     }
 }
@@ -50,7 +56,7 @@ pub(super) struct Records {
     /// Tag of the last record, or of the header.
     last_tag: [u8; TAG],
     /// One a step, from the first; zeros for a step that was burned before it was ever released.
-    digests: Vec<[u8; 32]>,
+    digests: Vec<(Kind, [u8; 32])>,
     burned: BTreeSet<usize>,
 }
 
@@ -75,8 +81,8 @@ impl Records {
         self.digests.len()
     }
 
-    /// The digest that a step was journalled with.
-    pub(super) fn known(&self, step: usize) -> Option<&[u8; 32]> {
+    /// The digest that a step was journalled with, and what it is of.
+    pub(super) fn known(&self, step: usize) -> Option<&(Kind, [u8; 32])> {
         self.digests.get(step)
     }
 
@@ -150,6 +156,7 @@ impl Records {
         let (kind, step) = match (code, step) {
             (1, Some(step)) if step == next => (Kind::Released, step),
             (2, Some(step)) if step <= next => (Kind::Burned, step),
+            (3, Some(step)) if step == next => (Kind::Summed, step),
             _ => return Err(format!("is of kind {code} for step {number}, where step {next} is due")),
         };
         self.push(kind, step, digest, record);
@@ -170,7 +177,7 @@ impl Records {
     pub(super) fn push(&mut self, kind: Kind, step: usize, digest: [u8; 32], record: &[u8; RECORD]) {
         self.last_tag.copy_from_slice(&record[RECORD - TAG..]);
         if step == self.digests.len() {
-            self.digests.push(digest);
+            self.digests.push((kind, digest));
         }
         if kind == Kind::Burned {
             self.burned.insert(step);
@@ -189,18 +196,28 @@ impl Records {
     /// HMAC of the HMACs of the parts of a row: it tells inputs apart and, without the key, nothing about
     /// them.
     pub(super) fn digest<V: Value>(&self, step: usize, values: &[V]) -> [u8; 32] {
+        self.digest_as(step, values, |value| value)
+    }
+
+    /// The same of numbers that are converted first.
+    pub(super) fn digest_as<T: Copy + Sync, V: Value>(
+        &self,
+        step: usize,
+        values: &[T],
+        convert: impl Fn(T) -> V + Sync,
+    ) -> [u8; 32] {
         let begin = |place: u64| {
             let mut mac = Hmac::new(&self.digest_key);
             mac.update(&(step as u64).to_le_bytes());
             mac.update(&place.to_le_bytes());
             mac
         };
-        let leaf = |(i, leaf): (usize, &[V])| {
+        let leaf = |(i, leaf): (usize, &[T])| {
             let mut mac = begin(i as u64);
             for part in leaf.chunks(256) {
                 let mut bytes = [0; 2048];
                 let used = &mut bytes[..V::BYTES * part.len()];
-                used.chunks_exact_mut(V::BYTES).zip(part).for_each(|(to, x)| x.write(to));
+                used.chunks_exact_mut(V::BYTES).zip(part).for_each(|(to, x)| convert(*x).write(to));
                 mac.update(used);
             }
             mac.finish()
@@ -208,6 +225,16 @@ impl Records {
         let leaves: Vec<[u8; 32]> = values.par_chunks(LEAF).enumerate().map(leaf).collect();
         let mut mac = begin(u64::MAX);
         leaves.iter().for_each(|leaf| mac.update(leaf));
+        mac.finish()
+    }
+}
+
+impl Records {
+    /// What is kept of the digest of a sum: without the key, it tells nothing about it.
+    pub(super) fn seal(&self, step: usize, digest: SumDigest) -> [u8; 32] {
+        let mut mac = Hmac::new(&self.digest_key);
+        mac.update(b"sum");
+        [step as u64, digest[0], digest[1]].iter().for_each(|word| mac.update(&word.to_le_bytes()));
         mac.finish()
     }
 }

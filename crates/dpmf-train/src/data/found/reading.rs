@@ -1,0 +1,302 @@
+//! What noisy counts say: everything here is computed from releases and public numbers alone.
+
+use dpmf::accounting::gaussian;
+
+use super::super::fields::Field;
+use super::survey::{
+    CELLS, DATES, FORMATTED, MISSING, NUMBERS, Wanted, Weights, date_bounds, listed_words, number_bounds,
+};
+
+/// Standard deviations of the noise that a run of cells must have more users than to count as seen: among so many cells, chance alone
+/// reaches it once in about fifty columns.
+const SEEN: f64 = 4.5;
+/// The probability that noise alone shows a listed word in any of the columns.
+const MISTAKEN: f64 = 0.05;
+/// Standard deviations above which a small whole number counts as seen, once it is known that labels are such.
+const WHOLE_SEEN: f64 = 2.5;
+/// Interquartile ranges around the middle that the second look goes over.
+const REACH: f64 = 3.0;
+/// The interquartile range of a normal distribution in standard deviations.
+const NORMAL: f64 = 1.349;
+
+/// Counts of one column with noise, in users.
+pub(super) struct Counts<'a> {
+    cells: &'a [f32],
+    words: Vec<(&'a str, f64)>,
+    /// One over the weight.
+    times: f64,
+    /// Standard deviations above which a listed word counts as seen.
+    seen: f64,
+    /// Standard deviation of the noise, in users.
+    pub(super) noise: f64,
+}
+
+/// Where the numbers of a column lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Range {
+    pub(super) from: f64,
+    pub(super) to: f64,
+    /// The middle of the numbers, and their standard deviation if they were normal, as far as cells tell.
+    pub(super) middle: f64,
+    pub(super) spread: f64,
+    /// Users in it, about.
+    pub(super) users: f64,
+}
+
+impl Range {
+    /// The middle and half the length.
+    pub(super) fn half(&self) -> (f64, f64) {
+        (0.5 * (self.from + self.to), 0.5 * (self.to - self.from))
+    }
+}
+
+/// What a column was found to be.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Kind {
+    Numbers(Range),
+    Dates(Range),
+    Words(Vec<String>),
+    /// Numbers that are written as people write them.
+    Formatted,
+    /// Nothing could be told from the noise.
+    Unseen,
+}
+
+/// A release of the survey, read column by column.
+pub(super) struct Released<'a> {
+    pub(super) wanted: &'a [Wanted],
+    pub(super) weights: &'a Weights,
+    /// What was released.
+    pub(super) values: &'a [f32],
+    /// Words behind the cells.
+    pub(super) words: &'a [(usize, Box<str>)],
+    /// Standard deviation of the noise.
+    pub(super) deviation: f64,
+    /// Noise that a word which nobody listed must exceed, in standard deviations, and what comes on top in users.
+    pub(super) threshold: (f64, f64),
+}
+
+impl<'a> Released<'a> {
+    /// Counts of a column; where a label has two parts, those of both.
+    pub(super) fn column(&self, column: usize) -> Counts<'a> {
+        let mut weight = self.weights.0[column] as f64 / Weights::UNITS;
+        if self.wanted[column] == Wanted::Label {
+            weight *= std::f64::consts::FRAC_1_SQRT_2;
+        }
+        let first = self.wanted.len() * CELLS + NUMBERS;
+        let (times, noise) = (1.0 / weight, self.deviation / weight);
+        let cells = &self.values[column * CELLS..][..CELLS];
+        let least = self.threshold.1 + self.threshold.0 * noise;
+        let told = |(at, (of, word)): (usize, &'a (usize, Box<str>))| {
+            let users = f64::from(self.values[first + at]) * times;
+            (*of == column && users > least).then_some((&**word, users))
+        };
+        let words = self.words.iter().enumerate().filter_map(told).collect();
+        let cells_in_all = (CELLS * self.wanted.len()) as f64;
+        let seen = gaussian::tail_deviations(MISTAKEN / cells_in_all).unwrap_or(SEEN);
+        Counts { cells, words, times, seen, noise }
+    }
+
+    /// Users that a word which nobody listed needs to be told.
+    pub(super) fn least(&self, column: usize) -> f64 {
+        self.threshold.1 + self.threshold.0 * self.column(column).noise
+    }
+
+    /// Where the numbers of all features together lie.
+    pub(super) fn together(&self) -> Option<Range> {
+        let weight = self.weights.0[self.wanted.len()] as f64 / Weights::UNITS;
+        let cells = &self.values[self.wanted.len() * CELLS..][..NUMBERS];
+        let counts: Vec<f64> = cells.iter().map(|cell| f64::from(*cell) / weight).collect();
+        range(&counts, self.deviation / weight, number_bounds)
+    }
+}
+
+impl Counts<'_> {
+    fn users(&self, cell: usize) -> f64 {
+        f64::from(self.cells[cell]) * self.times
+    }
+
+    /// Users whose field is missing.
+    pub(super) fn missing(&self) -> f64 {
+        self.users(MISSING)
+    }
+
+    /// The numbers of the column.
+    pub(super) fn numbers(&self) -> Option<Range> {
+        let counts: Vec<f64> = (0..NUMBERS).map(|cell| self.users(cell)).collect();
+        range(&counts, self.noise, number_bounds)
+    }
+
+    fn dates(&self) -> Option<Range> {
+        let counts: Vec<f64> = (NUMBERS..NUMBERS + DATES).map(|cell| self.users(cell)).collect();
+        range(&counts, self.noise, date_bounds)
+    }
+
+    /// The words that are told, with their users.
+    pub(super) fn told(&self) -> Vec<(String, f64)> {
+        let listed = listed_words().map(|(cell, word)| (word, self.users(cell)));
+        let listed = listed.filter(|(_, users)| *users > self.seen * self.noise);
+        let mut words: Vec<(String, f64)> = listed.collect();
+        words.extend(self.words.iter().map(|(word, users)| ((*word).to_owned(), *users)));
+        words.sort_by(|a, b| a.0.cmp(&b.0));
+        words
+    }
+
+    /// Users whose label is a small whole number, and the numbers between the first and the last that are seen.
+    pub(super) fn whole(&self) -> (f64, Vec<String>) {
+        let cells: Vec<(String, f64)> = listed_words()
+            .filter(|(_, word)| word.parse::<i64>().is_ok())
+            .map(|(cell, word)| (word, self.users(cell)))
+            .collect();
+        let seen = |(_, users): &(String, f64)| *users > WHOLE_SEEN * self.noise;
+        let (first, last) = (cells.iter().position(seen), cells.iter().rposition(seen));
+        let numbers = match (first, last) {
+            (Some(first), Some(last)) => cells[first..=last].iter().map(|(word, _)| word.clone()).collect(),
+            _ => Vec::new(),
+        };
+        (cells.iter().map(|(_, users)| users).sum(), numbers)
+    }
+
+    /// What most users have.
+    pub(super) fn kind(&self) -> Kind {
+        let words = self.told();
+        let named: f64 = words.iter().map(|(_, users)| users).sum();
+        let (numbers, dates) = (self.numbers(), self.dates());
+        let of = |range: &Option<Range>| range.map_or(0.0, |range| range.users);
+        let formatted = self.users(FORMATTED);
+        let most = named.max(of(&numbers)).max(of(&dates)).max(formatted);
+        match (numbers, dates) {
+            _ if most < self.seen * self.noise => Kind::Unseen,
+            _ if most == formatted => Kind::Formatted,
+            _ if most == named => Kind::Words(words.into_iter().map(|(word, _)| word).collect()),
+            (Some(range), _) if most == range.users => Kind::Numbers(range),
+            (_, Some(range)) => Kind::Dates(range),
+            _ => Kind::Unseen,
+        }
+    }
+}
+
+/// The run of cells with the most users beyond what noise would give, narrowed to some ranges around the middle.
+fn range(counts: &[f64], noise: f64, bounds: fn(usize) -> (f64, f64)) -> Option<Range> {
+    // The sum of a run, less one deviation for each of its cells, is largest where users are: Kadane's scan.
+    let (mut best, mut sum, mut start, mut run) = (0.0, 0.0, 0, 0..0);
+    for (cell, count) in counts.iter().enumerate() {
+        if sum <= 0.0 {
+            (sum, start) = (0.0, cell);
+        }
+        sum += count - noise;
+        if sum > best {
+            (best, run) = (sum, start..cell + 1);
+        }
+    }
+    if best < SEEN * noise {
+        return None;
+    }
+    let users: f64 = counts[run.clone()].iter().map(|count| count.max(0.0)).sum();
+    let quantile = |share: f64| {
+        let mut left = share * users;
+        for cell in run.clone() {
+            let (here, (from, to)) = (counts[cell].max(0.0), bounds(cell));
+            if left <= here {
+                return from + (to - from) * if here > 0.0 { left / here } else { 0.5 };
+            }
+            left -= here;
+        }
+        bounds(run.end - 1).1
+    };
+    let (middle, quarters) = (quantile(0.5), quantile(0.75) - quantile(0.25));
+    let (first, last) = (bounds(run.start).0, bounds(run.end - 1).1);
+    let from = first.max(middle - REACH * quarters);
+    let to = last.min(middle + REACH * quarters);
+    // All of them may be zero.
+    let (from, to) = if to > from { (from, to) } else { (from - 1.0, from + 1.0) };
+    Some(Range { from, to, middle, spread: quarters / NORMAL, users })
+}
+
+/// Centre and scale where only the first look is there.
+pub(super) fn rough(range: &Range) -> (f64, f64) {
+    let least = 1e-3 * (range.to - range.from);
+    (range.middle, clamped(range.spread.max(least)))
+}
+
+/// What a user adds to the sums of the second look, each at most 1 in the Euclidean norm: how far along the range its number is, and the
+/// square of it.
+pub(super) fn moments(field: &Field, range: &Range) -> [f64; 2] {
+    let value = match field {
+        Field::Number(value) | Field::Date(value) => *value,
+        _ => return [0.0, 0.0],
+    };
+    let (middle, half) = range.half();
+    let along = ((value - middle) / half).clamp(-1.0, 1.0);
+    let root = std::f64::consts::FRAC_1_SQRT_2;
+    [along * root, (2.0 * along * along - 1.0) * root]
+}
+
+/// Centre and scale by noisy moments over a range, with the deviation of their noise and the users who have a number.
+pub(super) fn scaled(sums: [f64; 2], noise: f64, users: f64, range: &Range) -> (f64, f64) {
+    let root = std::f64::consts::SQRT_2;
+    let users = users.max(1.0);
+    let (middle, half) = range.half();
+    let mean = (sums[0] * root / users).clamp(-1.0, 1.0);
+    let square = (0.5 * (sums[1] * root / users + 1.0)).clamp(0.0, 1.0);
+    // A variance that noise hides is taken for as large as it may be.
+    let hidden = noise * root / users;
+    let variance = (square - mean * mean).max(hidden.min(1.0)).max(1e-12);
+    (middle + half * mean, clamped(half * variance.sqrt()))
+}
+
+/// A range around a centre for a third look.
+pub(super) fn closer(center: f64, scale: f64, range: &Range) -> Range {
+    let (from, to) = (range.from.max(center - 4.0 * scale), range.to.min(center + 4.0 * scale));
+    match to > from {
+        true => Range { from, to, ..*range },
+        false => *range,
+    }
+}
+
+fn clamped(scale: f64) -> f64 {
+    scale.clamp(2.0_f64.powi(-40), 2.0_f64.powi(45))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::survey::number_cell;
+    use super::*;
+
+    #[test]
+    fn a_range_is_where_the_users_are() {
+        let mut counts = vec![0.0; NUMBERS];
+        for value in [20.0, 30.0, 40.0, 50.0, 60.0, 70.0] {
+            counts[number_cell(value)] += 100.0;
+        }
+        let found = range(&counts, 10.0, number_bounds).unwrap();
+        assert!((16.0..=32.0).contains(&found.from) && (64.0..=128.0).contains(&found.to), "{found:?}");
+        assert_eq!(found.users, 600.0);
+        assert_eq!(range(&counts, 200.0, number_bounds), None);
+        assert_eq!(range(&vec![0.0; NUMBERS], 1.0, number_bounds), None);
+        // Nothing but zeros has a range all the same.
+        let mut zeros = vec![0.0; NUMBERS];
+        zeros[number_cell(0.0)] = 100.0;
+        let found = range(&zeros, 1.0, number_bounds).unwrap();
+        assert!(found.from < 0.0 && found.to > 0.0);
+    }
+
+    #[test]
+    fn moments_give_back_centre_and_scale() {
+        let range = Range { from: 0.0, to: 100.0, middle: 50.0, spread: 6.0, users: 1000.0 };
+        let sums = (0..1000).fold([0.0, 0.0], |sums: [f64; 2], i| {
+            let add = moments(&Field::Number(40.0 + f64::from(i % 21)), &range);
+            assert!(add[0] * add[0] + add[1] * add[1] <= 1.0);
+            [sums[0] + add[0], sums[1] + add[1]]
+        });
+        let (center, scale) = scaled(sums, 0.0, 1000.0, &range);
+        let expected = (0..1000).map(|i| f64::from(i % 21) - 9.9).map(|x| x * x).sum::<f64>() / 1000.0;
+        assert!(
+            (center - 50.0).abs() < 0.2 && (scale / expected.sqrt() - 1.0).abs() < 0.01,
+            "{center} {scale}"
+        );
+        // What noise hides is not taken for nothing.
+        assert!(scaled(sums, 100.0, 1000.0, &range).1 >= 50.0 * 0.14_f64.sqrt());
+        assert_eq!(moments(&Field::Missing, &range), [0.0, 0.0]);
+    }
+}
