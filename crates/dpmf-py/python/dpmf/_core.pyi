@@ -29,6 +29,7 @@ __all__ = [
     "Workload",
     "_BUFFERS",
     "_Clip",
+    "_ComingRow",
     "_PULL",
     "_cache_folder",
     "_load_mechanism",

@@ -446,7 +446,11 @@ mod tests {
                 "line 2: the user (column `user`) is empty",
             ),
             ("t.jsonl", "{\"user\":\"\",\"text\":\"b\"}\n", "line 1: the user (column `user`) is empty"),
-            ("t.jsonl", "{\"user\":[1],\"text\":\"b\"}\n", "line 1: `user` is a list or a structure"),
+            (
+                "t.jsonl",
+                "{\"user\":[1],\"text\":\"b\"}\n",
+                "line 1: `user` must be a string, a number, true or false, but it is a list or a structure",
+            ),
             ("t.jsonl", "[]\n{\"user\":\"u\",\"text\":\"a\"}\n", "line 1: it is not a JSON object"),
         ] {
             let (_directory, path) = write(name, content);

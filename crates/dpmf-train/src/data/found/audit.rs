@@ -119,6 +119,12 @@ fn moments_of_a_user_stay_within_the_weights() {
         let [a, b] = moments(&Field::Number(value), &range);
         // Sums take 10⁻¹² of it away before they round towards zero.
         let kept = 1.0 - 1e-12;
-        assert!((a * kept).powi(2) + (b * kept).powi(2) < 1.0 && a * a + b * b >= 0.4, "{value}: {a} {b}");
+        let norm_sq = a * a + b * b;
+        assert!(kept * kept * norm_sq < 1.0, "{value}: {a} {b}");
+        // (4u² − 3u + 1)/2 at u = along² has its minimum, 7/32, at u = 3/8: no user is scaled down.
+        assert!(norm_sq >= 7.0 / 32.0, "{value}: {a} {b}");
+        if !(range.from..=range.to).contains(&value) {
+            assert!(norm_sq > 1.0 - 1e-12, "{value}: {a} {b}");
+        }
     }
 }
