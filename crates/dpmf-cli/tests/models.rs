@@ -45,6 +45,10 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
         "age,town,visits",
         "--clients",
         "50",
+        "--server-lr",
+        "0.3",
+        "--clip",
+        "1",
         "--seed",
         "1",
         "--public-share",
@@ -73,6 +77,14 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
         "bought",
         "--features",
         "age,visits",
+        "--epochs",
+        "1",
+        "--clients",
+        "200",
+        "--server-lr",
+        "0.3",
+        "--clip",
+        "1",
         "--seed",
         "1",
         "--out",
@@ -258,6 +270,10 @@ fn numbers_are_learned_in_their_own_unit() {
         "50",
         "--epochs",
         "4",
+        "--server-lr",
+        "0.3",
+        "--clip",
+        "1",
         "--epsilon",
         "4",
         "--seed",
@@ -389,6 +405,12 @@ fn a_training_with_a_schema_goes_on_from_anywhere() {
         "schema.json",
         "--clients",
         "50",
+        "--epochs",
+        "2",
+        "--server-lr",
+        "0.3",
+        "--clip",
+        "1",
         "--seed",
         "3",
         "--out",
@@ -409,7 +431,8 @@ fn a_table_whose_people_are_all_private_is_learned() {
     let ledger = folder.path().join("people.ledger");
     json(&["ledger", "new", text(&ledger), "--epsilon", "4", "--delta", "1e-6"]);
     let words = ["train", "--data", text(&data), "--user", "person", "--label", "bought", "--seed", "1"];
-    let words = [&words[..], &["--exclude", "rent", "--epochs", "3", "--epsilon", "4", "--out"]].concat();
+    let settings = ["--epochs", "3", "--clients", "50", "--server-lr", "0.3", "--clip", "1"];
+    let words = [&words[..], &settings, &["--exclude", "rent", "--epsilon", "4", "--out"]].concat();
     let trained = json(&[&words[..], &[text(&out), "--ledger", text(&ledger)]].concat());
     let accuracy = float(&trained["runs"][0]["test_accuracy"]);
     assert!(accuracy > 0.75, "{accuracy}");
@@ -441,7 +464,8 @@ fn public_users_are_opt_in_and_the_headline_says_whom_it_covers() {
     assert!(message.contains("between 0.001 and 0.5"), "{message}");
     assert!(!out.exists(), "nothing was begun");
 
-    let trained = json(&[&base[..], &["--public-share", "0.2", "--clients", "50", "--seed", "1"]].concat());
+    let settings = ["--clients", "50", "--epochs", "1", "--server-lr", "0.3", "--clip", "1", "--seed", "1"];
+    let trained = json(&[&base[..], &["--public-share", "0.2"], &settings].concat());
     let notes = trained["notes"].to_string();
     assert!(notes.contains("20 % of all") && notes.contains("ε does not cover them"), "{notes}");
     // In what is printed, in the report and in the file of the model.
@@ -454,14 +478,10 @@ fn public_users_are_opt_in_and_the_headline_says_whom_it_covers() {
     }
     // Where rows are the unit, nothing is said of users.
     let rows = folder.path().join("rows");
-    let by_rows = ["train", "--data", text(&data), "--rows-are-users", "--label", "bought", "--seed", "1"];
-    let by_rows = json(
-        &[
-            &by_rows[..],
-            &["--features", "age,visits", "--schema-from-training", "--clients", "50", "--out", text(&rows)],
-        ]
-        .concat(),
-    );
+    let by_rows = ["train", "--data", text(&data), "--rows-are-users", "--label", "bought"];
+    let by_rows =
+        [&by_rows[..], &["--features", "age,visits", "--schema-from-training", "--out", text(&rows)]];
+    let by_rows = json(&[&by_rows.concat()[..], &settings].concat());
     let words = by_rows["statement"]["words"].as_str().unwrap();
     assert!(words.contains("for every record that is trained on") && !words.contains("user"), "{words}");
 }

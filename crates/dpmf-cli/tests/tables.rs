@@ -12,10 +12,11 @@ fn fixture(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A quick training of a table whose schema is found in private.
+/// A quick training of a table whose schema is found in private, with all settings given: nothing is rehearsed.
 fn arguments<'a>(data: &'a str, out: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let usual = ["train", "--data", data, "--epsilon", "8", "--mechanism", "independent", "--seed", "1"];
-    [&usual[..], &["--out", out.to_str().unwrap()], more].concat()
+    let settings = ["--epochs", "5", "--clients", "100", "--server-lr", "0.5", "--clip", "1"];
+    [&usual[..], &settings, &["--out", out.to_str().unwrap()], more].concat()
 }
 
 fn trained(data: &str, more: &[&str]) -> Value {

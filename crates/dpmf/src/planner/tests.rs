@@ -1,7 +1,7 @@
 use super::*;
 
 fn request(epsilon: f64) -> Request {
-    Request::new(Workload::prefix_sum(80).unwrap(), 8000, 400, 4, epsilon, 1e-5).unwrap()
+    Request::new(Workload::prefix_sum(40).unwrap(), 4000, 400, 4, epsilon, 1e-5).unwrap()
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_pull_asks_for_noise_that_fades_and_leaves_the_guarantee_and_the_optimizer()
     // What fades is no worse than what stays, and noise made for it is worse for iterates that are not pulled back.
     assert!(pulled.chosen().rmse() < plain.chosen().rmse());
     let unpulled =
-        pulled.chosen().noise_multiplier() * pulled.chosen().mechanism().loss().sqrt_total() / 80_f64.sqrt();
+        pulled.chosen().noise_multiplier() * pulled.chosen().mechanism().loss().sqrt_total() / 40_f64.sqrt();
     assert!(unpulled > 1.01 * plain.chosen().rmse(), "{unpulled}");
     for pull in [-0.1, 1.0, f64::NAN] {
         assert!(
