@@ -22,7 +22,8 @@ fn train(key: &NoiseKey) -> dpmf::Result<f64> {
     // What you know: 4 epochs of batches of 400, SGD with momentum, and the budget. The plan finds the noise and the sampler.
     let steps = Request::steps(EXAMPLES as u64, 400, 4)?;
     let optimizer = Optimizer { momentum: MOMENTUM.into(), ..Optimizer::default() };
-    let mut request = Request::new(Workload::sgd(vec![1.0; steps], optimizer)?, EXAMPLES as u64, 400, 4, 4.0, 1e-5)?;
+    let mut request =
+        Request::new(Workload::sgd(vec![1.0; steps], optimizer)?, EXAMPLES as u64, 400, 4, 4.0, 1e-5)?;
     request.conditions.unit = PrivacyUnit::Record;
     let plan = Planner::default().plan(&request, &mut silent)?;
     let mechanism = plan.chosen().mechanism();
@@ -32,7 +33,8 @@ fn train(key: &NoiseKey) -> dpmf::Result<f64> {
     // One run: its sampler draws the batches, and its clip, noise and denominator make every release private.
     let id = RunId::generate()?;
     let sampler = Sampler::new(key, id, mechanism.sampling(), EXAMPLES, steps)?;
-    let mut run = PrivateRun::new(mechanism, key, id, 0..FEATURES as u64, FEATURES as u64, Arithmetic::Exact)?;
+    let mut run =
+        PrivateRun::new(mechanism, key, id, 0..FEATURES as u64, FEATURES as u64, Arithmetic::Exact)?;
     run.follow(Order { name: sampler.sampling().to_string(), by_step: true, sampled: true })?;
     run.set_denominator(sampler.expected_batch())?;
 
