@@ -122,7 +122,7 @@ class _Checks:
         does = [_optimizers.of_group(self.optimizer, group) for group in groups]
         planned = self.mechanism.workload.learning_rates
         # Steps that were burned have left no learning rate: the first is what the plan makes of this one.
-        factor = 1.0 if planned is None else float(planned[0] / planned[step])
+        factor = 1.0 if planned is None or planned[step] == 0.0 else float(planned[0] / planned[step])
         first = self.first or [rate * factor * self._corrected(one, step) for one, rate in zip(does, rates)]
         for one, rate, first_rate in zip(does, rates, first):
             self._check(one, first_rate)

@@ -18,6 +18,10 @@ from ._sharded import whole, without_gathering
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
+class NotVectorizedError(ValueError):
+    """vmap cannot go through a module; its gradients can still be had one by one."""
+
+
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -247,7 +251,7 @@ class PerExample:
                     f"the forward pass writes into a tensor that the module keeps ({failed}): statistics of the data would be "
                     "released without noise. Leave them out, or freeze them before training"
                 ) from failed
-            raise ValueError(
+            raise NotVectorizedError(
                 f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
                 "vectorize=False, which is slower, or use dpmf.opacus"
             ) from failed
