@@ -112,7 +112,9 @@ class Layout:
             return [(np.stack(several) if stacked else several[0]).reshape(front + shape) for several, shape in zip(pieces, shapes)]
 
         if self.shardings is None:
-            return tuple(jax.device_put(leaf, self.device) for leaf in leaves(self.devices[0], self.shapes))
+            # Bound to the device where there are others: a sum that lies on several does not come together with it.
+            device = self.device if jax.device_count() > 1 else None
+            return tuple(jax.device_put(leaf, device) for leaf in leaves(self.devices[0], self.shapes))
         devices = list(self.shardings[0].mesh.devices.flat)
         made: dict[tuple[Run, ...], list[np.ndarray[Any, Any]]] = {}
         for index in self.local:
