@@ -484,6 +484,21 @@ def test_a_row_that_was_out_at_a_crash_is_burned(tmp_path, together):
     loop.run.close()
 
 
+def test_a_row_that_is_lost_on_its_way_to_the_devices_is_not_made_again(tmp_path, monkeypatch):
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    with monkeypatch.context() as patch:
+        patch.setattr(dpmf.jax._layout.Layout, "place", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(loop.batches)
+    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was taken and did not reach the devices"):
+        next(loop.run.batches(loop.state))
+    loop.run.close()
+    loop = Loop(begun(journal=tmp_path), state=jax.device_get(loop.state))
+    assert not flat(loop(summed(tree(0)))).any()
+    assert flat(loop(summed(tree(1)))).tobytes() == expected_rows()[1].tobytes()
+    loop.run.close()
+
+
 def test_a_row_is_on_record_before_it_is_handed_out(tmp_path, monkeypatch):
     loop = Loop(begun(journal=tmp_path, experiment="test"))
     length = (tmp_path / "process-0.journal").stat().st_size

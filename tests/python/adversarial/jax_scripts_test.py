@@ -500,7 +500,7 @@ def test_without_the_checks_they_exceed_the_clip(monkeypatch):
     monkeypatch.setattr(dpmf.jax, "_check_sum", any_sum)
     monkeypatch.setattr(dpmf.jax.Run, "_contribute", lambda self, step, outcome: self._run.contribute(0))
     monkeypatch.setattr(dpmf.jax._release.Device, "_differing", lambda self, digests: jnp.int32(0))
-    monkeypatch.setattr(dpmf.jax._run, "_local", lambda leaf: np.asarray(leaf))
+    monkeypatch.setattr(dpmf.jax._run, "_copies", lambda leaf: [np.asarray(leaf)])
     for name in ("COUNTED", "STAMPED", "BOUND"):
         monkeypatch.setattr(dpmf.jax._release, name, 0)
     refused = [chosen for chosen in SCRIPTS if chosen.refusal is not None]

@@ -299,6 +299,12 @@ class Run:
 
     def _take(self, together: int | None) -> _Handed:
         """Batches of the coming steps with their noise, all of it on record."""
+        assert self._run is not None
+        if lost := self._run.outstanding:
+            raise MismatchError(
+                f"the noise of step {lost[0]} was taken and did not reach the devices, and it is not made again: go on from the journal, "
+                "where that step is burned, or begin a new run"
+            )
         count = min(together or 1, self.steps - self._next)
         steps = list(range(self._next, self._next + count))
         # What may be refused comes before anything is on record.
@@ -663,20 +669,24 @@ def step_of(state: Any) -> int:
 
 
 def on_host(state: Any) -> CorrelatedNoiseState:
-    """The same in memory of the host; what devices have copies of must be alike."""
-    return CorrelatedNoiseState(*(_local(leaf) for leaf in noise_of(state)))
-
-
-def _local(leaf: Any) -> np.ndarray[Any, Any]:
-    """A number of which every device has a copy."""
-    if not isinstance(leaf, jax.Array):
-        return np.asarray(leaf)
-    copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-    if copies[0].shape != leaf.shape:
-        return np.asarray(leaf)
-    if any(not np.array_equal(copy, copies[0]) for copy in copies):
+    """The same in memory of the host. Copies of the log on several devices must be alike: it has a mark of what each released."""
+    found = noise_of(state)
+    logs = _copies(found.log)
+    if any(not np.array_equal(log, logs[0]) for log in logs):
         raise MismatchError(
             "the optimizer's state differs between devices, so that they released different sums with one noise: keep neither, and begin "
             "a new run. Place the parameters on the mesh of all devices before dpmf.jax.Run(…), which finds this before the release"
         )
-    return copies[0]
+    return CorrelatedNoiseState(*(_local(leaf) for leaf in found[:4]), logs[0])
+
+
+def _local(leaf: Any) -> np.ndarray[Any, Any]:
+    """A number of which every device has a copy."""
+    return np.asarray(leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf)
+
+
+def _copies(leaf: Any) -> list[np.ndarray[Any, Any]]:
+    """What each device of this process has of an array; the whole of one that was cut."""
+    if not isinstance(leaf, jax.Array) or not leaf.sharding.is_fully_replicated:
+        return [np.asarray(leaf)]
+    return [np.asarray(shard.data) for shard in leaf.addressable_shards]
