@@ -42,6 +42,10 @@ OUTCOME = 12
 LARGEST = 2.0**30
 
 
+#: Parts that long vectors are added up in, and the length from which on this is worth a larger program.
+FOLD, WORTH_FOLDING = 8, 1 << 14
+
+
 class Noise(NamedTuple):
     """The noise of one step as data, for update(…, batch=batch)."""
 
@@ -144,7 +148,8 @@ class Device:
         if not rest:
             leaves, rows = (), [(), ()]
         salt, flags = ticket[SALT], ticket[FLAGS]
-        not_finite = sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for leaf in leaves), jnp.int32(0))
+        flat = [leaf.reshape(-1) for leaf in leaves]
+        not_finite = sum((added_up(lambda part: (~jnp.isfinite(part)).astype(jnp.int32), leaf) for leaf in flat), jnp.int32(0))
         digests = digests_of(leaves, salt)
         mark = mark_of(digests, device, axes)
         differing = jnp.int32(0)
@@ -255,9 +260,24 @@ def digests_of(arrays: Sequence[Any], salt: Any) -> list[Any]:
     for array in arrays:
         bits = jax.lax.bitcast_convert_type(array.reshape(-1), jnp.uint32)
         places = jnp.arange(begin, begin + array.size, dtype=jnp.uint32)
-        digests.append(jnp.sum(mix(bits ^ mix(places ^ jnp.asarray(salt)[:, None])), axis=1, dtype=jnp.uint32))
+        lanes = [added_up(lambda bits, places, lane=lane: mix(bits ^ mix(places ^ lane)), bits, places) for lane in jnp.asarray(salt)]
+        digests.append(jnp.stack(lanes))
         begin += array.size
     return digests
+
+
+def added_up(make: Callable[..., Any], *vectors: Any) -> Any:
+    """The sum over all places of whole numbers that are made of some vectors. Eight parts of long ones are added first, since compilers
+    make vectors of that, and not of a sum along an axis: a third of the time."""
+    def total(values: Any) -> Any:
+        return jnp.sum(values, dtype=values.dtype)
+
+    width = vectors[0].size // FOLD if vectors[0].size >= WORTH_FOLDING else 0
+    found = total(make(*(vector[FOLD * width :] for vector in vectors)))
+    if width:
+        parts = [make(*(vector[width * part : width * (part + 1)] for vector in vectors)) for part in range(FOLD)]
+        found = found + total(sum(parts[1:], parts[0]))
+    return found
 
 
 def mark_of(digests: Sequence[Any], device: Any, axes: tuple[str, ...]) -> Any:
