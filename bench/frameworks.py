@@ -1,8 +1,8 @@
 """A step of noise through PyTorch, JAX and Flower beside those of Opacus, jax-privacy and Flower, alternating in one run.
 
 Every framework is a process of its own (bench/framework_step.py), in the environment that has it, and all but one sleep. Every
-round times a copy of the same number of float32 in memory, then one step of each, in turns. PyTorch and Flower have made their row of
-noise ahead, as beside a gradient; torch-alone makes it within the step, with nothing to hide behind. Printed are medians, the median and
+round times a copy of the same number of float32 in memory, then one step of each, in turns. Ours have made their row of noise
+ahead, as beside a gradient; torch-alone makes it within the step, with nothing to hide behind. Printed are medians, the median and
 spread of the paired ratios to the copy and to the rival, and the ratio to the rival of processor time, which other programs on the
 machine do not disturb. An environment that is not there is left out, and said so. Run by
 scripts/bench python, or alone: python bench/frameworks.py.

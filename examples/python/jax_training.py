@@ -32,10 +32,11 @@ plan = dpmf.plan(
     examples=EXAMPLES, batch=BATCH, epochs=EPOCHS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=1, delta=1e-6, clip=1.0
 )
 key = dpmf.NoiseKey.from_seed(int(sys.argv[1])) if len(sys.argv) > 1 else dpmf.NoiseKey.generate()
-# 2. Take its batches, and the optimizer that was planned, with noise.
-batches = dpmf.jax.Batches(plan, key)
-optimizer = dpmf.jax.sgd(plan.mechanism, key, learning_rate=0.2, batches=batches)
 inputs, labels = draw(EXAMPLES)
+parameters = {"weights": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
+# 2. Begin the run, which makes the batches and their noise, and take the optimizer that was planned.
+run = dpmf.jax.Run(plan, key, parameters)
+optimizer = dpmf.jax.sgd(run, learning_rate=0.2)
 
 
 @jax.jit
@@ -43,14 +44,15 @@ def step(parameters, state, batch):
     examples = inputs[batch.indices], labels[batch.indices]
     # 3. Clip every example. What was seen on the way is not covered by the guarantee.
     total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, batch=batch, micro_batch=64)
-    updates, state = optimizer.update(total, state, parameters)
+    updates, state = optimizer.update(total, state, parameters, batch=batch)
     return optax.apply_updates(parameters, updates), state, seen
 
 
-parameters = {"weights": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
 state = optimizer.init(parameters)
-for batch in batches:
+for batch in run.batches(state):
     parameters, state, seen = step(parameters, state, batch)
+    # 4. Say what the step made of its noise.
+    run.commit(state)
 
 test_inputs, test_labels = draw(5000)
 predictions = jnp.argmax(test_inputs @ parameters["weights"] + parameters["bias"], axis=1)

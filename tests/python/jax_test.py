@@ -1,4 +1,5 @@
-"""dpmf.jax against streams drawn directly: jit, scan, replays, restarts, and two devices that draw their own shards."""
+"""dpmf.jax against streams drawn directly: jit, scan, shard_map, replays, restarts, and eight devices that use noise of their own
+shards. Noise is data: nothing of Python is called while a step runs."""
 
 import functools
 import json
@@ -7,12 +8,13 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 from fractions import Fraction
 
 import pytest
 
-# Two devices on the CPU; to be said before JAX starts.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+# Eight devices on the CPU; to be said before JAX starts.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install -r tests/python/requirements-frameworks.txt")
 
@@ -26,13 +28,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 STEPS = 6
 KEY = dpmf.NoiseKey.from_seed(7)
 MECHANISM = dpmf.mechanism(steps=STEPS, momentum=0.9, schedule="cooldown:0.5:0.1", epsilon=8, delta=1e-6, clip=0.5)
-SHAPES = {"bias": (4,), "kernel": (6, 8), "stack": (2, 4, 5)}
+SHAPES = {"bias": (8,), "kernel": (16, 8), "stack": (2, 8, 5)}
 DIMENSION = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
+def on_grid(values, clip=0.5):
+    """Rounded to the unit of released sums."""
+    unit = dpmf._core._Clip(clip, 1).unit * 512
+    return (np.round(np.asarray(values, np.float64) / unit) * unit).astype(np.float32)
+
+
 def tree(step):
+    """A sum on the grid, with numbers of all sizes."""
     random = np.random.default_rng(step)
-    return {name: jnp.asarray(random.standard_normal(shape), jnp.float32) for name, shape in SHAPES.items()}
+    numbers = {name: random.standard_normal(shape) * 10.0 ** random.integers(-6, 4, shape) for name, shape in SHAPES.items()}
+    return {name: jnp.asarray(on_grid(leaf)) for name, leaf in numbers.items()}
 
 
 def summed(gradients, batch=None):
@@ -45,135 +55,302 @@ def flat(values):
     return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(values)])
 
 
-def transformation(**options):
-    return dpmf.jax.add_correlated_noise(MECHANISM, KEY, **{**dict(experiment="test"), **options})
+def begun(parameters=None, mechanism=MECHANISM, key=KEY, **options):
+    """A run without batches of its own, by its name the same at every start."""
+    named = {} if "journal" in options or "experiment" in options else dict(experiment="test")
+    return dpmf.jax.Run(mechanism, key, tree(0) if parameters is None else parameters, **named, **options)
 
 
-def expected_rows(steps=STEPS, **options):
-    stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION, **options)
-    rows = [flat(tree(step)) for step in range(steps)]
+class Loop:
+    """A program that takes steps of a run."""
+
+    def __init__(self, run, make=dpmf.jax.add_correlated_noise, parameters=None, state=None, compiled=True):
+        self.run = run
+        self.optimizer = make(run)
+        self.parameters = tree(0) if parameters is None else parameters
+        self.state = self.optimizer.init(self.parameters) if state is None else state
+        self.batches = run.batches(self.state)
+        apply = lambda total, state, batch: self.optimizer.update(total, state, self.parameters, batch=batch)  # noqa: E731
+        self.update = jax.jit(apply) if compiled else apply
+
+    def __call__(self, total, state=None):
+        """One step: what it made of a sum, committed."""
+        batch = next(self.batches)
+        made, after = self.update(total(batch) if callable(total) else total, self.state if state is None else state, batch)
+        self.run.commit(after)
+        self.state = after
+        return made
+
+
+@functools.lru_cache
+def expected_rows(arithmetic="exact"):
+    stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION, arithmetic=arithmetic)
+    rows = [flat(tree(step)) for step in range(STEPS)]
     for row in rows:
         stream.add_to(row)
     return rows
 
 
-def host_of(noise):
-    """What lives outside of jit."""
-    cells = [cell.cell_contents for cell in noise.update.__closure__]
-    (host,) = [cell for cell in cells if isinstance(cell, dpmf.jax.Host)]
-    return host
+def zeros_with_noise(mechanism=MECHANISM, dimension=DIMENSION, run="test", key=KEY):
+    return dpmf.NoiseStream(mechanism, key, run=run, dimension=dimension)
 
 
-def failure(call):
-    with pytest.raises(Exception) as caught:
-        jax.block_until_ready(call())
-    return str(caught.value)
+@pytest.mark.parametrize("arithmetic, compiled", [("exact", True), ("float", True), ("exact", False)])
+def test_noisy_gradients_are_those_of_the_stream(arithmetic, compiled):
+    loop = Loop(begun(arithmetic=arithmetic), compiled=compiled)
+    for step, row in enumerate(expected_rows(arithmetic)):
+        noisy = flat(loop(summed(tree(step))))
+        assert noisy.tobytes() == row.tobytes()
+        units = noisy.astype(np.float64) / zeros_with_noise().grid
+        assert np.array_equal(units, np.round(units)) == (arithmetic == "exact")
+    assert dpmf.jax.step_of(loop.state) == STEPS
+    assert list(loop.batches) == [] == list(loop.run.batches(loop.state))
 
 
-@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
-@pytest.mark.parametrize("options", [dict(), dict(arithmetic="exact"), dict(arithmetic="float")], ids=str)
-def test_noisy_gradients_are_those_of_the_stream(compile, options):
-    noise = transformation(**options)
-    update = compile(noise.update)
-    state = noise.init(tree(0))
-    for step, row in enumerate(expected_rows(**options)):
-        noisy, state = update(summed(tree(step)), state)
-        assert flat(noisy).tobytes() == row.tobytes()
-        units = flat(noisy).astype(np.float64) / dpmf.NoiseStream(MECHANISM, KEY, dimension=1).grid
-        assert np.array_equal(units, np.round(units)) == (options.get("arithmetic", "exact") == "exact")
-    assert int(state.step) == STEPS
+def test_sums_beyond_the_grid_are_rounded_to_it_and_large_ones_are_not():
+    grid = begun(jnp.zeros(8))._split[2]
+    values = np.array([1e-30, -1e-9, 0.3, 1 / 3, 1e6, -3e5, 2.0**-126, 1e30], np.float32)
+    expected = on_grid(values)
+    assert (expected != values).any() and (expected[4:6] == values[4:6]).all()
+    # As large as a sum is taken for, more than a million contributions.
+    expected[7] = 2**30 * grid
+    zeros_with_noise(dimension=8).add_to(expected)
+    assert flat(Loop(begun(jnp.zeros(8)), parameters=jnp.zeros(8))(summed(jnp.asarray(values)))).tobytes() == expected.tobytes()
 
 
-def test_a_scan_draws_the_same_rows():
-    noise = transformation()
+def test_ties_are_decided_before_the_sum_is_known():
+    """Sums that bring every coordinate next to a tie, from both sides, and onto the last number before it."""
+    size = 4000
+    run = begun(jnp.zeros(size))
+    unit, shift, _ = run._split
+    loop = Loop(run, parameters=jnp.zeros(size))
+    stream = zeros_with_noise(dimension=size)
+    for offset in (-2, -1, 0, 1, 3, 0):
+        def beside(batch):
+            _, rest = (np.asarray(word[0]) for word in batch.noise.rows)
+            near = (1 << (shift - 1)) - rest.astype(np.int64) + offset
+            # In single precision they have to have room.
+            assert (np.abs(near) < 1 << 24).any()
+            near = np.where(np.abs(near) < 1 << 24, near, 0)
+            beside.sums = (near * unit).astype(np.float32)
+            return summed(jnp.asarray(beside.sums))
+
+        noisy = np.asarray(loop(beside))
+        expected = beside.sums.copy()
+        stream.add_to(expected)
+        assert noisy.tobytes() == expected.tobytes()
+
+
+def test_no_python_is_called_and_the_step_is_exported_for_accelerators():
+    for place in (lambda values: values, lambda values: sharded(values, SPECS["leading rows"])):
+        parameters = place(tree(0))
+        run = begun(parameters)
+        optimizer = dpmf.jax.sgd(run, 0.1)
+        state, batch = optimizer.init(parameters), next(run.batches())
+        step = jax.jit(lambda parameters, state, batch: optimizer.update(summed(parameters), state, parameters, batch=batch))
+        text = step.lower(parameters, state, batch).as_text()
+        assert "stablehlo.add" in text and "callback" not in text and "py" + "thon" not in text
+        exported = jax.export.export(step, platforms=["cpu", "cuda", "tpu"])(parameters, state, batch)
+        assert exported.platforms == ("cpu", "cuda", "tpu") and "callback" not in exported.mlir_module()
+    # A callback would be seen.
+    asks = jax.jit(lambda x: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x))
+    assert "callback" in asks.lower(jnp.float32(0)).as_text()
+
+
+def test_a_scan_takes_stacked_rows():
+    run = begun()
+    noise = dpmf.jax.add_correlated_noise(run)
     gradients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[tree(step) for step in range(STEPS)])
 
     @jax.jit
-    def run(state):
-        def body(state, gradient):
-            noisy, state = noise.update(summed(gradient), state)
+    def several(state, gradients, batches):
+        def body(state, given):
+            noisy, state = noise.update(summed(given[0]), state, batch=given[1])
             return state, noisy
 
-        return jax.lax.scan(body, state, gradients)
+        return jax.lax.scan(body, state, (gradients, batches))
 
-    state, noisy = run(noise.init(tree(0)))
-    for step, row in enumerate(expected_rows()):
-        assert flat(jax.tree.map(lambda leaf: leaf[step], noisy)).tobytes() == row.tobytes()
+    state, begin = noise.init(tree(0)), 0
+    for batches in run.batches(state, together=4):
+        count = len(batches.step)
+        before = state
+        state, noisy = several(state, jax.tree.map(lambda leaf: leaf[begin : begin + count], gradients), batches)
+        run.commit(state)
+        for step in range(count):
+            assert flat(jax.tree.map(lambda leaf: leaf[step], noisy)).tobytes() == expected_rows()[begin + step].tobytes()
+        begin += count
+    assert begin == STEPS
+    # The same chunk once more, of other data, is found.
+    other, _ = several(before, jax.tree.map(lambda leaf: leaf[:2], gradients), batches)
+    with pytest.raises(dpmf.StepReusedError, match="step 5 was committed, and comes back with another sum"):
+        run.commit(other)
+    with pytest.raises(ValueError, match="together is 129"):
+        run.batches(state, together=129)
 
 
-def test_an_old_state_is_refused_and_the_run_goes_on():
-    noise = transformation()
-    update = jax.jit(noise.update)
-    first = noise.init(tree(0))
-    _, second = update(summed(tree(0)), first)
-    assert "good for one update" in failure(lambda: update(summed(tree(1)), first))
-    # A new trace of the same function changes nothing.
-    assert "good for one update" in failure(lambda: jax.jit(lambda g, s: noise.update(summed(g), s))(tree(1), first))
-    noisy, _ = update(summed(tree(1)), second)
-    assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
+def test_it_works_within_shard_map_and_cond():
+    """Every device has its part of parameters, gradients and noise; sums over devices and the update are in one shard_map."""
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    whole = NamedSharding(mesh, PartitionSpec("model"))
+    parameters = jax.device_put(jnp.zeros((6, 3)), whole)
+    run = begun(parameters)
+    noise = dpmf.jax.add_correlated_noise(run)
+    state, replicated = noise.init(parameters), PartitionSpec()
+    batch_specs = dpmf.jax.Batch(replicated, None, None, None, run.specs)
+
+    def part(gradients, state, batch, forget):
+        total = dpmf.jax.Sum.of(jax.lax.cond(forget, lambda g: g, lambda g: jax.lax.psum(g, "data"), gradients[0]), 4)
+        return noise.update(total, state, batch=batch)
+
+    step = jax.jit(jax.shard_map(
+        part, mesh=mesh, in_specs=(PartitionSpec("data", "model"), replicated, batch_specs, replicated),
+        out_specs=(PartitionSpec("model"), replicated), check_vma=False))
+    gradients = on_grid(np.random.default_rng(0).standard_normal((4, 6, 3)))
+    stream = zeros_with_noise(dimension=18)
+    for batch in run.batches(state):
+        if int(batch.step) == 1:
+            # A forgotten psum releases nothing.
+            noisy, bad = step(gradients, state, batch, True)
+            assert not flat(noisy).any()
+            with pytest.raises(dpmf.MismatchError, match="1 arrays of step 1 differ between devices"):
+                run.commit(bad)
+        noisy, state = step(gradients, state, batch, False)
+        run.commit(state)
+        expected = gradients.sum(axis=0).reshape(-1)
+        stream.add_to(expected)
+        assert flat(noisy).tobytes() == expected.tobytes()
 
 
-def test_lanes_of_a_vmap_do_not_share_a_row():
-    noise = transformation()
+# ---------------------------------------------------------------------------------------------------------------------
+# Misuse
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_does_not_come_back_ends_the_loop():
+    run = begun()
+    noise = dpmf.jax.add_correlated_noise(run)
     state = noise.init(tree(0))
+    with pytest.raises(dpmf.MismatchError, match="step 0 was handed out, and its outcome did not come back: call run.commit"):
+        for batch in run.batches(state):
+            _, state = noise.update(summed(tree(0)), state, batch=batch)
+    # It is the same batch that comes again, and it may still come back.
+    again = next(run.batches())
+    assert again is batch
+    with pytest.raises(dpmf.MismatchError, match="holds no outcome of step 0"):
+        run.commit(noise.init(tree(0)))
+    run.commit(state)
+    with pytest.raises(dpmf.MismatchError, match="no step is outstanding"):
+        run.commit(state._replace(step=jnp.int32(4)))
+    run.commit(state)
+
+
+def test_a_step_that_was_used_twice_is_found():
+    """At the latest when the second outcome comes back, or a state that was made of it."""
+    loop = Loop(begun())
+    first, batch = loop.state, next(loop.batches)
+    one = loop.update(summed(tree(0)), first, batch)[1]
+    other = loop.update(summed(tree(1)), first, batch)[1]
+    same = loop.update(summed(tree(0)), first, batch)[1]
+    loop.run.commit(one)
+    loop.run.commit(same)
+    # The next batch goes on from what was committed alone.
+    batch = next(loop.batches)
+    for state, said in ((other, "another update than the one that was committed"), (first, "good for one update")):
+        noisy, bad = loop.update(summed(tree(1)), state, batch)
+        assert not flat(noisy).any()
+        with pytest.raises(dpmf.StepReusedError, match=said):
+            loop.run.commit(bad)
+        with pytest.raises(dpmf.StepReusedError, match=said):
+            loop.run.batches(state)
+    noisy, state = loop.update(summed(tree(1)), one, batch)
+    assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
+    loop.run.commit(state)
+    with pytest.raises(dpmf.StepReusedError, match="step 1 was committed, and comes back with another sum"):
+        loop.run.commit(loop.update(summed(tree(2)), one, batch)[1])
+    with pytest.raises(dpmf.HaltedError, match="used with two sums"):
+        next(loop.batches)
+
+
+def test_what_was_refused_goes_no_further():
+    """Also where nobody looks: a state after a refusal releases nothing, in the scan that goes on with it."""
+    loop = Loop(begun())
+    batch = next(loop.batches)
+    bad = {**tree(0), "bias": tree(0)["bias"].at[0].set(np.nan)}
+    _, stuck = loop.update(summed(bad), loop.state, batch)
+    noisy, still = loop.update(summed(tree(0)), stuck, batch)
+    assert not flat(noisy).any() and int(still.step) == 0
+    with pytest.raises(dpmf.MismatchError, match="the update of a step before it was refused"):
+        loop.run.commit(still)
+    with pytest.raises(dpmf.MismatchError, match="was refused, and its state goes no further"):
+        loop.run.batches(stuck)
+    noisy, state = loop.update(summed(tree(0)), loop.state, batch)
+    loop.run.commit(state)
+    assert flat(noisy).tobytes() == expected_rows()[0].tobytes()
+
+
+@pytest.mark.parametrize("nested", [lambda update: update, jax.jit], ids=["plain", "jit"])
+def test_lanes_of_a_vmap_do_not_share_a_row(nested):
+    run = begun()
+    noise = dpmf.jax.add_correlated_noise(run)
+    state, batch = noise.init(tree(0)), next(run.batches())
     # One leaf with lanes is enough.
     lanes = {**tree(0), "stack": jnp.zeros((2, *SHAPES["stack"]))}
     axes = {"bias": None, "kernel": None, "stack": 0}
-    assert "good for one update" in failure(lambda: jax.vmap(lambda g, s: noise.update(summed(g), s), in_axes=(axes, None))(lanes, state))
-
-
-def test_lanes_with_large_leaves_keep_apart():
-    """Their pieces come to the host in turns."""
-    size = 3 * dpmf.jax._layout.PIECE + 5
-    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="lanes")
-    state = noise.init(jnp.zeros(size))
-    host = host_of(noise)
-    taken = []
-    take = host.uploads.take
-    host.uploads.take = lambda *arguments: taken.append(take(*arguments)) or taken[-1].copy()
-    lanes = jnp.asarray(np.random.default_rng(0).standard_normal((2, size)), jnp.float32)
-    assert "good for one update" in failure(lambda: jax.vmap(lambda g, s: noise.update(summed(g), s), in_axes=(0, None))(lanes, state))
-    assert [sums.tobytes() for sums in taken] == [np.asarray(lane).tobytes() for lane in lanes]
-    assert not host.uploads.held
-
-
-def test_one_step_too_many_says_so():
-    noise = transformation()
-    state = noise.init(tree(0))
-    for step in range(STEPS):
-        _, state = noise.update(summed(tree(step)), state)
-    assert f"plan with steps={STEPS + 1}" in failure(lambda: noise.update(summed(tree(0)), state))
+    update = nested(lambda gradients: noise.update(summed(gradients), state, batch=batch))
+    with pytest.raises(dpmf.UnsupportedError, match="in 2 lanes of jax.vmap.*one row of noise"):
+        jax.vmap(update, in_axes=(axes,))(lanes)
 
 
 def test_a_state_of_another_run_or_a_later_step_is_refused():
-    noise, other = transformation(), transformation(experiment="other")
-    assert "another run" in failure(lambda: noise.update(summed(tree(0)), other.init(tree(0))))
-    later = noise.init(tree(0))._replace(step=jnp.int32(3))
-    assert "journal=directory" in failure(lambda: noise.update(summed(tree(0)), later))
+    loop, other = Loop(begun()), Loop(begun(experiment="other"))
+    noisy, bad = loop.update(summed(tree(0)), other.state, next(loop.batches))
+    assert not flat(noisy).any()
+    for wrong in (bad, other.state):
+        with pytest.raises(dpmf.BindingError, match="another run"):
+            loop.run.commit(wrong)
+    with pytest.raises(dpmf.BindingError, match="another run"):
+        loop.run.batches(other.state)
+    later = other.state._replace(step=jnp.int32(3))
+    with pytest.raises(dpmf.MismatchError, match="at step 3, but the run is at step 0.*journal=directory"):
+        other.run.batches(later)
+    with pytest.raises(dpmf.MismatchError, match="is at step 3, but its batch is of step 0"):
+        other.run.commit(other.update(summed(tree(0)), later, next(other.batches))[1])
 
 
 def test_mistakes_are_answered_before_anything_runs():
-    noise = transformation()
     with pytest.raises(TypeError, match=r"\['kernel'\] is bfloat16.*then cast"):
-        noise.init({"kernel": jnp.zeros(3, jnp.bfloat16)})
-    noise.init(tree(0))
-    with pytest.raises(ValueError, match="one transformation serves one model"):
+        begun({"kernel": jnp.zeros(3, jnp.bfloat16)})
+    run = begun()
+    noise = dpmf.jax.add_correlated_noise(run)
+    with pytest.raises(ValueError, match="one run serves one model"):
         noise.init({"kernel": jnp.zeros(3)})
+    state, batch = noise.init(tree(0)), next(run.batches())
+    with pytest.raises(dpmf.MismatchError, match="was not given its batch.*batch=batch"):
+        noise.update(summed(tree(0)), state)
+    with pytest.raises(dpmf.MismatchError, match="this batch has no noise: take the batches of run.batches"):
+        noise.update(summed(tree(0)), state, batch=batch._replace(noise=None))
+    with pytest.raises(ValueError, match="one run serves one model"):
+        noise.update(summed({"kernel": jnp.zeros(3)}), state, batch=batch)
+    with pytest.raises(TypeError, match=r"that of a dpmf.jax.Run\(plan, key, parameters\), but this is a Mechanism"):
+        dpmf.jax.sgd(MECHANISM)
     with pytest.raises(ValueError, match="denominator is 0"):
-        transformation(denominator=0)
+        begun(denominator=0)
     with pytest.raises(ValueError, match="lost_input is 'ignore'"):
-        transformation(lost_input="ignore")
+        begun(lost_input="ignore")
     with pytest.raises(ValueError, match="arithmetic is 'double'"):
-        transformation(arithmetic="double")
-    uncalibrated = dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), "optimal")
+        begun(arithmetic="double")
+    with pytest.raises(ValueError, match="no mesh for shard_map"):
+        run.specs  # noqa: B018
     with pytest.raises(ValueError, match="not calibrated"):
-        dpmf.jax.add_correlated_noise(uncalibrated, KEY)
+        begun(mechanism=dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), "optimal"))
+    tiny = dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), "optimal").calibrate(1e9, 1e-6, 1.0)
+    with pytest.raises(dpmf.UnsupportedError, match="words of 32 bits.*float arithmetic"):
+        begun(mechanism=tiny)
 
 
 SPECS = {
-    "leading rows": {"bias": ("x",), "kernel": ("x",), "stack": ("x",)},
+    "leading rows": {"bias": ("x",), "kernel": ("x",), "stack": (None, "x")},
     "last axes": {"bias": (None,), "kernel": (None, "x"), "stack": (None, None, None)},
-    "middle axis": {"bias": ("x",), "kernel": ("x", None), "stack": (None, "x")},
     "replicated": {"bias": (), "kernel": (), "stack": ()},
 }
 
@@ -183,166 +360,200 @@ def sharded(values, specs):
     return {name: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*specs[name]))) for name, leaf in values.items()}
 
 
-@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("journalled", [False, True], ids=["plain", "journal"])
-@pytest.mark.parametrize("arithmetic", ["exact", "float"])
-def test_shards_draw_the_bits_of_an_unsharded_run(specs, journalled, arithmetic, tmp_path):
-    assert jax.device_count() == 2
-    noise = transformation(arithmetic=arithmetic, journal=tmp_path / "journal" if journalled else None)
-    update = jax.jit(noise.update)
-    state = noise.init(sharded(tree(0), specs))
-    for step, row in enumerate(expected_rows(arithmetic=arithmetic)):
+@pytest.mark.parametrize("arithmetic, specs, journalled", [
+    ("exact", "leading rows", True), ("exact", "last axes", False), ("exact", "replicated", True), ("float", "last axes", False)])
+def test_shards_use_the_bits_of_an_unsharded_run(specs, journalled, arithmetic, tmp_path):
+    assert jax.device_count() == 8
+    specs = SPECS[specs]
+    options = dict(journal=tmp_path / "journal", experiment="test") if journalled else {}
+    loop = Loop(begun(sharded(tree(0), specs), arithmetic=arithmetic, **options), parameters=sharded(tree(0), specs))
+    for step, row in enumerate(expected_rows(arithmetic)):
         gradient = sharded(tree(step), specs)
-        noisy, state = update(summed(gradient), state)
+        noisy = loop(summed(gradient))
         assert flat(noisy).tobytes() == row.tobytes()
-        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim),
-                                                noisy, gradient)))
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim), noisy, gradient)))
         # Every replica holds the same bits.
         for leaf in jax.tree.leaves(noisy):
             parts = {}
             for shard in leaf.addressable_shards:
                 parts.setdefault(str(shard.index), set()).add(np.asarray(shard.data).tobytes())
             assert all(len(bits) == 1 for bits in parts.values())
-    assert "good for one update" in failure(lambda: update(summed(gradient), state._replace(step=state.step - 1)))
+    loop.run.close()
 
 
-def test_a_device_keeps_the_streams_of_its_own_shard_only():
-    mesh = Mesh(np.array(jax.devices()), ("x",))
+def test_a_device_is_given_the_noise_of_its_own_shard():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     shape = (10, 4)
-    layout = dpmf.jax._layout.Layout.of(
-        jnp.zeros(shape), NamedSharding(mesh, PartitionSpec("x"))
-    )
-    assert layout.devices == (((0, 0, 20),), ((0, 20, 40),))
+    layout = dpmf.jax._layout.Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec("x")))
+    assert layout.devices == (((0, 0, 20),), ((0, 20, 40),)) and layout.held == [(0, 40)]
     layout = dpmf.jax._layout.Layout.of(jnp.zeros(shape), NamedSharding(mesh, PartitionSpec(None, "x")))
     assert layout.devices[1] == tuple((2 * row, 4 * row + 2, 4 * row + 4) for row in range(10))
+    numbers = np.arange(40, dtype=np.int32)
+    (placed,) = layout.place([numbers], stacked=False)
+    assert np.array_equal(placed, numbers.reshape(shape))
+    (stacked,) = layout.place([numbers, -numbers], stacked=True)
+    assert np.array_equal(stacked, np.stack([numbers, -numbers]).reshape(2, *shape))
 
 
-def test_a_large_model_passes_through_two_devices():
-    # A callback that takes a large argument hangs where threads are few: sums are handed over in pieces.
-    size = 2_000_000
-    mechanism = dpmf.mechanism(steps=4, epsilon=8, delta=1e-6)
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
-    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="large")
-    update = jax.jit(noise.update)
-    values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-    gradient = jax.device_put(values, sharding)
-    state = noise.init(gradient)
-    stream = dpmf.NoiseStream(mechanism, KEY, run="large", dimension=size)
-    for _ in range(4):
-        noisy, state = update(summed(gradient), state)
+def test_rows_of_a_large_model_are_made_and_shipped_ahead():
+    """While a step runs, the next row goes to the devices, and what is released has the same bits."""
+    size = 100_000
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    parameters = jax.device_put(jnp.zeros(size), NamedSharding(mesh, PartitionSpec("x")))
+    values = on_grid(np.random.default_rng(0).standard_normal(size))
+    run = begun(parameters, ahead=2, experiment="test")
+    assert run._run.ahead == 2
+    loop = Loop(run, parameters=parameters)
+    stream = zeros_with_noise(dimension=size)
+    for step in range(STEPS):
+        noisy = np.asarray(loop(summed(jax.device_put(values, parameters.sharding))))
         expected = values.copy()
         stream.add_to(expected)
-        assert np.asarray(noisy).tobytes() == expected.tobytes()
+        assert noisy.tobytes() == expected.tobytes()
+        if step < STEPS - 1:
+            # The row of the step after this one was shipped before anybody asked for it.
+            assert run._shipping[0] == step + 1 and len(run._shipping[1].result()) == 2
+    run.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dpmf-ship")]
 
 
-def test_the_whole_of_a_sum_is_handed_over():
-    """Leaves that end within, at and beyond a piece; the last numbers of each count as the first do."""
-    piece = dpmf.jax._layout.PIECE
-    assert 4 * piece <= 100 * 1024
-    shapes = [(), (3,), (piece,), (2, piece // 2 + 1), (0, 4), (piece + 1,)]
-    random = np.random.default_rng(1)
-    leaves = [jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes]
-    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="pieces")
-    noisy, _ = jax.jit(noise.update)(summed(leaves), noise.init(leaves))
-    expected = flat(leaves)
-    dpmf.NoiseStream(MECHANISM, KEY, run="pieces", dimension=expected.size).add_to(expected)
-    assert flat(noisy).tobytes() == expected.tobytes()
+# ---------------------------------------------------------------------------------------------------------------------
+# Journals
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_journal_lets_a_restart_repeat_and_go_on(tmp_path):
-    rows = expected_rows()
-    before = transformation(journal=tmp_path / "journal")
-    state = before.init(tree(0))
+    loop = Loop(begun(journal=tmp_path / "journal", experiment="test"))
     for step in range(4):
         if step == 2:
-            saved = state
-        _, state = before.update(summed(tree(step)), state)
-    close(before)
+            saved = jax.device_get(loop.state)
+        loop(summed(tree(step)))
+    loop.run.close()
     # The process died after step 3; the last saved state is that before step 2.
-    after = transformation(journal=tmp_path / "journal", experiment=None)
-    after.init(tree(0))
-    state = saved
+    loop = Loop(begun(journal=tmp_path / "journal"), state=saved)
     for step in range(2, STEPS):
-        noisy, state = jax.jit(after.update)(summed(tree(step)), state)
-        assert flat(noisy).tobytes() == rows[step].tobytes()
+        assert flat(loop(summed(tree(step)))).tobytes() == expected_rows()[step].tobytes()
+    loop.run.close()
 
 
-def close(noise):
-    """Lets go of the journal locks, as the end of a process does."""
-    host_of(noise).run.close()
+def test_a_repeated_step_releases_nothing_of_other_data(tmp_path):
+    def again(state, **options):
+        return Loop(begun(journal=tmp_path, **options), state=state)
 
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    loop(summed(tree(0)))
+    second = jax.device_get(loop.state)
+    loop(summed(tree(1)))
+    loop.run.close()
 
-def test_a_journal_refuses_other_data_or_burns(tmp_path):
-    journal = tmp_path / "journal"
-    before = transformation(journal=journal)
-    start = before.init(tree(0))
-    _, second = before.update(summed(tree(0)), start)
-    before.update(summed(tree(1)), second)
-    close(before)
-
-    refusing = transformation(journal=journal)
-    refusing.init(tree(0))
-    assert 'lost_input="burn"' in failure(lambda: refusing.update(summed(tree(40)), second))
-    noisy, _ = refusing.update(summed(tree(1)), second)
+    loop = again(second)
+    batch = next(loop.batches)
+    noisy, bad = loop.update(summed(tree(40)), second, batch)
+    assert not flat(noisy).any()
+    with pytest.raises(dpmf.StepReusedError, match='released before a restart, with other gradients.*lost_input="burn"'):
+        loop.run.commit(bad)
+    noisy, state = loop.update(summed(tree(1)), second, batch)
+    loop.run.commit(state)
     assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
-    close(refusing)
+    loop.run.close()
 
-    burning = transformation(journal=journal, lost_input="burn")
-    burning.init(tree(0))
-    nothing, third = burning.update(summed(tree(40)), second)
-    assert not flat(nothing).any()
-    close(burning)
+    loop = again(second, lost_input="burn")
+    assert not flat(loop(summed(tree(40)))).any()
+    loop.run.close()
 
     # Another crash: the burned step stays burned, also for the input it first had.
-    again = transformation(journal=journal)
-    again.init(tree(0))
-    nothing, third = again.update(summed(tree(1)), second)
-    assert not flat(nothing).any()
-    noisy, _ = again.update(summed(tree(2)), third)
-    assert flat(noisy).tobytes() == expected_rows()[2].tobytes()
-    close(again)
+    loop = again(second)
+    assert not flat(loop(summed(tree(1)))).any()
+    assert flat(loop(summed(tree(2)))).tobytes() == expected_rows()[2].tobytes()
+    loop.run.close()
+
+
+@pytest.mark.parametrize("together", [None, 3])
+def test_a_row_that_was_out_at_a_crash_is_burned(tmp_path, together):
+    """Nobody knows what it was used with: its step has no noise any more, and the others come as they would have."""
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    loop(summed(tree(0)))
+    saved = jax.device_get(loop.state)
+    next(loop.batches if together is None else loop.run.batches(loop.state, together=together))
+    loop.run.close()
+    loop = Loop(begun(journal=tmp_path), state=saved)
+    lost = range(1, 2 if together is None else 4)
+    for step in range(1, STEPS):
+        noisy = flat(loop(summed(tree(step))))
+        assert not noisy.any() if step in lost else noisy.tobytes() == expected_rows()[step].tobytes()
+    loop.run.close()
+
+
+def test_a_row_that_is_lost_on_its_way_to_the_devices_is_not_made_again(tmp_path, monkeypatch):
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    with monkeypatch.context() as patch:
+        patch.setattr(dpmf.jax._layout.Layout, "place", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(loop.batches)
+    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was taken and did not reach the devices"):
+        next(loop.run.batches(loop.state))
+    loop.run.close()
+    loop = Loop(begun(journal=tmp_path), state=jax.device_get(loop.state))
+    assert not flat(loop(summed(tree(0)))).any()
+    assert flat(loop(summed(tree(1)))).tobytes() == expected_rows()[1].tobytes()
+    loop.run.close()
+
+
+def test_a_row_is_on_record_before_it_is_handed_out(tmp_path, monkeypatch):
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    length = (tmp_path / "process-0.journal").stat().st_size
+    batch = next(loop.batches)
+    assert (tmp_path / "process-0.journal").stat().st_size == length + 64
+    _, state = loop.update(summed(tree(0)), loop.state, batch)
+    loop.run.commit(state)
+    assert (tmp_path / "process-0.journal").stat().st_size == length + 128
+    loop.run.close()
+    with pytest.raises(dpmf.HaltedError, match="closed"):
+        next(loop.batches)
 
 
 def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
-    noise = transformation(journal=tmp_path)
-    noise.update(summed(tree(0)), noise.init(tree(0)))
-    close(noise)
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    loop(summed(tree(0)))
+    loop.run.close()
     with pytest.raises(dpmf.BindingError, match="another mechanism"):
-        dpmf.jax.add_correlated_noise(MECHANISM.calibrate(1, 1e-6), KEY, journal=tmp_path)
+        begun(mechanism=MECHANISM.calibrate(1, 1e-6), journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="leave out experiment"):
-        dpmf.jax.add_correlated_noise(MECHANISM, KEY, experiment="other", journal=tmp_path)
+        begun(experiment="other", journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="the same sharding"):
-        transformation(journal=tmp_path, experiment=None).init(sharded(tree(0), SPECS["leading rows"]))
+        begun(sharded(tree(0), SPECS["leading rows"]), journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="arithmetic exact, and now they are float.*the same arithmetic"):
-        transformation(journal=tmp_path, experiment=None, arithmetic="float").init(tree(0))
+        begun(journal=tmp_path, arithmetic="float")
+    described = json.loads((tmp_path / "run.json").read_text())
+    for found, said in ((None, "dpmf 0.2 or a pre-release of 0.3, .*end that run with the version that began it"), (3, "a newer version")):
+        (tmp_path / "run.json").write_text(json.dumps({**described, "format": found} if found else
+                                                      {name: value for name, value in described.items() if name != "format"}))
+        with pytest.raises(dpmf.FormatError, match=said):
+            begun(journal=tmp_path)
     with pytest.raises(dpmf.FormatError, match="not the description of a run"):
         (tmp_path / "run.json").write_text("{")
-        transformation(journal=tmp_path)
+        begun(journal=tmp_path)
 
 
-def begin(directory, steps=2):
-    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=directory)
-    state = noise.init(tree(0))
-    for step in range(steps):
-        noisy, state = noise.update(summed(tree(step)), state)
-    close(noise)
-    return state
+def train_a_little(directory):
+    loop = Loop(begun(journal=directory))
+    for step in range(2):
+        loop(summed(tree(step)))
+    loop.run.close()
+    return loop.state
 
 
 @pytest.mark.parametrize("lost", ["process-0.journal", "run.json"])
 def test_a_run_that_lost_a_file_does_not_begin_again(tmp_path, lost):
-    begin(tmp_path)
+    state = train_a_little(tmp_path)
+    run = begun(journal=tmp_path)
     (tmp_path / lost).unlink()
     with pytest.raises(dpmf.FormatError, match=f"{lost} is missing.*new run in another directory"):
-        dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
-
-
-def test_a_journal_that_is_lost_later_is_missed_too(tmp_path):
-    begin(tmp_path)
-    noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
-    (tmp_path / "process-0.journal").unlink()
-    with pytest.raises(dpmf.FormatError, match="process-0.journal is missing"):
-        noise.init(tree(0))
+        begun(journal=tmp_path)
+    if lost == "process-0.journal":
+        # It is missed later too.
+        with pytest.raises(dpmf.FormatError, match=f"{lost} is missing"):
+            run.batches(state)
 
 
 @pytest.mark.parametrize("at", ["description", "journal"])
@@ -359,25 +570,26 @@ def test_a_start_that_was_interrupted_is_made_again(tmp_path, monkeypatch, at):
                 raise KeyboardInterrupt
             path.write_bytes(data)
 
-        patch.setattr(dpmf.jax._host, "write_durably", write)
-        noise = dpmf.jax.add_correlated_noise(MECHANISM, KEY, journal=tmp_path)
+        patch.setattr(dpmf.jax._run, "write_durably", write)
         with pytest.raises(KeyboardInterrupt):
-            noise.init(tree(0))
-        if at == "journal":
-            close(noise)
-    assert int(begin(tmp_path).step) == 2
+            begun(journal=tmp_path)
+    assert int(train_a_little(tmp_path).step) == 2
 
 
 def test_a_state_ahead_of_its_journal_is_refused(tmp_path):
-    noise = transformation(journal=tmp_path)
-    later = noise.init(tree(0))._replace(step=jnp.int32(3))
-    assert "the run is at step 0" in failure(lambda: noise.update(summed(tree(0)), later))
+    run = begun(journal=tmp_path)
+    later = dpmf.jax.add_correlated_noise(run).init(tree(0))._replace(step=jnp.int32(3))
+    with pytest.raises(dpmf.MismatchError, match="the run is at step 0"):
+        run.batches(later)
+    run.close()
+    with pytest.raises(dpmf.FormatError, match="records 0 steps, but the stream has passed 3"):
+        begun(journal=tmp_path).batches(later)
 
 
 def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path):
     def first(key, **options):
-        noise = dpmf.jax.add_correlated_noise(MECHANISM, key, **options)
-        return flat(noise.update(summed(tree(0)), noise.init(tree(0)))[0]).tobytes()
+        run = dpmf.jax.Run(MECHANISM, key, tree(0), **options)
+        return tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(next(run.batches()).noise.rows))
 
     key = dpmf.NoiseKey.generate()
     assert first(key) != first(key)
@@ -388,40 +600,49 @@ def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path):
             first(key, experiment="a", **options)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
 @pytest.mark.parametrize("place", [lambda values: values, lambda values: sharded(values, SPECS["leading rows"])],
                          ids=["whole", "sharded"])
-def test_what_is_not_finite_is_refused_before_it_is_released(value, compile, place):
-    noise = transformation()
-    update = compile(noise.update)
-    state = noise.init(place(tree(0)))
-    bad = tree(0)
-    bad["kernel"] = bad["kernel"].at[5, 2].set(value)
-    assert "1 numbers of the gradient are not finite" in failure(lambda: update(summed(place(bad)), state))
+def test_what_is_not_finite_is_not_released(place):
+    loop = Loop(begun(place(tree(0))), parameters=place(tree(0)))
+    batch = next(loop.batches)
+    for value in (np.nan, np.inf, -np.inf):
+        bad = tree(0)
+        bad["kernel"] = bad["kernel"].at[5, 2].set(value)
+        noisy, state = loop.update(summed(place(bad)), loop.state, batch)
+        assert not flat(noisy).any()
+        with pytest.raises(ValueError, match="1 numbers of the gradient of step 0 are not finite"):
+            loop.run.commit(state)
     # The step is still there, for a gradient that is.
-    noisy, _ = update(summed(place(tree(0))), state)
+    noisy, state = loop.update(summed(place(tree(0))), loop.state, batch)
+    loop.run.commit(state)
     assert flat(noisy).tobytes() == expected_rows()[0].tobytes()
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Optimizers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def test_multi_steps_of_optax_is_refused_before_anything_is_released():
-    optimizer = optax.MultiSteps(dpmf.jax.sgd(MECHANISM, KEY), every_k_schedule=2)
+    optimizer = optax.MultiSteps(dpmf.jax.sgd(begun()), every_k_schedule=2)
     for start in (optimizer.init, jax.jit(optimizer.init)):
         with pytest.raises(dpmf.UnsupportedError, match=r"updates at every part.*micro_batch=…\).*multi_steps\(optimizer"):
             start(tree(0))
 
 
-@pytest.mark.parametrize("compile", [jax.jit, lambda function: function], ids=["jit", "eager"])
-def test_parts_of_a_step_are_added_up(compile):
-    optimizer = dpmf.jax.multi_steps(transformation(), 3)
-    update = compile(optimizer.update)
+def test_parts_of_a_step_are_added_up():
+    run = begun()
+    optimizer = dpmf.jax.multi_steps(dpmf.jax.add_correlated_noise(run), 3)
+    update = jax.jit(lambda total, state, batch: optimizer.update(total, state, batch=batch))
     state = optimizer.init(tree(0))
-    stream = dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=DIMENSION)
-    for step in range(STEPS):
+    stream = zeros_with_noise()
+    for batch in run.batches(state):
+        step = int(batch.step)
         for part in range(3):
-            updates, state = update(summed(tree(3 * step + part)), state)
+            updates, state = update(summed(tree(3 * step + part)), state, batch)
             assert flat(updates).any() == (part == 2)
-        expected = flat(tree(3 * step)) + flat(tree(3 * step + 1)) + flat(tree(3 * step + 2))
+        run.commit(state)
+        expected = on_grid(flat(tree(3 * step)) + flat(tree(3 * step + 1)) + flat(tree(3 * step + 2)))
         stream.add_to(expected)
         assert flat(updates).tobytes() == expected.tobytes()
     assert dpmf.jax.step_of(state) == STEPS
@@ -434,55 +655,39 @@ def some_frozen(names=("kernel",)):
 def test_leaving_out_parameters_around_the_noise_is_refused():
     """Their sums would go on without noise."""
     for wrapped in (
-        optax.masked(transformation(), some_frozen()),
-        optax.multi_transform({True: optax.sgd(0.1), False: dpmf.jax.sgd(MECHANISM, KEY)}, some_frozen()),
+        optax.masked(dpmf.jax.add_correlated_noise(begun()), some_frozen()),
+        optax.multi_transform({True: optax.sgd(0.1), False: dpmf.jax.sgd(begun())}, some_frozen()),
     ):
         with pytest.raises(dpmf.UnsupportedError, match="hand their sums on without noise.*behind the noise"):
             wrapped.init(tree(0))
 
 
-def test_parameters_are_frozen_behind_the_noise_and_thawed_later():
-    rows = expected_rows()
-    frozen = optax.chain(transformation(), optax.masked(optax.set_to_zero(), some_frozen()))
-    other = {True: optax.set_to_zero(), False: optax.sgd(1.0)}
-    labelled = optax.chain(transformation(), optax.multi_transform(other, some_frozen()))
+@pytest.mark.parametrize("behind, sign", [
+    (lambda: optax.masked(optax.set_to_zero(), some_frozen()), 1),
+    (lambda: optax.multi_transform({True: optax.set_to_zero(), False: optax.sgd(1.0)}, some_frozen()), -1)],
+    ids=["masked", "multi_transform"])
+def test_parameters_are_frozen_behind_the_noise(behind, sign):
+    def make(run):
+        return optax.with_extra_args_support(optax.chain(dpmf.jax.add_correlated_noise(run), behind()))
 
-    for optimizer, sign in ((frozen, 1), (labelled, -1)):
-        state = optimizer.init(tree(0))
-        for step, row in enumerate(rows):
-            updates, state = jax.jit(optimizer.update)(summed(tree(step)), state, tree(0))
-            assert not updates["kernel"].any()
-            assert flat(updates["bias"]).tobytes() == (sign * row[:4]).tobytes()
-    # Thawed after three steps: from then on the row of the stream, as if it had never been frozen.
-    noise = transformation()
-    state = noise.init(tree(0))
-
-    @jax.jit
-    def update(gradient, state):
-        cold = state.step < 3
-        updates, state = noise.update(summed(gradient), state)
-        return {**updates, "kernel": jnp.where(cold, 0.0, updates["kernel"])}, state
-
-    for step, row in enumerate(rows):
-        updates, state = update(tree(step), state)
-        assert flat(updates["kernel"]).tobytes() == (row[4:52] if step >= 3 else np.zeros(48, np.float32)).tobytes()
+    loop = Loop(begun(), make)
+    for step, row in enumerate(expected_rows()):
+        updates = loop(summed(tree(step)))
+        assert not updates["kernel"].any()
+        assert flat(updates["bias"]).tobytes() == (sign * row[:8]).tobytes()
 
 
-def test_pmap_and_shard_map_around_it_are_refused():
-    noise = transformation()
-    state = noise.init(jnp.zeros(4))
+def test_pmap_and_a_shard_map_over_other_axes_are_refused():
+    run = begun(jnp.zeros(4))
+    noise = dpmf.jax.add_correlated_noise(run)
+    state, batch = noise.init(jnp.zeros(4)), next(run.batches())
     with pytest.raises(dpmf.UnsupportedError, match="on each of several devices.*call update outside"):
-        jax.pmap(lambda gradient: noise.update(summed(gradient), state))(jnp.zeros((2, 4)))
+        jax.pmap(lambda gradient: noise.update(summed(gradient), state, batch=batch))(jnp.zeros((8, 4)))
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    spread = jax.shard_map(lambda gradient: noise.update(summed(gradient), state)[0], mesh=mesh, in_specs=PartitionSpec("data"),
-                           out_specs=PartitionSpec("data"))
+    spread = jax.shard_map(lambda gradient: noise.update(summed(gradient), state, batch=batch)[0], mesh=mesh,
+                           in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
     with pytest.raises(dpmf.UnsupportedError, match="on each of several devices \\(data\\)"):
-        jax.jit(spread)(jnp.zeros(8))
-    # Nothing was released.
-    noisy, _ = noise.update(summed(jnp.zeros(4)), state)
-    row = np.zeros(4, np.float32)
-    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=4).add_to(row)
-    assert np.asarray(noisy).tobytes() == row.tobytes()
+        jax.jit(spread)(jnp.zeros(32))
 
 
 OPTIMIZERS = {
@@ -497,15 +702,22 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_sgd_computes_the_planned_workload(options):
     mechanism = dpmf.mechanism(steps=STEPS, epsilon=8, delta=1e-6, **options)
-    optimizer = dpmf.jax.sgd(mechanism, KEY, experiment="test", denominator=4.0)
     parameters = jnp.zeros(DIMENSION)
+    run = begun(parameters, mechanism=mechanism, denominator=4.0)
+    optimizer = dpmf.jax.sgd(run)
     state = optimizer.init(parameters)
-    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
+    stream = zeros_with_noise(mechanism)
     noisy, iterates = [], []
-    for step in range(STEPS):
-        gradient = flat(tree(step))
-        updates, state = jax.jit(optimizer.update)(summed(jnp.asarray(gradient)), state, parameters)
-        parameters = optax.apply_updates(parameters, updates)
+
+    @jax.jit
+    def step(parameters, state, gradient, batch):
+        updates, state = optimizer.update(summed(gradient), state, parameters, batch=batch)
+        return optax.apply_updates(parameters, updates), state
+
+    for batch in run.batches(state):
+        gradient = on_grid(flat(tree(int(batch.step))), 1.0)
+        parameters, state = step(parameters, state, jnp.asarray(gradient), batch)
+        run.commit(state)
         stream.add_to(gradient)
         noisy.append(gradient / 4.0)
         iterates.append(np.asarray(parameters))
@@ -516,10 +728,10 @@ def test_sgd_computes_the_planned_workload(options):
 def test_sgd_refuses_what_was_not_planned():
     decayed = dpmf.mechanism(steps=STEPS, weight_decay=0.1, epsilon=8, delta=1e-6)
     with pytest.raises(dpmf.MismatchError, match="learning_rate=0.5"):
-        dpmf.jax.sgd(decayed, KEY, learning_rate=0.5)
+        dpmf.jax.sgd(begun(mechanism=decayed), learning_rate=0.5)
     matrix = dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6)
     with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
-        dpmf.jax.sgd(matrix, KEY)
+        dpmf.jax.sgd(begun(mechanism=matrix))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
@@ -631,26 +843,26 @@ whole = jnp.zeros(10)
 sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
 placed = jax.make_array_from_callback((10,), sharding, lambda index: np.zeros(10, np.float32)[index])
 try:
-    dpmf.jax.add_correlated_noise(mechanism, dpmf.NoiseKey.generate())
+    dpmf.jax.Run(mechanism, dpmf.NoiseKey.generate(), placed)
     print("two keys were taken")
 except AssertionError as refused:
     print("refused:", "differ in their key" in str(refused))
 key = dpmf.NoiseKey.read(directory + "/key")
-noise = dpmf.jax.add_correlated_noise(mechanism, key, journal=directory + "/journal")
 try:
-    noise.init(whole)
+    dpmf.jax.Run(mechanism, key, whole, journal=directory + "/journal")
     print("two models were taken")
 except dpmf.UnsupportedError as refused:
     print("refused:", "train a model of its own" in str(refused))
-batches = dpmf.jax.Batches(mechanism, key, examples=30)
-print("drawn", batches.run, batches.at(1).indices.tolist())
-noise = dpmf.jax.add_correlated_noise(mechanism, key, batches=batches, denominator=1.0, journal=directory + "/journal")
+run = dpmf.jax.Run(mechanism, key, placed, examples=30, denominator=1.0, journal=directory + "/journal")
+print("drawn", run.drawn.run, run.drawn.at(1).indices.tolist())
+noise = dpmf.jax.add_correlated_noise(run)
 state = noise.init(placed)
-update = jax.jit(noise.update)
-for batch in batches:
-    noisy, state = update(dpmf.jax.Sum.of(placed, batch=batch), state)
+update = jax.jit(lambda total, state, batch: noise.update(dpmf.jax.Sum.of(total, batch=batch), state, batch=batch))
+for batch in run.batches(state):
+    noisy, state = update(placed, state, batch)
+    run.commit(state)
 np.save(f"{directory}/{rank}.npy", np.asarray(noisy.addressable_shards[0].data))
-print("run", np.asarray(state.run.addressable_shards[0].data).tobytes().hex())
+print("run", run.name)
 """
 
 
@@ -667,7 +879,7 @@ def test_two_processes_are_one_run(tmp_path):
     ]
     printed = [process.communicate(timeout=900) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
-    lines = [[line for line in out.splitlines() if line.startswith(("refused", "drawn", "run"))] for out, _ in printed]
+    lines = [[line for line in out.splitlines() if line.startswith(("refused", "drawn", "run", "two"))] for out, _ in printed]
     assert lines[0] == lines[1]
     *refused, drawn, run = lines[0]
     assert refused == ["refused: True"] * 2 and drawn.startswith("drawn")
@@ -683,25 +895,29 @@ def test_two_processes_are_one_run(tmp_path):
 def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(STEPS), "banded-toeplitz:bands=2")
     mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5)
-    with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.1.*give batches="):
-        dpmf.jax.sgd(mechanism, KEY)
+    with pytest.raises(dpmf.MismatchError, match=r"counts on sampling cyclic-poisson:2:0.1.*make the run from the plan"):
+        begun(mechanism=mechanism)
 
     def sampler(sampling="cyclic-poisson:2:0.1", steps=STEPS):
         return dpmf.Sampler(sampling, KEY, units=100, steps=steps, run="test")
 
     for wrong in ("cyclic-poisson:2:0.2", "cyclic-poisson:1:0.1", "balls-in-bins:2"):
         with pytest.raises(dpmf.MismatchError, match=f"the sampler is {wrong}, but"):
-            dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(wrong))
+            begun(mechanism=mechanism, sampler=sampler(wrong))
     with pytest.raises(dpmf.MismatchError, match="7 steps are wanted"):
-        dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(steps=STEPS + 1))
+        begun(mechanism=mechanism, sampler=sampler(steps=STEPS + 1))
     # Means are over the expected batch, of a sum of nobody too.
-    noisy = dpmf.jax.add_correlated_noise(mechanism, KEY, sampler=sampler(), experiment="test")
     nobody = {"w": jnp.zeros(4, jnp.float32)}
-    updates, _ = noisy.update(dpmf.jax.Sum.of(nobody, 0), noisy.init(nobody))
+    loop = Loop(begun(nobody, mechanism=mechanism, sampler=sampler()), parameters=nobody)
+    updates = loop(dpmf.jax.Sum.of(nobody, 0))
     row = np.zeros(4, np.float32)
-    dpmf.NoiseStream(mechanism, KEY, run="test", dimension=4).add_to(row)
+    zeros_with_noise(mechanism, 4).add_to(row)
     np.testing.assert_allclose(updates["w"], row / sampler().expected_batch, rtol=1e-6)
-    assert sampler().expected_batch == 5.0
+    assert loop.run.expected_batch == 5.0
+    # No more than its members take part.
+    _, bad = loop.update(dpmf.jax.Sum.of(nobody, 99), loop.state, next(loop.batches))
+    with pytest.raises(dpmf.MismatchError, match="examples were handed out for it"):
+        loop.run.commit(bad)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -744,7 +960,10 @@ SEVERAL = {
     "blt, min-separation": lambda: made("blt", None, "min-separation:3:2"),
     "banded-toeplitz, epochs": lambda: made("banded-toeplitz:bands=3", None, "epochs:4"),
 }
+
+
 several = pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
+
 
 DATA = np.random.default_rng(3).standard_normal((EXAMPLES, 5)).astype(np.float32)
 
@@ -815,205 +1034,155 @@ def test_mistakes_with_batches_are_answered():
         dpmf.jax.Batches(plan, dpmf.NoiseKey.generate(), experiment="a")
     batches = dpmf.jax.Batches(plan, KEY)
     with pytest.raises(dpmf.MismatchError, match="those of another mechanism"):
-        dpmf.jax.sgd(planned(epsilon=4).mechanism, KEY, batches=batches)
+        dpmf.jax.Run(planned(epsilon=4), KEY, tree(0), batches=batches)
     with pytest.raises(ValueError, match="both say who takes part"):
-        dpmf.jax.sgd(plan.mechanism, KEY, batches=batches, sampler=plan.sampler(KEY))
+        dpmf.jax.Run(plan, KEY, tree(0), batches=batches, sampler=plan.sampler(KEY))
+    with pytest.raises(ValueError, match="those of batches that the run makes itself"):
+        dpmf.jax.Run(plan, KEY, tree(0), batches=batches, size=9)
     with pytest.raises(ValueError, match=f"there are {plan.steps} steps"):
         batches.at(plan.steps)
-    noise = dpmf.jax.add_correlated_noise(plan.mechanism, KEY, batches=batches)
-    state = noise.init(tree(0))
+    loop = Loop(dpmf.jax.Run(plan, KEY, tree(0), batches=batches), compiled=False)
+    batch = next(loop.batches)
     with pytest.raises(dpmf.MismatchError, match="which batch this sum is of.*batch=batch"):
-        noise.update(summed(tree(0)), state)
+        loop.update(summed(tree(0)), loop.state, batch)
     with pytest.raises(dpmf.MismatchError, match=r"this is a dict.*Sum.of\(gradients"):
-        noise.update(tree(0), state)
-    assert "drawn for step 1, but this is step 0" in failure(
-        lambda: jax.jit(noise.update)(summed(tree(0), batches.at(1)), state))
+        loop.update(tree(0), loop.state, batch)
+    noisy, bad = loop.update(summed(tree(0), batches.at(1)), loop.state, batch)
+    assert not flat(noisy).any()
+    with pytest.raises(dpmf.MismatchError, match="drawn for step 1, but this is step 0"):
+        loop.run.commit(bad)
     # It was refused before the noise was used.
-    _, state = noise.update(summed(tree(0), batches.at(0)), state)
-    assert dpmf.jax.step_of(state) == 1
+    everybody = dpmf.jax.Sum.of(tree(0), batch=batches.at(0))
+    noisy, state = loop.update(everybody, loop.state, batch)
+    loop.run.commit(state)
+    assert flat(noisy).any() and dpmf.jax.step_of(state) == 1
     with pytest.raises(ValueError, match="holds 0 of add_correlated_noise"):
         dpmf.jax.step_of(optax.sgd(0.1).init(tree(0)))
 
 
-def trainer(mechanism, journal=None, *, batches=None, **options):
-    """An optimizer of a run, a compiled step, and its batches."""
+def trainer(mechanism, journal=None, state=None, **options):
+    """A run, its optimizer, and a compiled step."""
     named = dict(experiment="test") if journal is None else dict(journal=journal)
-    if batches is None:
-        batches = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, **named)
-    optimizer = dpmf.jax.sgd(mechanism, KEY, 0.1, batches=batches, **named)
+    run = dpmf.jax.Run(mechanism, KEY, START, **{**dict(examples=EXAMPLES), **named, **options})
+    optimizer = dpmf.jax.sgd(run, 0.1)
 
     @jax.jit
     def step(parameters, state, batch):
-        total, seen = dpmf.jax.accumulate(loss, parameters, jnp.asarray(DATA)[batch.indices], clip=1.0, batch=batch, **options)
-        updates, state = optimizer.update(total, state, parameters)
-        return optax.apply_updates(parameters, updates), state, seen
+        total, seen = dpmf.jax.accumulate(loss, parameters, jnp.asarray(DATA)[batch.indices], clip=1.0, batch=batch)
+        updates, state = optimizer.update(total, state, parameters, batch=batch)
+        return optax.apply_updates(parameters, updates), state, seen, total
 
-    return optimizer, step, batches
+    return run, optimizer, step
 
 
 START = {"w": jnp.linspace(-1, 1, 5), "b": jnp.float32(0.5)}
 
 
 @several
-def test_training_is_the_workload_of_noisy_clipped_sums(make):
-    mechanism = make()
-    optimizer, step, batches = trainer(mechanism)
-    parameters, state = START, optimizer.init(START)
-    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=6)
-    rows, iterates = [], []
-    for batch in batches:
-        row = np.zeros(6)
-        for member in batches.members(int(batch.step)):
-            gradient = flat(jax.grad(loss)(parameters, jnp.asarray(DATA[member]))).astype(np.float64)
-            row += gradient * min(1, 1 / np.linalg.norm(gradient))
-        row = row.astype(np.float32)
-        stream.add_to(row)
-        rows.append(row / batches.expected_batch)
-        parameters, state, seen = step(parameters, state, batch)
-        assert int(seen.examples) == len(batches.members(int(batch.step)))
-        iterates.append(flat(parameters))
-    expected = flat(START) - 0.1 * mechanism.workload.matrix() @ np.stack(rows)
-    np.testing.assert_allclose(np.stack(iterates), expected, atol=2e-3 * np.abs(expected).max())
-    assert step._cache_size() == 1, "it was compiled again"
-
-
-@several
-def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(make, tmp_path):
+def test_training_is_the_workload_of_noisy_clipped_sums_and_goes_on_after_crashes(make, tmp_path):
     """Killed twice, once with a state that is two steps old, and once before anything was saved."""
     mechanism = make()
-    optimizer, step, batches = trainer(mechanism, tmp_path / "journal")
-    parameters, state = START, optimizer.init(START)
-    kept = parameters, state
-    drawn = [batches.members(number).tolist() for number in range(mechanism.steps)]
-    reached = {}
-
-    def go(optimizer, step, batches, parameters, state, saves, until):
-        kept = None
-        for batch in batches.after(state):
-            if batch.step == until:
-                break
-            parameters, state, _ = step(parameters, state, batch)
+    reached, sums, kept = {}, {}, (START, None)
+    run, optimizer, step = trainer(mechanism, tmp_path / "journal")
+    drawn = [run.drawn.members(number).tolist() for number in range(mechanism.steps)]
+    for saves, until in ((None, 3), (2, 4), (None, mechanism.steps)):
+        if until > 3:
+            run, optimizer, step = trainer(mechanism, tmp_path / "journal")
+        assert [run.drawn.members(number).tolist() for number in range(mechanism.steps)] == drawn
+        parameters, state = kept[0], optimizer.init(START) if kept[1] is None else kept[1]
+        for batch in run.batches(state):
+            number = int(batch.step)
+            parameters, state, seen, total = step(parameters, state, batch)
+            run.commit(state)
             bits = flat(parameters).tobytes()
-            assert reached.setdefault(int(batch.step), bits) == bits, "another iterate of the same step"
-            if batch.step + 1 == saves:
+            assert reached.setdefault(number, bits) == bits, "another iterate of the same step"
+            sums[number] = flat(total)
+            assert int(seen.examples) == len(run.drawn.members(number))
+            if number + 1 == saves:
                 kept = jax.device_get((parameters, state))
-        close_chain(optimizer)
-        return kept
-
-    assert go(optimizer, step, batches, parameters, state, None, 3) is None
-    for saves, until in ((3, 5), (None, mechanism.steps)):
-        optimizer, step, batches = trainer(mechanism, tmp_path / "journal")
-        optimizer.init(START)
-        assert [batches.members(number).tolist() for number in range(mechanism.steps)] == drawn
-        kept = go(optimizer, step, batches, *kept, saves, until)
+            if number + 1 == until:
+                break
+        # For a state that is on no device yet, and for one that is; not for another length.
+        assert step._cache_size() <= 2, "it was compiled again"
+        run.close()
     assert sorted(reached) == list(range(mechanism.steps))
-    # An unbroken run with the same noise and draws ends there too.
-    runs = json.loads((tmp_path / "journal" / "run.json").read_text())
-    stream = dpmf.NoiseStream(mechanism, KEY, run=runs["run"], dimension=6)
-    parameters, velocity = START, np.zeros(6, np.float32)
-    sums = jax.jit(lambda p, b: dpmf.jax.accumulate(loss, p, jnp.asarray(DATA)[b.indices], clip=1.0, batch=b))
+    # What was released is the sum with the row of the stream, and the iterates are the workload of that.
+    stream = zeros_with_noise(mechanism, 6, run=run.name)
+    rows, iterates = [], np.stack([np.frombuffer(reached[number], np.float32) for number in range(mechanism.steps)])
+    parameters = START
     for number in range(mechanism.steps):
-        total, _ = sums(parameters, batches.at(number))
-        row = flat(total)
+        exact = np.zeros(6)
+        for member in drawn[number]:
+            gradient = flat(jax.grad(loss)(parameters, jnp.asarray(DATA[member]))).astype(np.float64) if number < 2 else None
+            exact += 0 if gradient is None else gradient * min(1, 1 / np.linalg.norm(gradient))
+        if number < 2:
+            np.testing.assert_allclose(sums[number], exact, rtol=1e-3, atol=1e-3)
+        row = on_grid(sums[number], 1.0)
         stream.add_to(row)
-        velocity = np.float32(0.9) * velocity + row / np.float32(batches.expected_batch)
-        values = flat(parameters) + -np.float32(0.1) * velocity
-        np.testing.assert_allclose(values, np.frombuffer(reached[number], np.float32), rtol=1e-5, atol=1e-6)
-        values = np.frombuffer(reached[number], np.float32)
-        parameters = {"b": jnp.float32(values[0]), "w": jnp.asarray(values[1:])}
-
-
-def close_chain(optimizer):
-    """Lets go of the journal of a chain whose first member is the noise."""
-    cells = [cell.cell_contents for cell in optimizer.update.__closure__]
-    (updates,) = [cell for cell in cells if isinstance(cell, tuple) and cell and callable(cell[0])]
-    members = [cell.cell_contents for cell in updates[0].__closure__]
-    (host,) = [cell for cell in members if isinstance(cell, dpmf.jax.Host)]
-    host.run.close()
+        rows.append(row / run.expected_batch)
+        parameters = {"b": jnp.float32(iterates[number][0]), "w": jnp.asarray(iterates[number][1:])}
+    expected = flat(START) - 0.1 * mechanism.workload.matrix() @ np.stack(rows)
+    np.testing.assert_allclose(iterates, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @several
-@pytest.mark.parametrize("specs", [SPECS["leading rows"], SPECS["last axes"]], ids=["rows", "last axes"])
-def test_shards_of_every_mechanism_are_the_bits_of_the_whole(make, specs):
+def test_shards_of_every_mechanism_are_the_bits_of_the_whole(make):
     mechanism = make()
-    batches = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
-    noise = dpmf.jax.add_correlated_noise(mechanism, KEY, experiment="test", denominator=1.0, batches=batches)
-    update = jax.jit(noise.update)
-    state = noise.init(sharded(tree(0), specs))
-    stream = dpmf.NoiseStream(mechanism, KEY, run="test", dimension=DIMENSION)
+    specs = SPECS["leading rows"]
+    run = begun(sharded(tree(0), specs), mechanism=mechanism, examples=EXAMPLES, denominator=1.0)
+    loop = Loop(run, parameters=sharded(tree(0), specs))
+    stream = zeros_with_noise(mechanism)
     for step in range(mechanism.steps):
-        noisy, state = update(dpmf.jax.Sum.of(sharded(tree(step), specs), batch=batches.at(step)), state)
-        row = flat(tree(step))
+        noisy = loop(lambda batch: dpmf.jax.Sum.of(sharded(tree(step), specs), batch=batch._replace(noise=None)))
+        row = on_grid(flat(tree(step)), 1.0)
         stream.add_to(row)
         assert flat(noisy).tobytes() == row.tobytes()
 
 
 def test_a_journal_is_bound_to_its_draws(tmp_path):
     mechanism = made("recall", None, "epochs:4")
-    optimizer, step, batches = trainer(mechanism, tmp_path)
-    step(START, optimizer.init(START), batches.at(0))
-    close_chain(optimizer)
+    trainer(mechanism, tmp_path)[0].close()
     anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
     with pytest.raises(dpmf.BindingError, match=r"took part before would come again.*journal=that directory"):
-        trainer(mechanism, tmp_path, batches=anew)[0].init(START)
+        trainer(mechanism, tmp_path, batches=anew, examples=None)
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
-        dpmf.jax.sgd(mechanism, KEY, journal=tmp_path).init(START)
-    more = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES + 1, journal=tmp_path)
-    with pytest.raises(dpmf.BindingError, match="already took part would come up again"):
-        trainer(mechanism, tmp_path, batches=more)[0].init(START)
+        trainer(mechanism, tmp_path, examples=None)
+    with pytest.raises(dpmf.BindingError, match="took part.* would come"):
+        trainer(mechanism, tmp_path, examples=EXAMPLES + 1)
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(dpmf.FormatError, match="not the description of a run"):
         dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES, journal=tmp_path)
 
 
-def test_a_scan_over_batches_is_the_loop():
-    optimizer, step, batches = trainer(blt_in_bins())
+def test_a_scan_over_batches_is_the_loop_and_goes_on_after_a_restart(tmp_path):
+    mechanism = blt_in_bins()
+    run, optimizer, step = trainer(mechanism)
     parameters, state = START, optimizer.init(START)
-    for batch in batches:
-        parameters, state, _ = step(parameters, state, batch)
-    looped = flat(parameters)
+    looped = []
+    for batch in run.batches(state):
+        parameters, state, _, _ = step(parameters, state, batch)
+        run.commit(state)
+        looped.append(flat(parameters))
 
-    optimizer, step, batches = trainer(blt_in_bins())
-    parameters, state = START, optimizer.init(START)
+    def scan(directory, kept=None, together=6):
+        options = dict(experiment="test") if kept is None else {}
+        run, optimizer, step = trainer(mechanism, directory, **options)
+        carry = (START, optimizer.init(START)) if kept is None else kept
+        body = lambda carry, batch: (step(*carry, batch)[:2],) * 2  # noqa: E731
+        several = jax.jit(lambda carry, batches: jax.lax.scan(body, carry, batches))
+        for batches in run.batches(carry[1], together=together):
+            carry, every = several(carry, batches)
+            run.commit(carry[1])
+            yield jax.device_get(every)
+        run.close()
 
-    @jax.jit
-    def several_steps(parameters, state, chunk):
-        def body(carry, batch):
-            parameters, state, seen = step(*carry, batch)
-            return (parameters, state), seen
-
-        return jax.lax.scan(body, (parameters, state), chunk)
-
-    for start in (0, 6):
-        chunk = jax.tree.map(lambda *leaves: np.stack(leaves), *[batches.at(start + i) for i in range(6)])
-        before = parameters, state
-        (parameters, state), seen = several_steps(parameters, state, chunk)
-        assert seen.unprotected_loss.shape == (6,)
-        # The same chunk with the same state again is refused, inside of the scan.
-        assert "good for one update" in failure(lambda: several_steps(*before, chunk))
-    np.testing.assert_allclose(flat(parameters), looped, rtol=1e-5, atol=1e-6)
-
-
-def test_a_journalled_scan_goes_on_after_a_restart(tmp_path):
-    mechanism = made("recall", None, "epochs:4")
-
-    def run(state=None, parameters=START, until=12):
-        optimizer, step, batches = trainer(mechanism, tmp_path)
-        fresh = optimizer.init(START)
-        state = fresh if state is None else state
-        chunk = jax.tree.map(lambda *leaves: np.stack(leaves),
-                             *[batches.at(i) for i in range(dpmf.jax.step_of(state), until)])
-        scan = jax.jit(lambda p, s, c: jax.lax.scan(lambda carry, batch: (step(*carry, batch)[:2],) * 2, (p, s), c)[1])
-        iterates = jax.device_get(scan(parameters, state, chunk))
-        close_chain(optimizer)
-        return iterates
-
-    first = run(until=8)
-    # The scan died after it had released eight steps; what was saved is the state after five.
-    parameters, state = jax.tree.map(lambda leaf: leaf[4], first)
-    second = run(state, parameters)
-    for name in START:
-        assert np.array_equal(second[0][name][:3], first[0][name][5:8])
+    halves = list(scan(tmp_path))
+    iterates = np.concatenate([np.concatenate([half[0]["b"][:, None], half[0]["w"]], axis=1) for half in halves])
+    np.testing.assert_allclose(iterates, looped, rtol=1e-5, atol=1e-6)
+    # It died after the last chunk, and what was saved is the state after five steps.
+    kept = jax.tree.map(lambda leaf: leaf[4], halves[0])
+    (rest,) = scan(tmp_path, kept, together=7)
+    assert np.array_equal(rest[0]["w"], iterates[5:, 1:])
 
 
 def test_accumulate_takes_trees_and_names_and_says_what_it_saw():
@@ -1066,7 +1235,7 @@ def test_micro_batches_without_members_are_not_computed():
 
 def test_devices_sum_their_parts_and_update_outside():
     """Data in parallel: the sum over devices of clipped sums is that of the whole batch, and one example moves it by at most ζ."""
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     examples = jnp.asarray(1 + np.random.default_rng(2).random((64, 5)), jnp.float32)
 
     def part(parameters, examples, mask):
@@ -1075,24 +1244,31 @@ def test_devices_sum_their_parts_and_update_outside():
 
     spread = jax.shard_map(part, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec("data")),
                            out_specs=PartitionSpec(), check_vma=False)
-    noise = transformation()
+    parameters = jax.device_put(jnp.zeros(5), NamedSharding(mesh, PartitionSpec()))
+    mechanism = MECHANISM.calibrate(8, 1e-6, 1.0)
+    run = begun(parameters, mechanism=mechanism)
+    noise = dpmf.jax.add_correlated_noise(run)
 
     @jax.jit
-    def step(parameters, state):
-        return noise.update(spread(parameters, examples, jnp.ones(64, bool)), state)
+    def step(parameters, state, batch):
+        return noise.update(spread(parameters, examples, jnp.ones(64, bool)), state, batch=batch)
 
-    noisy, _ = step(jnp.zeros(5), noise.init(jnp.zeros(5)))
+    state = noise.init(parameters)
+    noisy, state = step(parameters, state, next(run.batches(state)))
+    run.commit(state)
     sums = jax.jit(spread)
-    row = flat(sums(jnp.zeros(5), examples, jnp.ones(64, bool)))
-    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(row.tolist(), flat(rest).tolist()))
-             for rest in (sums(jnp.zeros(5), examples, jnp.arange(64) != index) for index in range(0, 64, 9))]
+    row = flat(sums(parameters, examples, jnp.ones(64, bool)))
+    # Rounded to the unit of releases they are no further apart.
+    moves = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(on_grid(row, 1.0).tolist(), on_grid(flat(rest), 1.0).tolist()))
+             for rest in (sums(parameters, examples, jnp.arange(64) != index) for index in range(0, 64, 9))]
     assert Fraction(0.999) ** 2 < max(moves) <= 1
-    dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5).add_to(row)
+    row = on_grid(row, 1.0)
+    zeros_with_noise(mechanism, 5).add_to(row)
     assert np.asarray(noisy).tobytes() == row.tobytes()
 
 
 def differing(value):
-    """A vector whose copies on two devices differ, as after a forgotten psum; the compiler takes them for equal."""
+    """A vector whose copies on devices differ, as after a forgotten psum; the compiler takes them for equal."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
     part = jax.shard_map(lambda v: v * (1 + jax.lax.axis_index("x")), mesh=mesh, in_specs=PartitionSpec(),
                          out_specs=PartitionSpec(), check_vma=False)
@@ -1100,69 +1276,45 @@ def differing(value):
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
-@pytest.mark.parametrize("journalled", [False, True], ids=["plain", "journal"])
-def test_copies_that_differ_are_refused_and_nothing_is_released(arithmetic, journalled, tmp_path):
+def test_copies_that_differ_are_refused_and_nothing_is_released(arithmetic):
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    noise = transformation(arithmetic=arithmetic, journal=tmp_path if journalled else None)
-    update = jax.jit(noise.update)
     ones = jax.device_put(jnp.ones(5), NamedSharding(mesh, PartitionSpec()))
-    state = noise.init(ones)
-    assert "1 arrays of this step differ between devices" in failure(lambda: update(summed(jax.jit(differing)(ones)), state))
+    loop = Loop(begun(ones, arithmetic=arithmetic), parameters=ones)
+    batch = next(loop.batches)
     # The numbers beside the sum are compared as well.
-    counted = dpmf.jax.Sum(ones, jax.jit(differing)(jnp.ones((), jnp.int32)))
-    assert "1 arrays of this step differ between devices" in failure(lambda: update(counted, state))
-    noisy, _ = update(summed(ones), state)
+    for total in (summed(jax.jit(differing)(ones)), dpmf.jax.Sum(ones, jax.jit(differing)(jnp.ones((), jnp.int32)))):
+        noisy, bad = loop.update(total, loop.state, batch)
+        assert not any(np.asarray(shard.data).any() for shard in noisy.addressable_shards)
+        with pytest.raises(dpmf.MismatchError, match="1 arrays of step 0 differ between devices"):
+            loop.run.commit(bad)
+    noisy, state = loop.update(summed(ones), loop.state, batch)
+    loop.run.commit(state)
     row = np.ones(5, np.float32)
     dpmf.NoiseStream(MECHANISM, KEY, run="test", dimension=5, arithmetic=arithmetic).add_to(row)
     assert np.asarray(noisy).tobytes() == row.tobytes()
 
 
-@pytest.mark.parametrize("arithmetic", ["exact", "float"])
-def test_one_value_is_released_where_copies_are_not_known_of(arithmetic):
-    """The parameters are on one device, and the sum comes in two copies: all devices get what was released of one."""
-    noise = transformation(arithmetic=arithmetic)
-    state = noise.init(jnp.ones(5))
-    noisy, _ = jax.jit(lambda ones, state: noise.update(summed(differing(ones)), state))(jnp.ones(5), state)
-    copies = {np.asarray(shard.data).tobytes() for shard in noisy.addressable_shards}
-    assert len(copies) == 1
+def test_copies_that_are_not_known_of_do_not_meet_the_noise():
+    """The parameters are on one device, and so is the noise: a sum in several copies does not come together with it."""
+    ones = jnp.ones(5)
+    loop = Loop(begun(ones), parameters=ones)
+    batch = next(loop.batches)
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(lambda state, batch: loop.optimizer.update(summed(differing(ones)), state, batch=batch))(loop.state, batch)
+    # A state that differs between devices is seen at the latest when it is committed.
+    with pytest.raises(dpmf.MismatchError, match="state differs between devices"):
+        loop.run.commit(loop.state._replace(log=jax.jit(differing)(loop.state.log + 1)))
 
 
 def test_marks_are_salted_with_a_secret():
     """The name of a run is public: under it alone, data could be chosen whose marks collide."""
-    salts = [host_of(dpmf.jax.add_correlated_noise(MECHANISM, dpmf.NoiseKey.from_seed(seed), experiment=name)).salt.tolist()
+    salts = [begun(key=dpmf.NoiseKey.from_seed(seed), experiment=name)._salt.tolist()
              for seed, name in ((1, "a"), (2, "a"), (1, "b"), (1, "a"))]
     assert salts[0] == salts[3] and len({tuple(salt) for salt in salts}) == 3
     gradient = jnp.arange(7.0)
-    marks = [dpmf.jax._layout._mark(dpmf.jax._layout._digests([gradient], np.array(salt, np.uint32)), jnp.int32(0), ())
+    found = [dpmf.jax._release.mark_of(dpmf.jax._release.digests_of([gradient], np.array(salt, np.uint32)), jnp.uint32(0), ())
              for salt in salts[:2]]
-    assert not np.array_equal(*marks)
-
-
-def test_a_journal_of_0_2_goes_on(tmp_path):
-    """It has a stream beyond the model, over marks that were salted otherwise: what it released comes again for nobody."""
-    path = tmp_path / "process-0.journal"
-    coordinates = range(DIMENSION, DIMENSION + 8)
-    with dpmf.DurableStream.create(MECHANISM, KEY, path, run="test", coordinates=coordinates) as before:
-        run = before.run
-        for step in range(2):
-            before.release(np.full(8, 100 + step, np.float32))
-    shapes = [list(SHAPES[name]) for name in sorted(SHAPES)]
-    described = dict(run=run, mechanism=MECHANISM.identity, arithmetic="exact", shapes=shapes, shards=[], devices=1, draws=None)
-    (tmp_path / "run.json").write_text(json.dumps({**described, "ready": True}))
-
-    def resumed(step, **options):
-        noise = transformation(journal=tmp_path, **options)
-        return noise, noise.init(tree(0))._replace(step=jnp.int32(step))
-
-    noise, state = resumed(1)
-    assert "dpmf 0.2, which marked them otherwise" in failure(lambda: noise.update(summed(tree(1)), state))
-    close(noise)
-    noise, state = resumed(1, lost_input="burn")
-    nothing, state = noise.update(summed(tree(1)), state)
-    assert not flat(nothing).any()
-    noisy, _ = noise.update(summed(tree(2)), state)
-    assert flat(noisy).tobytes() == expected_rows()[2].tobytes()
-    close(noise)
+    assert not np.array_equal(*found)
 
 
 def test_sums_add_up_and_batches_fall_into_parts():
@@ -1226,21 +1378,20 @@ def test_one_example_moves_an_accumulated_sum_by_at_most_the_clip(micro_batch):
 def test_adam_is_that_of_optax_on_noisy_gradients():
     steps, b1 = 12, 0.8
     plan = planned(momentum=b1, schedule=dpmf.jax.adam_steps(steps, b1=b1, schedule=np.linspace(1, 0.1, steps)))
-    batches = dpmf.jax.Batches(plan, KEY, experiment="test")
-    ours = dpmf.jax.adam(plan.mechanism, KEY, 0.05, b2=0.95, eps=1e-3, batches=batches, experiment="test")
+    loop = Loop(dpmf.jax.Run(plan, KEY, tree(0), experiment="test"), lambda run: dpmf.jax.adam(run, 0.05, b2=0.95, eps=1e-3))
     theirs = optax.adam(lambda step: 0.05 * jnp.asarray(np.linspace(1, 0.1, steps), jnp.float32)[step], b1=b1, b2=0.95, eps=1e-3)
-    stream = dpmf.NoiseStream(plan.mechanism, KEY, run="test", dimension=DIMENSION)
-    state, other = ours.init(tree(0)), theirs.init(jnp.zeros(DIMENSION))
+    stream = zeros_with_noise(plan.mechanism)
+    other = theirs.init(jnp.zeros(DIMENSION))
     for step in range(steps):
-        updates, state = jax.jit(ours.update)(dpmf.jax.Sum.of(tree(step), batch=batches.at(step)), state)
-        row = flat(tree(step))
+        updates = loop(lambda batch: dpmf.jax.Sum.of(tree(step), batch=batch))
+        row = on_grid(flat(tree(step)), 1.0)
         stream.add_to(row)
-        expected, other = theirs.update(jnp.asarray(row / batches.expected_batch), other)
+        expected, other = theirs.update(jnp.asarray(row / loop.run.expected_batch), other)
         np.testing.assert_allclose(flat(updates), expected, rtol=1e-4, atol=1e-7)
     with pytest.raises(dpmf.MismatchError, match="planned with nesterov or weight decay"):
-        dpmf.jax.adam(dpmf.mechanism(steps=4, momentum=0.9, nesterov=True, epsilon=8, delta=1e-6), KEY)
+        dpmf.jax.adam(begun(mechanism=dpmf.mechanism(steps=4, momentum=0.9, nesterov=True, epsilon=8, delta=1e-6)))
     with pytest.raises(dpmf.UnsupportedError, match="names no optimizer"):
-        dpmf.jax.adam(dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6), KEY)
+        dpmf.jax.adam(begun(mechanism=dpmf.mechanism(workload=dpmf.Workload.from_matrix(np.tri(4)), epsilon=8, delta=1e-6)))
     with pytest.raises(ValueError, match="one number for each of 4 steps"):
         dpmf.jax.adam_steps(4, schedule=[1.0])
 

@@ -1,6 +1,5 @@
 //! `dpmf.PrivateRun`.
 
-use crate::arrays::{self, Writable};
 use crate::clip::Clip;
 use crate::error::{IntoPython, raise, type_error, value_error};
 use crate::mechanism::Mechanism;
@@ -8,8 +7,8 @@ use crate::noise::{Checkpoint, Guarded, NO_PICKLE, NoiseKey, check_calibrated, p
 use crate::parallel;
 use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
-use dpmf::noise::{self, Arithmetic, DurableStream, RunId, default_threads};
-use dpmf::run::{MARKS, Order};
+use dpmf::noise::{self, Arithmetic, DurableStream, Mark, RunId, default_threads};
+use dpmf::run::Order;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyRange};
@@ -44,9 +43,8 @@ type Pairs<'py> = Bound<'py, PyArray2<i64>>;
 /// part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
 /// digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
 ///
-/// Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
-/// their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
-/// several processes apart.
+/// Where rows are data, like a batch, coming_row() is shipped, hand_over() puts on record that it leaves, and settle(step, mark) says
+/// which sum it was used with. Contributions are counted for the step that is to be settled next.
 #[pyclass(module = "dpmf")]
 pub(crate) struct PrivateRun {
     guarded: Guarded<dpmf::PrivateRun>,
@@ -57,25 +55,24 @@ pub(crate) struct PrivateRun {
 impl PrivateRun {
     #[new]
     #[pyo3(signature = (mechanism, key, *, dimension, coordinates=None, ranges=None, run=None, journal=None, arithmetic="exact",
-                        ranks=1, process=0, ahead=None, part=false))]
+                        ranks=1, ahead=None, part=false))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn new(
         py: Python<'_>,
         mechanism: &Bound<'_, Mechanism>,
         key: &Bound<'_, NoiseKey>,
         dimension: u64,
-        coordinates: Option<Coordinates<'_>>,
+        coordinates: Option<Bound<'_, PyRange>>,
         ranges: Option<Vec<Bound<'_, PyRange>>>,
         run: Option<&str>,
         journal: Option<PathBuf>,
         arithmetic: &str,
         ranks: usize,
-        process: u64,
         ahead: Option<usize>,
         part: bool,
     ) -> PyResult<Self> {
         let run = run_id(run, &key.get().0)?;
-        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, process, ahead, part };
+        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, ahead, part };
         Self::make(py, mechanism, key, run, held, |begun, plan| match &journal {
             Some(journal) => begun.with_journal(journal, plan),
             None => Ok(begun),
@@ -87,7 +84,7 @@ impl PrivateRun {
     /// Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, ranges=None, checkpoint=None, at=None,
-                        arithmetic="exact", ranks=1, process=0, ahead=None, part=false))]
+                        arithmetic="exact", ranks=1, ahead=None, part=false))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
     fn open(
         py: Python<'_>,
@@ -95,19 +92,18 @@ impl PrivateRun {
         key: &Bound<'_, NoiseKey>,
         journal: PathBuf,
         dimension: u64,
-        coordinates: Option<Coordinates<'_>>,
+        coordinates: Option<Bound<'_, PyRange>>,
         ranges: Option<Vec<Bound<'_, PyRange>>>,
         checkpoint: Option<Checkpoint>,
         at: Option<usize>,
         arithmetic: &str,
         ranks: usize,
-        process: u64,
         ahead: Option<usize>,
         part: bool,
     ) -> PyResult<Self> {
         let run = DurableStream::run_of(&journal).or_raise()?;
         let bytes = checkpoint.map(|checkpoint| checkpoint.bytes()).transpose()?;
-        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, process, ahead, part };
+        let held = Held { dimension, coordinates, ranges, arithmetic, ranks, ahead, part };
         match (bytes, at) {
             (Some(_), Some(_)) => {
                 Err(value_error("checkpoint and at both say where to go on: leave one out"))
@@ -253,30 +249,41 @@ impl PrivateRun {
         parallel::run(py, || Ok(run.digest(sum)))
     }
 
-    /// Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
-    /// it is committed again for the same mark only.
-    fn commit(&mut self, py: Python<'_>, mark: Vec<f32>) -> PyResult<usize> {
+    /// Takes the coming row out of the run: it is on record as handed over, and does not come again. Returns its step, and the mark that
+    /// its sum must have, four words, where the journal has one. Ship it before, and pass it on afterwards.
+    fn hand_over(&mut self, py: Python<'_>) -> PyResult<(usize, Option<[u32; 4]>)> {
         let run = self.guarded.live_mut(py)?;
-        let mark = <[f32; MARKS]>::try_from(mark.as_slice())
-            .map_err(|_| value_error(format!("a mark has {MARKS} numbers, and this one {}", mark.len())))?;
-        parallel::run(py, || run.commit(&mark))
+        let (step, mark) = parallel::run(py, || run.hand_over())?;
+        Ok((step, mark.map(words)))
     }
 
-    /// Adds the noise of a committed step to one part of its sum in place, once. values is a contiguous vector of float32.
-    fn release_part(
-        &mut self,
-        py: Python<'_>,
-        part: usize,
-        step: usize,
-        values: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    /// Says which sum the row of a step was used with, by a mark of four words. Steps are settled in order; one that was settled with
+    /// another mark ends the run.
+    fn settle(&mut self, py: Python<'_>, step: usize, mark: [u32; 4]) -> PyResult<()> {
         let run = self.guarded.live_mut(py)?;
-        let length = run.parts().nth(part).map_or(0, |range| (range.end - range.start) as usize);
-        let Writable::Single(mut values) = arrays::writable(values, length)? else {
-            return Err(type_error("a part of a sum must be of float32"));
-        };
-        let (values, pool) = (values.as_slice_mut()?, parallel::pool()?);
-        py.detach(|| pool.install(|| run.release_part(part, step, values))).or_raise()
+        let mut bytes = [0; 16];
+        bytes.chunks_exact_mut(4).zip(mark).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+        parallel::run(py, || run.settle(step, bytes))
+    }
+
+    /// Burns the first step whose row is outstanding; returns it.
+    fn give_up(&mut self, py: Python<'_>) -> PyResult<usize> {
+        let run = self.guarded.live_mut(py)?;
+        parallel::run(py, || run.give_up())
+    }
+
+    /// Steps whose rows were handed over and which are not settled.
+    #[getter]
+    fn outstanding(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.guarded.live(py)?.outstanding().collect())
+    }
+
+    /// How the coming row is added to a sum on a device of 32 bits: (unit, shift, grid). With S = G·2**shift + F and the words A and R of
+    /// the row, what is released is (A + G + [F + R >= 2**(shift-1)])·grid; sums are in this unit.
+    fn split_row(&self, py: Python<'_>) -> PyResult<(f64, u32, f64)> {
+        let row = self.guarded.live(py)?.split_row().or_raise()?;
+        let power = |exponent: i32| 2.0_f64.powi(exponent);
+        Ok((power(row.exponent), row.shift, power(row.exponent + row.shift as i32)))
     }
 
     /// Four words of 32 bits by which devices mark their sums; as secret as the key.
@@ -472,6 +479,26 @@ impl ComingRow {
         self.row.step()
     }
 
+    /// Writes numbers of the row from a place on as the two words of split_row(), int32 and uint32. Every tie is decided here, with as
+    /// many digits as it takes.
+    fn ship_split(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        whole: &Bound<'_, PyAny>,
+        rest: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if self.process != std::process::id() {
+            return Err(raise(py, "halted", "this row of noise was copied into another process by a fork"));
+        }
+        let busy = |_| value_error("an array is read-only or in use by another call");
+        let other = |_| type_error("a row is split into one-dimensional NumPy arrays of int32 and uint32");
+        let mut whole = whole.cast::<PyArray1<i32>>().map_err(other)?.try_readwrite().map_err(busy)?;
+        let mut rest = rest.cast::<PyArray1<u32>>().map_err(other)?.try_readwrite().map_err(busy)?;
+        let (whole, rest) = (whole.as_slice_mut()?, rest.as_slice_mut()?);
+        parallel::run(py, || self.row.ship_split(place, whole, rest))
+    }
+
     /// Writes numbers of the row from a place on, as many as array has: int64 for a run in exact arithmetic, float32 in float.
     ///
     /// Raises StepReusedError where the run has passed the step.
@@ -494,21 +521,17 @@ impl ComingRow {
     }
 }
 
-/// One range, or those of several parts.
-#[derive(FromPyObject)]
-enum Coordinates<'py> {
-    Range(Bound<'py, PyRange>),
-    Parts(Vec<Bound<'py, PyRange>>),
+fn words(mark: Mark) -> [u32; 4] {
+    std::array::from_fn(|word| u32::from_le_bytes(std::array::from_fn(|byte| mark[4 * word + byte])))
 }
 
 /// What a run holds of a model, and how.
 struct Held<'a, 'py> {
     dimension: u64,
-    coordinates: Option<Coordinates<'py>>,
+    coordinates: Option<Bound<'py, PyRange>>,
     ranges: Option<Vec<Bound<'py, PyRange>>>,
     arithmetic: &'a str,
     ranks: usize,
-    process: u64,
     ahead: Option<usize>,
     part: bool,
 }
@@ -523,27 +546,20 @@ impl PrivateRun {
         finish: impl FnOnce(dpmf::PrivateRun, [u8; 32]) -> dpmf::Result<dpmf::PrivateRun> + Send,
     ) -> PyResult<Self> {
         let (inner, identity, key) = (&mechanism.get().inner, mechanism.get().bound_to(), &key.get().0);
-        let Held { dimension, ranks, process, ahead, part, .. } = held;
+        let Held { dimension, ranks, ahead, part, .. } = held;
         let arithmetic: Arithmetic = held.arithmetic.parse().or_raise()?;
         check_calibrated(inner)?;
-        let all = |several: &[Bound<'_, PyRange>]| {
-            several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()
-        };
-        let (ranges, in_parts) = match (held.coordinates, held.ranges) {
+        let ranges = match (held.coordinates, held.ranges) {
             (Some(_), Some(_)) => {
                 return Err(value_error("coordinates and ranges are both given: leave one out"));
             }
-            (None, Some(several)) => (all(&several)?, false),
-            (None, None) => (std::iter::once(0..dimension).collect(), false),
-            (Some(Coordinates::Range(one)), None) => (vec![range(None, Some(&one))?], false),
-            (Some(Coordinates::Parts(several)), None) => (all(&several)?, true),
+            (None, Some(several)) => {
+                several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()?
+            }
+            (None, None) => std::iter::once(0..dimension).collect(),
+            (Some(one), None) => vec![range(None, Some(&one))?],
         };
         let made = parallel::run(py, || {
-            if in_parts {
-                let begun =
-                    dpmf::PrivateRun::in_parts(inner, key, run, &ranges, dimension, arithmetic, process)?;
-                return finish(begun.with_ranks(ranks)?, identity.0);
-            }
             let mut begun = dpmf::PrivateRun::over(inner, key, run, &ranges, dimension, arithmetic)?;
             if part {
                 begun = begun.part_of(dimension)?;

@@ -20,16 +20,16 @@ use crate::error::{Error, Refusal, Result};
 use crate::mechanism::Mechanism;
 use crate::noise::{DigestKeys, DurableStream, NoiseKey, NoiseStream, RunId, SumDigest};
 use crate::participation::Sampling;
-use parts::Parts;
+use handed::Handed;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::OnceLock;
 
 mod device;
-mod parts;
+mod handed;
 
 pub use device::FixedRow;
-pub use parts::MARKS;
+pub use handed::SINGLE_DIGITS;
 
 /// How the batches of a run come.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,8 +65,7 @@ enum Noise {
     Durable(DurableStream),
 }
 
-/// A run of private training over a range of coordinates, or over several that are released one by one
-/// ([`PrivateRun::in_parts`]).
+/// A run of private training over a range of coordinates, or over several.
 ///
 /// Guarantee: what is released is the sum of the contributions that were counted, with the next row of noise, and nothing is
 /// released that the methods here refuse. A row is released with one input, across crashes too if there is a journal.
@@ -112,8 +111,8 @@ pub struct PrivateRun {
     denominator: Option<f64>,
     /// As it was at the first release.
     fixed_denominator: Option<f64>,
-    /// Empty for a run that is released as a whole.
-    parts: Parts,
+    /// Rows that left before their sums were known.
+    handed: Handed,
     /// Made when they are first needed.
     digest_keys: OnceLock<DigestKeys>,
 }
@@ -233,7 +232,7 @@ impl PrivateRun {
             contributions: None,
             denominator: None,
             fixed_denominator: None,
-            parts: Parts::default(),
+            handed: Handed::default(),
             digest_keys: OnceLock::new(),
         };
         let (origin, arithmetic) = (run.stream().key().origin(), run.stream().arithmetic());
@@ -307,7 +306,7 @@ impl PrivateRun {
     ///
     /// Errors: [`Error::Refused`], with the reason; [`Error::Exhausted`].
     pub fn contribute(&mut self, count: usize) -> Result<()> {
-        let step = self.next_step();
+        let step = self.due();
         if step >= self.steps() {
             return Err(Error::Exhausted { steps: self.steps() });
         }
@@ -388,11 +387,11 @@ impl PrivateRun {
     ///
     /// Errors: [`Error::Refused`]; [`Error::Exhausted`].
     pub fn check_release(&self) -> Result<()> {
-        if self.next_step() >= self.steps() {
+        if self.due() >= self.steps() {
             return Err(Error::Exhausted { steps: self.steps() });
         }
         if self.contributions.is_none() {
-            return Err(Refusal::Nothing { step: self.next_step() }.into());
+            return Err(Refusal::Nothing { step: self.due() }.into());
         }
         if self.denominator.is_none() {
             return Err(Refusal::NoDenominator.into());
@@ -424,7 +423,7 @@ impl PrivateRun {
         digest: Option<SumDigest>,
     ) -> Result<usize> {
         self.check_release()?;
-        self.check_whole()?;
+        self.check_settled()?;
         let length = self.stream().len();
         for (name, actual) in [("sum", sum.len()), ("released", released.len())] {
             if actual != length {
@@ -454,13 +453,14 @@ impl PrivateRun {
         Ok(step)
     }
 
-    /// Refuses to treat a run in parts as a whole.
-    fn check_whole(&self) -> Result<()> {
-        if self.parts().next().is_some() {
-            let rule = "this run is split into parts; release them one by one";
-            return Err(Error::argument("sum", "the whole", rule));
+    /// Refuses a release while rows are outstanding, whose sums come before.
+    fn check_settled(&self) -> Result<()> {
+        match self.outstanding().next() {
+            None => Ok(()),
+            Some(step) => {
+                Err(Error::argument("sum", step, "the row of this step was handed over: settle it"))
+            }
         }
-        Ok(())
     }
 
     /// Takes up that a step was released or given up.
@@ -522,7 +522,7 @@ impl PrivateRun {
         }
     }
 
-    /// The coordinates whose sums are released here; those of the marks for a run in parts.
+    /// The coordinates whose sums are released here.
     pub fn coordinates(&self) -> Range<u64> {
         self.stream().coordinates()
     }

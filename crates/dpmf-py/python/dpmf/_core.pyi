@@ -767,9 +767,8 @@ class PrivateRun:
     part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
     digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
 
-    Where coordinates is a list of ranges, as of the shards on several devices, a step is committed for all of them, with a mark of
-    their sums, and each is then released by itself: commit(mark), release_part(part, step, values). process tells the journals of
-    several processes apart.
+    Where rows are data, like a batch, coming_row() is shipped, hand_over() puts on record that it leaves, and settle(step, mark) says
+    which sum it was used with. Contributions are counted for the step that is to be settled next.
     """
 
     def __new__(
@@ -778,13 +777,12 @@ class PrivateRun:
         key: NoiseKey,
         *,
         dimension: int,
-        coordinates: range | Sequence[range] | None = None,
+        coordinates: range | None = None,
         ranges: Sequence[range] | None = None,
         run: str | None = None,
         journal: str | os.PathLike[str] | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
-        process: int = 0,
         ahead: int | None = None,
         part: bool = False,
     ) -> Self: ...
@@ -795,13 +793,12 @@ class PrivateRun:
         journal: str | os.PathLike[str],
         *,
         dimension: int,
-        coordinates: range | Sequence[range] | None = None,
+        coordinates: range | None = None,
         ranges: Sequence[range] | None = None,
         checkpoint: bytes | str | os.PathLike[str] | None = None,
         at: int | None = None,
         arithmetic: Literal["exact", "float"] = "exact",
         ranks: int = 1,
-        process: int = 0,
         ahead: int | None = None,
         part: bool = False,
     ) -> PrivateRun:
@@ -856,12 +853,23 @@ class PrivateRun:
         """
     def digest(self, sum: NDArray[np.int64]) -> list[int]:
         """Two numbers that tell the sum from others, for whoever does not know the key."""
-    def commit(self, mark: Sequence[float]) -> int:
-        """Commits the coming step of a run in parts with a mark of all sums, MARKS numbers of float32; returns the step. With a journal,
-        it is committed again for the same mark only.
+    def hand_over(self) -> tuple[int, list[int] | None]:
+        """Takes the coming row out of the run: it is on record as handed over, and does not come again. Returns its step, and the mark
+        that its sum must have, four words, where the journal has one. Ship it before, and pass it on afterwards.
         """
-    def release_part(self, part: int, step: int, values: NDArray[np.float32]) -> None:
-        """Adds the noise of a committed step to one part of its sum in place, once. values is a contiguous vector of float32."""
+    def settle(self, step: int, mark: Sequence[int]) -> None:
+        """Says which sum the row of a step was used with, by a mark of four words. Steps are settled in order; one that was settled with
+        another mark ends the run.
+        """
+    def give_up(self) -> int:
+        """Burns the first step whose row is outstanding; returns it."""
+    @property
+    def outstanding(self) -> list[int]:
+        """Steps whose rows were handed over and which are not settled."""
+    def split_row(self) -> tuple[float, int, float]:
+        """How the coming row is added to a sum on a device of 32 bits: (unit, shift, grid). With S = G·2**shift + F and the words A and R
+        of the row, what is released is (A + G + [F + R >= 2**(shift-1)])·grid; sums are in this unit.
+        """
     def mark_salt(self) -> list[int]:
         """Four words of 32 bits by which devices mark their sums; as secret as the key."""
     def fixed_row(self) -> tuple[int, int, int, float]:
@@ -944,6 +952,10 @@ class _ComingRow:
     @property
     def step(self) -> int:
         """The step that it is for."""
+    def ship_split(self, place: int, whole: NDArray[np.int32], rest: NDArray[np.uint32]) -> None:
+        """Writes numbers of the row from a place on as the two words of split_row(), int32 and uint32. Every tie is decided here, with as
+        many digits as it takes.
+        """
     def ship(self, place: int, array: NDArray[np.int64] | NDArray[np.float32]) -> None:
         """Writes numbers of the row from a place on, as many as array has: int64 for a run in exact arithmetic, float32 in float.
 

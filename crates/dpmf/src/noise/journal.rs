@@ -16,6 +16,7 @@ use super::stream::NoiseStream;
 use crate::disk::{Access, File, Lock, Place};
 use crate::engine::{Sum, Value};
 use crate::error::{Error, Result};
+pub use records::Mark;
 use records::{HEADER, Kind, RECORD, Records, damaged};
 use std::io::{ErrorKind, Read, Write};
 
@@ -63,6 +64,12 @@ impl DurableStream {
 
     fn resume(stream: NoiseStream, journal: Journal) -> Result<Self> {
         let mut durable = Self { stream, journal: Box::new(journal), halted: false };
+        // Nobody knows what these rows were used with.
+        let records = &durable.journal.records;
+        let lost: Vec<usize> = (0..records.steps()).filter(|step| records.is_handed(*step)).collect();
+        for step in lost {
+            durable.append(Kind::Burned, step, [0; 32])?;
+        }
         durable.pass_burned()?;
         Ok(durable)
     }
@@ -170,6 +177,57 @@ impl DurableStream {
         self.stream.skip()?;
         self.pass_burned()?;
         Ok(step)
+    }
+
+    /// Puts on record that the coming row leaves before its sum is known, and moves past it. Returns the mark that its sum must have
+    /// where it was settled before.
+    ///
+    /// Errors: those of [`DurableStream::release`]; [`Error::StepReused`] for a step that was released otherwise.
+    pub(crate) fn hand_over(&mut self) -> Result<Option<Mark>> {
+        self.check_running()?;
+        self.stream.check_next()?;
+        let step = self.stream.next_step();
+        let mark = match self.journal.records.known(step) {
+            None => {
+                self.append(Kind::Handed, step, [0; 32])?;
+                None
+            }
+            Some((Kind::Settled, masked)) => {
+                let masked = std::array::from_fn(|byte| masked[byte]);
+                Some(self.journal.records.mask(step, masked))
+            }
+            Some(_) => return Err(Error::StepReused { step }),
+        };
+        self.stream.skip()?;
+        self.pass_burned()?;
+        Ok(mark)
+    }
+
+    /// Puts the mark of a step on record whose row was handed over, or finds that it is there.
+    ///
+    /// Errors: [`Error::StepReused`] for a step that is on record with another mark, or otherwise; [`Error::Io`]; [`Error::Halted`].
+    pub(crate) fn settle(&mut self, step: usize, mark: Mark) -> Result<()> {
+        self.check_running()?;
+        let mut digest = [0; 32];
+        digest[..mark.len()].copy_from_slice(&self.journal.records.mask(step, mark));
+        match self.journal.records.known(step) {
+            Some((Kind::Settled, before)) if same(before, &digest) => Ok(()),
+            Some((Kind::Handed, _)) if self.journal.records.is_handed(step) => {
+                self.append(Kind::Settled, step, digest)
+            }
+            _ => Err(Error::StepReused { step }),
+        }
+    }
+
+    /// Burns a step whose row was handed over.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Halted`]; a step that is not on record.
+    pub(crate) fn give_up(&mut self, step: usize) -> Result<()> {
+        self.check_running()?;
+        if self.journal.records.known(step).is_none() {
+            return Err(Error::argument("step", step, "its row was not handed over"));
+        }
+        self.append(Kind::Burned, step, [0; 32])
     }
 
     /// Whether the coming step is on record with a digest that only the whole sum gives, as version 0.2 left it.

@@ -22,10 +22,11 @@ mod source;
 pub mod stream;
 
 pub use crate::accounting::Arithmetic;
+pub use crate::engine::exact::engine::SplitRow;
 pub use crate::engine::{self, FIELD_FORMAT, Field, Row, Value, exact, field};
 pub use ahead::default_threads;
 pub use digest::SumDigest;
 pub(crate) use digest::{BLOCK as DIGEST_BLOCK, DigestKeys};
-pub use journal::DurableStream;
+pub use journal::{DurableStream, Mark};
 pub use key::{Fingerprint, NoiseKey, RunId, StreamKey};
 pub use stream::{ComingRow, NoiseStream, Output};

@@ -66,6 +66,8 @@ pub(super) struct Source {
     segments: Vec<Mutex<Segment>>,
     /// How many coordinates each segment has.
     lengths: Vec<usize>,
+    /// The first coordinate of each segment.
+    starts: Vec<u64>,
 }
 
 impl Source {
@@ -93,7 +95,9 @@ impl Source {
             segments.push(Mutex::new(Segment { shard, state, next: 0, kept: false, torn: false }));
         }
         let lengths = segments.iter_mut().map(|segment| unpoisoned(segment).shard.len()).collect();
-        Ok(Self { motion, scale, segments, lengths })
+        let start = |segment: &mut Mutex<Segment>| unpoisoned(segment).shard.coordinates().start;
+        let starts = segments.iter_mut().map(start).collect();
+        Ok(Self { motion, scale, segments, lengths, starts })
     }
 
     pub(super) fn plan(&self, step: usize) -> Plan<'_> {
@@ -134,6 +138,11 @@ impl Source {
     /// How many coordinates each segment has.
     pub(super) fn lengths(&self) -> &[usize] {
         &self.lengths
+    }
+
+    /// The first coordinate of a segment.
+    pub(super) fn start(&self, index: usize) -> u64 {
+        self.starts[index]
     }
 
     /// Moves a segment past the step of the plan, with or without a release.

@@ -4,7 +4,7 @@ use super::ahead::Workers;
 use super::key::{NoiseKey, RunId, StreamKey};
 use super::source::{Float, Kept, Motion, Source, no_room, torn};
 use crate::accounting::Arithmetic;
-use crate::engine::exact::engine::{ExactEngine, FixedPoint, Rounding};
+use crate::engine::exact::engine::{ExactEngine, FixedPoint, Rounding, SplitRow};
 use crate::engine::exact::field::{EXACT_FIELD_FORMAT, ExactField};
 use crate::engine::exact::program::Program;
 use crate::engine::{Engine, FIELD_FORMAT, Field, IterateStage, PACKET, Shard, Sum, Target, Value};
@@ -499,11 +499,19 @@ impl NoiseStream {
         }
     }
 
+    /// How the coming rows are split for a device that adds them to sums in units of `2^exponent`.
+    pub(crate) fn split(&self, exponent: i32) -> Option<SplitRow> {
+        match &self.source.motion {
+            Motion::Float(_) => None,
+            Motion::Exact(exact) => exact.split(exponent),
+        }
+    }
+
     /// The coming row, for whoever ships it elsewhere while its owner goes on.
-    pub(crate) fn coming_row(&self, sums: i32) -> Result<ComingRow> {
+    pub(crate) fn coming_row(&self, sums: i32, single: i32) -> Result<ComingRow> {
         self.check_next()?;
         let (source, step, length) = (self.source.clone(), self.step, self.len());
-        Ok(ComingRow { source, step, length, fixed: self.fixed_point(sums) })
+        Ok(ComingRow { source, step, length, fixed: self.fixed_point(sums), split: self.split(single) })
     }
 
     /// What one coordinate of a sum becomes at a step, in units of the grid.
@@ -583,6 +591,7 @@ pub struct ComingRow {
     step: usize,
     length: usize,
     fixed: Option<FixedPoint>,
+    split: Option<SplitRow>,
 }
 
 impl ComingRow {
@@ -603,10 +612,32 @@ impl ComingRow {
                 "the noise does not fit into 64-bit integers, or is not exact",
             ));
         };
-        self.ship(place, to, |row, range, to| {
+        self.ship(place, to, &mut [(); 0], |_, row, range, to, _| {
             if let Kept::Exact(row) = row {
                 exact.ship(fixed, &row[range], to);
             }
+            Ok(())
+        })
+    }
+
+    /// Writes numbers of the row as two words each, from the coordinate at `place` on: see [`SplitRow`]. Every tie is decided, with
+    /// as many digits as it takes.
+    ///
+    /// Errors: those of [`ComingRow::ship_fixed`]; slices of two lengths.
+    pub fn ship_split(&self, place: usize, whole: &mut [i32], rest: &mut [u32]) -> Result<()> {
+        let (Motion::Exact(exact), Some(split)) = (&self.source.motion, &self.split) else {
+            return Err(Error::argument(
+                "row",
+                "of two words",
+                "the noise does not fit them, or is not exact",
+            ));
+        };
+        if whole.len() != rest.len() {
+            return Err(Error::WrongLength { name: "rest", actual: rest.len(), expected: whole.len() });
+        }
+        self.ship(place, whole, rest, |first, row, range, whole, rest| match row {
+            Kept::Exact(row) => exact.ship_split(split, self.step, first, &row[range], whole, rest),
+            Kept::Float(_) => Ok(()),
         })
     }
 
@@ -618,38 +649,44 @@ impl ComingRow {
         if matches!(self.source.motion, Motion::Exact(_)) {
             return Err(Error::argument("row", "of float32", "the stream is in exact arithmetic"));
         }
-        self.ship(place, to, |row, range, to| {
+        self.ship(place, to, &mut [(); 0], |_, row, range, to, _| {
             if let Kept::Float(row) = row {
                 to.copy_from_slice(&row[range]);
             }
+            Ok(())
         })
     }
 
-    fn ship<N: Send>(
+    /// Shows the row piece by piece, each with its first coordinate and its share of one or two slices.
+    fn ship<N: Send, M: Send>(
         &self,
         place: usize,
         to: &mut [N],
-        copy: impl Fn(Kept<'_>, Range<usize>, &mut [N]) + Sync,
+        second: &mut [M],
+        copy: impl Fn(u64, Kept<'_>, Range<usize>, &mut [N], &mut [M]) -> Result<()> + Sync,
     ) -> Result<()> {
         if place.checked_add(to.len()).is_none_or(|end| end > self.length) {
             let expected = self.length.saturating_sub(place);
             return Err(Error::WrongLength { name: "row", actual: to.len(), expected });
         }
         let plan = self.source.plan(self.step);
-        let (mut rest, mut begin, mut jobs) = (to, 0, Vec::new());
+        let (mut rest, mut rest_of_second, mut begin, mut jobs) = (to, second, 0, Vec::new());
         for (index, length) in self.source.lengths().iter().enumerate() {
             let first = place.max(begin);
             if first < begin + length && !rest.is_empty() {
                 let count = (begin + length - first).min(rest.len());
                 let (part, others) = std::mem::take(&mut rest).split_at_mut(count);
-                jobs.push((index, first - begin..first - begin + count, part));
-                rest = others;
+                let cut = count.min(rest_of_second.len());
+                let (pair, others_of_second) = std::mem::take(&mut rest_of_second).split_at_mut(cut);
+                jobs.push((index, first - begin..first - begin + count, part, pair));
+                (rest, rest_of_second) = (others, others_of_second);
             }
             begin += length;
         }
-        jobs.into_par_iter().try_for_each(|(index, range, part)| {
-            match self.source.show(index, &plan, |row| copy(row, range, part))? {
-                true => Ok(()),
+        jobs.into_par_iter().try_for_each(|(index, range, part, pair)| {
+            let (first, mut copied) = (self.source.start(index) + range.start as u64, Ok(()));
+            match self.source.show(index, &plan, |row| copied = copy(first, row, range, part, pair))? {
+                true => copied,
                 false => Err(Error::StepReused { step: self.step }),
             }
         })

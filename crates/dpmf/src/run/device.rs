@@ -1,7 +1,7 @@
 //! A step whose sum stays on the devices that made it: they are given the row of noise, add it and round with integers, and
 //! hand back a digest of the sum and the few coordinates that are too close to a tie.
 
-use super::{Noise, PrivateRun};
+use super::{Noise, PrivateRun, SINGLE_DIGITS};
 use crate::error::{Error, Result};
 use crate::noise::{ComingRow, DIGEST_BLOCK, DigestKeys, SumDigest};
 
@@ -50,7 +50,8 @@ impl PrivateRun {
     ///
     /// Errors: [`Error::Exhausted`]; [`Error::Halted`].
     pub fn coming_row(&self) -> Result<ComingRow> {
-        self.stream().coming_row(self.sum_exponent())
+        let unit = self.sum_exponent();
+        self.stream().coming_row(unit, unit + SINGLE_DIGITS)
     }
 
     /// Releases a step whose sum lies elsewhere: `digest` is that of the sum, which a run with a journal needs, and `doubtful` are
@@ -66,7 +67,7 @@ impl PrivateRun {
         doubtful: &[(u64, i64)],
     ) -> Result<(usize, Vec<i64>)> {
         self.check_release()?;
-        self.check_whole()?;
+        self.check_settled()?;
         if self.needs_sum() {
             return Err(Error::argument(
                 "sum",
@@ -120,7 +121,7 @@ impl PrivateRun {
     }
 
     /// The unit of sums is this power of two.
-    fn sum_exponent(&self) -> i32 {
+    pub(super) fn sum_exponent(&self) -> i32 {
         self.clip.unit().log2().round() as i32
     }
 }

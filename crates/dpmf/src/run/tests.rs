@@ -229,90 +229,136 @@ fn ranks_share_what_a_sum_holds() {
     assert!(unordered(2).with_ranks(0).is_err());
 }
 
-fn in_parts(steps: usize) -> PrivateRun {
+/// A run whose rows are handed over, with a journal or without.
+fn handed(steps: usize) -> PrivateRun {
     let (key, id) = (NoiseKey::from_seed(1), RunId::from_label("test"));
     let mechanism = mechanism(steps, "none");
-    let mut run = PrivateRun::in_parts(&mechanism, &key, id, &[2..3, 0..2], 3, Arithmetic::Exact, 0).unwrap();
+    let mut run = PrivateRun::over(&mechanism, &key, id, &[0..2, 2..3], 3, Arithmetic::Exact).unwrap();
     run.set_denominator(1.0).unwrap();
     run
 }
 
-#[test]
-fn parts_are_released_with_the_noise_of_the_whole() {
-    let (mut whole, mut parts) = (run(3, false), in_parts(3));
-    for step in 0..3 {
-        whole.hand_out(step, None).unwrap();
-        for run in [&mut whole, &mut parts] {
-            run.contribute(1).unwrap();
-        }
-        let unit = whole.clip().unit() as f32;
-        let mut released = [0.0; 3];
-        whole.release(&mut [1 << 20, 2 << 20, 3 << 20], &mut released).unwrap();
-        assert_eq!(parts.commit(&[step as f32; MARKS]).unwrap(), step);
-        if step == 1 {
-            continue; // a part may lag behind, and misses a row if nobody asks for it
-        }
-        let scale = f32::from(1_u16 << 15) * 32.0 * unit;
-        let (mut last, mut first) = ([3.0 * scale], [scale, 2.0 * scale]);
-        parts.release_part(1, step, &mut first).unwrap();
-        parts.release_part(0, step, &mut last).unwrap();
-        assert_eq!([first[0], first[1], last[0]], released);
-    }
-}
-
-#[test]
-fn a_part_is_released_once_and_after_its_step_was_committed() {
-    let mut run = in_parts(3);
-    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
-    assert_eq!(refusal(run.commit(&[0.0; MARKS])), "nothing");
-    for step in 0..2 {
-        run.contribute(1).unwrap();
-        assert_eq!(run.commit(&[0.0; MARKS]).unwrap(), step);
-    }
-    run.release_part(0, 0, &mut [0.0]).unwrap();
-    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
-    run.release_part(0, 1, &mut [0.0]).unwrap();
-    assert!(matches!(run.release_part(0, 2, &mut [0.0]), Err(Error::StepReused { step: 2 })));
-    // A step that was given up is not released.
+fn settle(run: &mut PrivateRun, step: usize, mark: u8) -> crate::Result<()> {
     run.contribute(1).unwrap();
-    run.burn().unwrap();
-    assert!(matches!(run.release_part(0, 2, &mut [0.0]), Err(Error::StepReused { step: 2 })));
-    // The other part is still to come, and comes without the row that it did not ask for.
-    run.release_part(1, 1, &mut [0.0; 2]).unwrap();
-    assert!(run.release_part(2, 1, &mut [0.0]).is_err());
-    assert!(release(&mut run).is_err());
-    assert_eq!(unordered(3).parts().count(), 0);
-    assert!(super::PrivateRun::commit(&mut unordered(3), &[0.0; MARKS]).is_err());
+    let settled = run.settle(step, [mark; 16]);
+    run.clear();
+    settled
 }
 
 #[test]
-fn a_committed_step_comes_again_for_the_same_mark_only() {
+fn a_row_leaves_once_and_its_step_is_settled_in_order() {
+    let mut run = handed(4);
+    assert!(matches!(settle(&mut run, 0, 1), Err(Error::InvalidArgument { .. })));
+    assert_eq!((run.hand_over().unwrap(), run.hand_over().unwrap()), ((0, None), (1, None)));
+    assert_eq!((run.next_step(), run.outstanding().collect::<Vec<_>>()), (2, vec![0, 1]));
+    // A sum cannot be released past rows that are out.
+    run.contribute(1).unwrap();
+    assert!(matches!(release(&mut run), Err(Error::InvalidArgument { .. })));
+    run.clear();
+    assert!(matches!(settle(&mut run, 1, 1), Err(Error::InvalidArgument { .. })));
+    assert_eq!(refusal(run.settle(0, [1; 16])), "nothing");
+    settle(&mut run, 0, 1).unwrap();
+    settle(&mut run, 0, 1).unwrap();
+    assert_eq!(run.give_up().unwrap(), 1);
+    assert!(matches!(run.give_up(), Err(Error::InvalidArgument { .. })));
+    assert_eq!(run.hand_over().unwrap(), (2, None));
+    settle(&mut run, 2, 1).unwrap();
+    // What was used with two sums ends the run.
+    assert!(matches!(settle(&mut run, 2, 2), Err(Error::StepReused { step: 2 })));
+    assert!(matches!(run.hand_over(), Err(Error::Halted { .. })));
+}
+
+#[test]
+fn contributions_are_counted_for_the_step_that_is_settled_next() {
+    let mut run = handed(3);
+    run.follow(Order { name: "by step".into(), by_step: true, sampled: false }).unwrap();
+    run.hand_over().unwrap();
+    run.hand_over().unwrap();
+    run.hand_out(1, Some(1)).unwrap();
+    assert_eq!(refusal(run.contribute(1)), "other-step");
+    run.hand_out(0, Some(1)).unwrap();
+    assert_eq!(refusal(run.contribute(2)), "too-many");
+    run.contribute(1).unwrap();
+    run.settle(0, [0; 16]).unwrap();
+    run.hand_out(1, Some(1)).unwrap();
+    run.contribute(1).unwrap();
+    run.settle(1, [0; 16]).unwrap();
+}
+
+#[test]
+fn after_a_restart_a_settled_step_asks_for_its_sum_and_one_that_was_not_is_burned() {
     let directory = tempfile::tempdir().unwrap();
     let journal = directory.path().join("journal");
-    let mut run = in_parts(3).with_journal(&journal, [7; 32]).unwrap();
-    for step in 0..2 {
-        run.contribute(1).unwrap();
-        run.commit(&[step as f32; MARKS]).unwrap();
+    let mut run = handed(6).with_journal(&journal, [7; 32]).unwrap();
+    for step in 0..4 {
+        assert_eq!(run.hand_over().unwrap(), (step, None));
+        if step < 2 {
+            settle(&mut run, step, 10 + step as u8).unwrap();
+        }
     }
     drop(run);
-    let mut run = in_parts(3).resumed_at(&journal, [7; 32], 1).unwrap();
-    assert_eq!(run.next_step(), 1);
-    // What was committed before the restart is not committed again by that.
-    assert!(matches!(run.release_part(0, 0, &mut [0.0]), Err(Error::StepReused { step: 0 })));
-    run.contribute(1).unwrap();
-    assert!(matches!(run.commit(&[5.0; MARKS]), Err(Error::StepReused { step: 1 })));
-    assert_eq!(run.commit(&[1.0; MARKS]).unwrap(), 1);
-    run.release_part(1, 1, &mut [0.0; 2]).unwrap();
+    let mut run = handed(6).resumed_at(&journal, [7; 32], 1).unwrap();
+    assert_eq!((run.next_step(), run.burned()), (1, vec![2, 3]));
+    assert_eq!(run.hand_over().unwrap(), (1, Some([11; 16])));
+    assert!(matches!(settle(&mut run, 1, 5), Err(Error::StepReused { step: 1 })));
+    settle(&mut run, 1, 11).unwrap();
+    // A settled step may be given up as well.
+    assert_eq!(run.hand_over().unwrap(), (4, None));
+    settle(&mut run, 4, 14).unwrap();
+    drop(run);
+    let mut run = handed(6).resumed_at(&journal, [7; 32], 4).unwrap();
+    assert_eq!(run.hand_over().unwrap(), (4, Some([14; 16])));
+    assert_eq!(run.give_up().unwrap(), 4);
+    assert_eq!(run.hand_over().unwrap(), (5, None));
+    drop(run);
+    let run = handed(6).resumed_at(&journal, [7; 32], 4).unwrap();
+    assert_eq!((run.next_step(), run.burned()), (6, vec![2, 3, 4, 5]));
+    // The mark is not in the clear.
+    let bytes = std::fs::read(&journal).unwrap();
+    assert!(!bytes.windows(16).any(|window| window == [14; 16] || window == [11; 16]));
+}
+
+/// What a device does with the two words, against the stream: sums on either side of every tie, and far from it.
+#[test]
+fn split_rows_decide_every_tie_before_the_sum_is_known() {
+    let ranges = [5..3000, 4000..4100];
+    let (key, id) = (NoiseKey::from_seed(5), RunId([3; 16]));
+    for offset in -2..=2_i64 {
+        let mut run = PrivateRun::over(&calibrated(), &key, id, &ranges, 90_000, Arithmetic::Exact).unwrap();
+        let split = run.split_row().unwrap();
+        let mut stream = calibrated().stream_over(&key, id, &ranges, Arithmetic::Exact).unwrap();
+        let (half, mask) = (1_i64 << (split.shift - 1), (1_i64 << split.shift) - 1);
+        let (unit, grid) = (2.0_f64.powi(split.exponent), stream.grid().unwrap());
+        for step in 0..3 {
+            let row = run.coming_row().unwrap();
+            let (mut whole, mut rest) = (vec![0; 3095], vec![0; 3095]);
+            // In two pieces, of which the second crosses from range to range.
+            let (left, right) = (whole.split_at_mut(900), rest.split_at_mut(900));
+            row.ship_split(0, left.0, right.0).unwrap();
+            row.ship_split(900, left.1, right.1).unwrap();
+            // The sum at which the rounding changes, from a few units below to a few above, and in other periods.
+            let sum = |j: usize| half - i64::from(rest[j]) + offset + ((j as i64 % 7 - 3) << split.shift);
+            let mut expected: Vec<f64> = (0..3095).map(|j| sum(j) as f64 * unit).collect();
+            assert_eq!(stream.add_next(&mut expected).unwrap(), step);
+            for j in 0..3095 {
+                let (s, w) = (sum(j), i64::from(whole[j]));
+                let near = (s + half) >> split.shift;
+                let fraction = s - (near << split.shift);
+                let released = w + near + i64::from(fraction + i64::from(rest[j]) >= half);
+                assert_eq!(released, (s + (w << split.shift) + i64::from(rest[j]) + half) >> split.shift);
+                assert!(i64::from(rest[j]) <= mask);
+                assert_eq!(released as f64 * grid, expected[j], "{step} {j} {offset}");
+            }
+            run.hand_over().unwrap();
+        }
+    }
 }
 
 #[test]
 fn salts_differ_between_runs_and_keys() {
     let salt = |seed, label| {
         let (key, id) = (NoiseKey::from_seed(seed), RunId::from_label(label));
-        let parts = [std::ops::Range { start: 0, end: 1 }];
-        PrivateRun::in_parts(&mechanism(2, "none"), &key, id, &parts, 1, Arithmetic::Exact, 0)
-            .unwrap()
-            .mark_salt()
+        PrivateRun::new(&mechanism(2, "none"), &key, id, 0..1, 1, Arithmetic::Exact).unwrap().mark_salt()
     };
     assert_eq!(salt(1, "a"), salt(1, "a"));
     assert_ne!(salt(1, "a"), salt(1, "b"));

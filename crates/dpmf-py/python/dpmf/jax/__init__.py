@@ -1,31 +1,29 @@
-"""Correlated noise for JAX: an optax.GradientTransformation that works under jit and on sharded arrays.
+"""Correlated noise for JAX: an optax.GradientTransformation that is a pure function, under jit, scan and shard_map, on any devices.
 
     plan = dpmf.plan(examples=len(labels), batch=256, epochs=5, momentum=0.9, epsilon=3, delta=1e-6)
-    batches = dpmf.jax.Batches(plan, key)
-    optimizer = dpmf.jax.sgd(plan.mechanism, key, learning_rate=0.5, batches=batches)
+    run = dpmf.jax.Run(plan, key, parameters)
+    optimizer = dpmf.jax.sgd(run, learning_rate=0.5)
     state = optimizer.init(parameters)
 
     @jax.jit
     def step(parameters, state, batch):
         examples = inputs[batch.indices], labels[batch.indices]
         total, seen = dpmf.jax.accumulate(loss, parameters, *examples, clip=1.0, batch=batch)
-        updates, state = optimizer.update(total, state, parameters)
+        updates, state = optimizer.update(total, state, parameters, batch=batch)
         return optax.apply_updates(parameters, updates), state
 
-    for batch in batches:
+    for batch in run.batches(state):
         parameters, state = step(parameters, state, batch)
+        run.commit(state)
 
-What is released is made on the host, in a callback. The optimizer's state carries the step, and the new step comes out of the
-callback, so steps run in order, and a state that is used twice is refused. The sum carries the number of its contributions and the
-step of their batch, which are compared there with those of the run.
+Noise is data, like a batch: it is made on the host while the devices compute, and lies on them when its step begins. A step calls
+nothing of Python. What is wrong with it is found on the devices, which then release nothing, and said by commit().
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,16 +35,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._core import Mechanism, NoiseKey, Sampler
 from .._errors import MismatchError, UnsupportedError
-from ._data import Batch, Batches, CorrelatedNoiseState, step_of
-from ._host import Host
+from ._data import Batch, Batches
+from ._release import CorrelatedNoiseState, Noise
+from ._run import Run, noise_of, step_of
 from ._sums import Seen, Sum, accumulate, clipped_sum
 
 __all__ = [
     "Batch",
     "Batches",
     "CorrelatedNoiseState",
+    "Noise",
+    "Run",
     "Seen",
     "Sum",
     "accumulate",
@@ -60,110 +60,73 @@ __all__ = [
 ]
 
 
-def add_correlated_noise(
-    mechanism: Mechanism,
-    key: NoiseKey,
-    *,
-    batches: Batches | None = None,
-    denominator: float | None = None,
-    sampler: Sampler | None = None,
-    experiment: str | None = None,
-    journal: str | os.PathLike[str] | None = None,
-    lost_input: Literal["refuse", "burn"] = "refuse",
-    shardings: Any = None,
-    arithmetic: Literal["exact", "float"] = "exact",
-) -> optax.GradientTransformation:
-    """Adds the next row of correlated noise to a sum of clipped gradients, and divides by a fixed denominator.
+def add_correlated_noise(run: Run) -> optax.GradientTransformationExtraArgs:
+    """Adds the row of correlated noise that came with a batch to a sum of clipped gradients, and divides by the run's denominator.
 
     The rest of the chain must be the optimizer that the mechanism was planned for; sgd() and adam() make it. update takes the Sum
-    that accumulate or clipped_sum made. Its gradients are float32; their leaves, flattened in the order of jax.tree.leaves, are the
-    coordinates of the noise. Gradients that are not finite are refused, and so are copies of a sum that differ between devices.
+    that accumulate or clipped_sum made, and the batch that the run handed out: update(total, state, parameters, batch=batch). It is a
+    pure function, which works under jit, in scan and in cond, and within shard_map over all axes of the parameters' mesh.
 
-    batches, a Batches of the same mechanism, says who takes part in which step. Every sum is then taken of one of them,
-    accumulate(…, batch=batch). One of another step, of other batches, or with more contributions than the batch has examples is
-    refused: when it is traced, if it is of no batch at all, and otherwise when it is run, before anything is released. A mean divides
-    by batches.expected_batch, unless denominator, the planned size of a cohort, is given. Without batches, that the data takes part
-    as the mechanism covers is for the caller to see to. A mechanism that counts on sampling needs batches, or at least sampler,
-    plan.sampler(key), whose members(i) update number i is given the sum of; it may not have more contributions than these.
+    A sum of no batch is refused when update is traced. One of another step, of other batches, with more contributions than the batch
+    has examples, that is not finite, or whose copies differ between devices, is not released: its update is zero, the state goes no
+    further, and run.commit(state) says why. What would release sums without noise, or noise for parts of a step, is refused:
+    optax.MultiSteps, for which there is multi_steps(); optax.masked and optax.multi_transform around it, which come after it in a
+    chain instead; and vmap and pmap around it.
 
-    Every state is good for one update: an update from an old state fails and releases nothing. A failure inside jit
-    surfaces as jax.errors.JaxRuntimeError with the message of the dpmf error. It works in jax.lax.scan and jax.lax.cond. What
-    would release sums without noise, or noise for parts of a step, is refused: optax.MultiSteps, for which there is
-    multi_steps(); optax.masked and optax.multi_transform around it, which come after it in a chain instead; and pmap and
-    shard_map around it.
-
-    journal is a directory that makes restarts safe: what was released is synced there first, and after a restart a
-    step that was released comes again for the same input only. Without one, a run ends with its process. experiment names a
-    run whose noise is the same at every start, for experiments that release nothing; the key must be
-    NoiseKey.from_seed(…).
-    lost_input="burn" gives up such a step when its input differs (its update is zero) instead of refusing it.
-
-    Where the parameters given to init are sharded over devices, each device draws the noise of its own shard alone, to
-    the bit the noise of an unsharded run; shardings, a tree of NamedSharding, says so where init is traced. With several
-    processes, all need the same key, and the parameters must be sharded over all of them.
-
-    arithmetic is "exact", where the sums are taken as the real numbers that they are and released with ideal noise, correctly
-    rounded; or "float", where noise is made, and added on the device, in single precision: faster, but the lowest bits of a
-    release are outside of the guarantee. It is fixed for a run.
-
-    Guarantee: if one example moves the sum by at most the clip, as real numbers, which clipped_sum sees to, what is released
-    satisfies the mechanism's statement, to the bit in exact arithmetic.
-
-    Cost: the sums travel from the device to the host, in pieces of 96 kB, and what is released travels back; in float
-    arithmetic, noise travels to the device only. A shard of whole leading rows is one stream; others are one stream for every
-    run of consecutive coordinates.
+    Guarantee: that of the run. Coordinates of a sum are rounded to whole multiples of 2⁻²⁴ to 2⁻²³ of the clip in exact arithmetic,
+    for which accumulate and clipped_sum leave room.
     """
-    if batches is not None and sampler is not None:
-        raise ValueError("batches and sampler are both given, and both say who takes part: leave one out")
-    if batches is not None and batches.mechanism.identity != mechanism.identity:
-        raise MismatchError("the batches are those of another mechanism: make both from one plan")
-    if sampler is not None:
-        mechanism.check_sampling(sampler.sampling)
-        mechanism.check_steps(sampler.steps)
-    if denominator is None:
-        drawn = batches if batches is not None else sampler
-        denominator = 1.0 if drawn is None else drawn.expected_batch
-    if not denominator > 0:
-        raise ValueError(f"denominator is {denominator}, but it must be above zero: it is the planned cohort")
-    if lost_input not in ("refuse", "burn"):
-        raise ValueError(f"lost_input is {lost_input!r}, but it must be refuse or burn")
-    if arithmetic not in ("exact", "float"):
-        raise ValueError(f"arithmetic is {arithmetic!r}, but it must be exact or float")
-    directory = None if journal is None else Path(journal)
-    host = Host(
-        mechanism,
-        key,
-        denominator=denominator,
-        batches=batches,
-        sampler=sampler,
-        experiment=experiment,
-        journal=directory,
-        burn=lost_input == "burn",
-        arithmetic=arithmetic,
-    )
+    if not isinstance(run, Run):
+        raise TypeError(f"the noise is that of a dpmf.jax.Run(plan, key, parameters), but this is a {type(run).__name__}")
 
     def init(params: optax.Params) -> CorrelatedNoiseState:
         _check_surroundings(params)
-        host.lay_out(params, shardings)
-        return CorrelatedNoiseState(jnp.zeros((), jnp.int32), jnp.asarray(host.name_words))
+        _check_model(run, params, whole=True)
+        return CorrelatedNoiseState.begin(run.words)
 
     def update(
         updates: optax.Updates,
         state: CorrelatedNoiseState,
         params: optax.Params | None = None,
+        *,
+        batch: Batch | None = None,
         **others: Any,
     ) -> tuple[optax.Updates, CorrelatedNoiseState]:
         del params, others
         _check_surroundings(updates)
-        total = _check_sum(updates, batches)
-        program = host.lay_out(total.gradients, shardings)
+        total = _check_sum(updates, run.drawn)
+        if batch is None or batch.noise is None:
+            missing = "update was not given its batch" if batch is None else "this batch has no noise"
+            raise MismatchError(
+                f"{missing}: take the batches of run.batches(state), and call update(total, state, parameters, batch=batch)"
+            )
+        _check_model(run, total.gradients, whole=False)
         leaves, tree = jax.tree.flatten(total.gradients)
         stamp = jnp.zeros(2, jnp.uint32) if total.stamp is None else total.stamp
-        following, *noisy = program(state.step, state.run, total.contributions, stamp, *leaves)
-        scaled = [leaf / np.float32(denominator) for leaf in noisy]
-        return jax.tree.unflatten(tree, scaled), CorrelatedNoiseState(following, state.run)
+        noisy, state = run.device(leaves, total.contributions, stamp, state, batch.noise)
+        scaled = [leaf / np.float32(run.denominator) for leaf in noisy]
+        return jax.tree.unflatten(tree, scaled), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_model(run: Run, tree: Any, *, whole: bool) -> None:
+    """Refuses another model than that of the run; within shard_map, leaves are those of one device."""
+    leaves, structure = jax.tree.flatten(tree)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.dtype != jnp.float32:
+            raise TypeError(
+                f"leaf {jax.tree_util.keystr(path) or '(the whole)'} is {leaf.dtype}, but noise is added to float32: sum and clip in "
+                "float32, add the noise, then cast"
+            )
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    inside = not whole and bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+    expected = run.layout.local_shapes if inside else list(run.layout.shapes)
+    if structure != run.layout.structure or shapes != expected:
+        raise ValueError(
+            f"the tree differs from the parameters of the run, but one run serves one model: its leaves have shapes {shapes}, and those of "
+            f"the run have {expected}"
+        )
 
 
 def _check_sum(total: Any, batches: Batches | None) -> Sum:
@@ -210,29 +173,18 @@ def _check_surroundings(tree: Any) -> None:
                 "several times: give accumulate(…, micro_batch=…) the whole batch, or take dpmf.jax.multi_steps(optimizer, parts)"
             )
         frame = frame.f_back
-    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
-    if axes := getattr(mesh, "manual_axes", ()):
-        raise UnsupportedError(
-            f"this is called on each of several devices ({', '.join(axes)}), under pmap or shard_map, and every one of them would "
-            "take a noise row of its own for its part: sum over the devices there (jax.lax.psum), and call update outside, under "
-            "jit, where it shards by itself"
-        )
 
 
-def sgd(
-    mechanism: Mechanism,
-    key: NoiseKey,
-    learning_rate: float = 1.0,
-    **options: Any,
-) -> optax.GradientTransformation:
+def sgd(run: Run, learning_rate: float = 1.0) -> optax.GradientTransformationExtraArgs:
     """Private SGD exactly as the mechanism was planned: its momentum, weight decay and schedule, on noisy gradients.
 
-    learning_rate multiplies the planned step sizes. The options are those of add_correlated_noise.
+    learning_rate multiplies the planned step sizes. update is that of add_correlated_noise, with batch=batch.
 
     Raises MismatchError when learning_rate is not 1 and the mechanism was planned with weight decay, where the plan
     needs the step sizes as they are; UnsupportedError for a mechanism planned from a matrix.
     """
-    workload = mechanism.workload
+    noise = add_correlated_noise(run)
+    mechanism, workload = run.mechanism, run.mechanism.workload
     rates = workload.learning_rates
     if rates is None:
         raise UnsupportedError(
@@ -253,7 +205,7 @@ def sgd(
     def schedule(step: Any) -> jax.Array:
         return -jnp.asarray(table)[step]
 
-    parts: list[Any] = [add_correlated_noise(mechanism, key, **options)]
+    parts: list[Any] = [noise]
     if decay and workload.coupled:
         parts.append(optax.add_decayed_weights(decay))
     if momentum:
@@ -261,7 +213,7 @@ def sgd(
     if decay and not workload.coupled:
         parts.append(optax.add_decayed_weights(decay))
     parts.append(optax.scale_by_schedule(schedule))
-    return optax.chain(*parts)
+    return optax.with_extra_args_support(optax.chain(*parts))
 
 
 def adam_steps(steps: int, *, b1: float = 0.9, schedule: Any = None) -> np.ndarray[Any, Any]:
@@ -281,18 +233,11 @@ def adam_steps(steps: int, *, b1: float = 0.9, schedule: Any = None) -> np.ndarr
     return rates * factors
 
 
-def adam(
-    mechanism: Mechanism,
-    key: NoiseKey,
-    learning_rate: float = 1e-3,
-    *,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    **options: Any,
-) -> optax.GradientTransformation:
+def adam(run: Run, learning_rate: float = 1e-3, *, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformationExtraArgs:
     """Private Adam, for a mechanism that was planned with momentum=b1 and schedule=adam_steps(steps, b1=b1).
 
-    b1 is the planned momentum. learning_rate multiplies the planned step sizes. The options are those of add_correlated_noise.
+    b1 is the planned momentum. learning_rate multiplies the planned step sizes. update is that of add_correlated_noise, with
+    batch=batch.
 
     The guarantee is that of the noisy gradients: what Adam makes of them costs nothing. The plan is the best for its first moment;
     that the second is estimated from noisy gradients too is not in it, and eps counts against noise of standard deviation
@@ -300,7 +245,8 @@ def adam(
 
     Raises MismatchError for a plan with nesterov or weight decay, and UnsupportedError for one from a matrix.
     """
-    workload = mechanism.workload
+    noise = add_correlated_noise(run)
+    mechanism, workload = run.mechanism, run.mechanism.workload
     rates, b1 = workload.learning_rates, workload.momentum
     if rates is None or b1 is None:
         raise UnsupportedError(
@@ -316,11 +262,8 @@ def adam(
     def schedule(step: Any) -> jax.Array:
         return -jnp.asarray(table)[step]
 
-    return optax.chain(
-        add_correlated_noise(mechanism, key, **options),
-        optax.scale_by_adam(b1, b2, eps),
-        optax.scale_by_schedule(schedule),
-    )
+    steps = optax.chain(noise, optax.scale_by_adam(b1, b2, eps), optax.scale_by_schedule(schedule))
+    return optax.with_extra_args_support(steps)
 
 
 class MultiStepsState(NamedTuple):
@@ -331,12 +274,12 @@ class MultiStepsState(NamedTuple):
     inner: Any
 
 
-def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.GradientTransformation:
+def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.GradientTransformationExtraArgs:
     """An optimizer that takes so many sums for one step, in place of optax.MultiSteps.
 
     Its updates are zero but for every parts-th, which is that of the sum of all parts. Take each part with
-    accumulate(…, batch=part, parts=parts), part one of batch.split(parts), which leaves room for rounding. To differentiate a batch piece by piece,
-    accumulate(…, micro_batch=…) is simpler and needs no such room.
+    accumulate(…, batch=part, parts=parts), part one of batch.split(parts), which leaves room for rounding, and give update batch=part.
+    To differentiate a batch piece by piece, accumulate(…, micro_batch=…) is simpler and needs no such room.
     """
     if parts < 1:
         raise ValueError(f"parts is {parts}, but it must be at least 1")

@@ -33,6 +33,8 @@ class Batch(NamedTuple):
     """True for those that take part, False for what is padded."""
     origin: Any
     """A number that tells the batches of one Batches from those of another."""
+    noise: Any = None
+    """What the step needs of the run, for update(…, batch=batch): the batches of a Run have it."""
 
     def split(self, parts: int) -> list[Batch]:
         """So many parts of it, of the same size, for multi_steps."""
@@ -41,7 +43,7 @@ class Batch(NamedTuple):
             raise ValueError(f"a batch of {size} places does not fall into {parts} parts of one size: give Batches(…, size=…)")
         width = size // parts
         cut = [slice(width * part, width * (part + 1)) for part in range(parts)]
-        return [Batch(self.step, self.indices[part], self.mask[part], self.origin) for part in cut]
+        return [self._replace(indices=self.indices[part], mask=self.mask[part]) for part in cut]
 
 
 def stamps_of(step: Any, origin: Any, indices: Any) -> tuple[Any, Any]:
@@ -57,11 +59,10 @@ class Batches:
     """The batches of a plan, step by step, each of them indices padded to one size, and a mask.
 
         batches = dpmf.jax.Batches(plan, key)
-        optimizer = dpmf.jax.sgd(plan.mechanism, key, batches=batches)
-        for batch in batches:  # all epochs
-            parameters, state = step(parameters, state, batch)
+        batches.at(3).indices
 
-    They are for one optimizer. accumulate(…, batch=batch) takes the sum of one, and leaves out what is padded.
+    A Run makes its own from a plan, and hands them out with their noise. They are for one run. accumulate(…, batch=batch) takes the sum
+    of one, and leaves out what is padded.
 
     plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that counts on sampling, the
     members are drawn by its sampler, and as secret as the noise. Otherwise the examples are shuffled once and cut into batches
@@ -71,8 +72,8 @@ class Batches:
     much that one run in 10¹² has a longer batch. It does not depend on what was drawn. A longer batch is refused before it is
     handed out, and nobody is left out: the run goes on from there with a larger size.
 
-    To go on after a restart, give journal, the directory that the optimizer has too, which remembers the draws, and take
-    batches.after(state). experiment names draws that are the same at every start, for a key from a seed.
+    To go on after a restart, give journal, the directory of the run, which remembers the draws. experiment names draws that are the same
+    at every start, for a key from a seed.
     """
 
     def __init__(
@@ -172,11 +173,6 @@ class Batches:
             return None
         return step if step in found else int(found[0])
 
-    def after(self, state: Any) -> Iterator[Batch]:
-        """The batches that are left from an optimizer's state on: all for a new one."""
-        for step in range(step_of(state), self.steps):
-            yield self.at(step)
-
     def __iter__(self) -> Iterator[Batch]:
         for step in range(self.steps):
             yield self.at(step)
@@ -184,22 +180,6 @@ class Batches:
     def __len__(self) -> int:
         """Number of steps."""
         return self.steps
-
-
-class CorrelatedNoiseState(NamedTuple):
-    """What the optimizer's state holds: the next step, and the run it belongs to."""
-
-    step: jax.Array
-    run: jax.Array
-
-
-def step_of(state: Any) -> int:
-    """The step that an optimizer's state is at: that of the CorrelatedNoiseState within it."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, CorrelatedNoiseState))
-    found = [leaf for leaf in leaves if isinstance(leaf, CorrelatedNoiseState)]
-    if len(found) != 1:
-        raise ValueError(f"the state holds {len(found)} of add_correlated_noise, but one is needed")
-    return int(found[0].step)
 
 
 def _draws_of(journal: Path) -> str | None:

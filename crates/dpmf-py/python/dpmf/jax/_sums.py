@@ -23,6 +23,10 @@ BLOCK = 256
 CLIP_SLACK = 2.0**-13
 
 
+#: Binary digits of the unit of released sums above that of the core's clip (crates/dpmf/src/run/handed.rs).
+SINGLE_DIGITS = 9
+
+
 class Seen(NamedTuple):
     """What accumulate saw. ε does not cover it: it is for your eyes, not for release."""
 
@@ -54,7 +58,8 @@ class Sum:
     def of(gradients: Any, contributions: Any = None, *, batch: Batch | None = None) -> Sum:
         """A sum that was clipped and taken by other means, of so many examples, or of all of a batch.
 
-        That one example moves it by at most the clip, and that padding does not count, is then for the caller to see to.
+        That one example moves it by at most the clip, and that padding does not count, is then for the caller to see to: of the sum as
+        it is released in exact arithmetic, rounded to multiples of 2⁻²⁴ to 2⁻²³ of the clip.
         """
         if contributions is None:
             if batch is None:
@@ -88,7 +93,8 @@ def clipped_sum(
     Guarantee: replacing one example with zero moves the sum, or that of all parts, by at most clip, as real numbers and
     rounding included. A gradient that is not finite counts as zero.
 
-    What is clipped is clipped lower for it, by a share of 2⁻¹³, and of 2⁻²² for every example: 0.1 % for 4096.
+    What is clipped is clipped lower for it, by a share of 2⁻¹³, of 2⁻²² for every example (0.1 % for 4096), and of 2⁻²³√d for d
+    coordinates (0.04 % for 10⁷).
     """
     leaves, tree = _leaves(gradients)
     count = leaves[0].shape[0]
@@ -203,7 +209,8 @@ class _Grid:
     A contribution has norm at most ζ' = (1 − x)ζ. It is put on a grid of whole numbers hi + 2⁻ᵇ·lo in units of 2ᵉ⁻ᵇ, 2ᵉ ≥ ζ',
     whose two halves int32 adds exactly. The sum of n, of norm at most nζ', is rounded at most twice on its way to float32, and
     once more with each further part: two neighbours are at most 2·2⁻²³·nζ' + 2·(p − 1)·2⁻²⁴·pnζ' further apart than the exact
-    sums, which x covers. On a grid so coarse that float32 adds a cohort without error, 2⁻²⁴·nζ wide, there would be no x, but
+    sums, which x covers. A release takes it in units s of 2⁻²⁴ζ to 2⁻²³ζ (SplitRow of the core), which brings them s√d further apart at
+    most, and ζ' has room for that. On a grid so coarse that float32 adds a cohort without error, 2⁻²⁴·nζ wide, there would be no x, but
     all coordinates of a contribution that are below half of it would be lost.
     """
 
@@ -213,7 +220,7 @@ class _Grid:
 
     @staticmethod
     def of(clip: float, examples: int, dimension: int, parts: int) -> _Grid:
-        _Clip(clip, max(dimension, 1))  # refuses what is out of range
+        unit = _Clip(clip, max(dimension, 1)).unit * 2.0**SINGLE_DIGITS  # refuses what is out of range
         if parts < 1:
             raise ValueError(f"parts is {parts}, but it must be at least 1")
         room = (1.0 + 2.0**-9) * examples * (2.0**-22 + 2.0**-23 * parts * (parts - 1))
@@ -224,7 +231,10 @@ class _Grid:
             )
         limit = clip * (1.0 - room)
         bits = min(15, 30 - max(examples - 1, 0).bit_length())
-        target = np.float32(limit * (1.0 - CLIP_SLACK - 2.0 ** (-2 * bits) * math.sqrt(dimension)))
+        target = limit * (1.0 - CLIP_SLACK - 2.0 ** (-2 * bits) * math.sqrt(dimension)) - unit * math.sqrt(dimension)
+        if not target > 0.5 * clip:
+            raise ValueError(f"{dimension} coordinates of {examples} examples are too many for sums in float32: add fewer examples at once")
+        target = np.float32(target)
         return _Grid(bits, math.frexp(limit)[1], target)
 
     def whole(self, leaves: list[jax.Array], mask: Any) -> tuple[list[tuple[jax.Array, jax.Array]], jax.Array]:

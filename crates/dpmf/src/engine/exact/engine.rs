@@ -230,6 +230,47 @@ impl ExactEngine {
         to.iter_mut().zip(noise).for_each(|(to, noise)| *to = (noise * factor).round_ties_even() as i64);
     }
 
+    /// How rows are split into words of 32 bits, to be added to sums in units of `2^exponent`; nothing where they do not fit.
+    pub(crate) fn split(&self, exponent: i32) -> Option<SplitRow> {
+        SplitRow::new(self.rounding, &self.bounds, exponent)
+    }
+
+    /// Noise of consecutive coordinates from `first` on as the two words of a [`SplitRow`].
+    ///
+    /// Errors: those of [`ExactEngine::advance`].
+    pub(crate) fn ship_split(
+        &self,
+        split: &SplitRow,
+        t: usize,
+        first: u64,
+        noise: &[f64],
+        whole: &mut [i32],
+        rest: &mut [u32],
+    ) -> Result<()> {
+        let unit = Rounding { exponent: split.exponent, ..self.rounding };
+        let (factor, doubt) = (unit.factor(), unit.doubt(self.bounds[t]));
+        let mask = (1_i64 << split.shift) - 1;
+        let mut again = 0;
+        for (lane, noise) in noise.iter().enumerate() {
+            let x = noise * factor;
+            let below = x.floor();
+            let fraction = x - below;
+            let floor = if fraction > doubt && fraction < 1.0 - doubt {
+                below as i64
+            } else {
+                again += 1;
+                // ⌊x⌋ = ⌊x − ½⌉ for what is not whole.
+                self.resolve_in(unit, t, first + lane as u64, -0.5)?
+            };
+            whole[lane] = (floor >> split.shift) as i32;
+            rest[lane] = (floor & mask) as u32;
+        }
+        if again > 0 {
+            self.resolved.fetch_add(again, Relaxed);
+        }
+        Ok(())
+    }
+
     /// What one coordinate of a sum becomes at a step, in units of the grid; the sum is in units of `unit`.
     ///
     /// Errors: those of [`ExactEngine::advance`].
@@ -242,27 +283,37 @@ impl ExactEngine {
     }
 
     /// `⌊φ + scale/q · u⌉` of one coordinate, with as many digits as it takes.
-    #[cold]
     fn resolve(&self, t: usize, coordinate: u64, fraction: f64) -> Result<i64> {
-        if let Some(whole) = self.nearest::<3>(t, coordinate, fraction) {
+        self.resolve_in(self.rounding, t, coordinate, fraction)
+    }
+
+    /// The same on any grid.
+    #[cold]
+    fn resolve_in(&self, rounding: Rounding, t: usize, coordinate: u64, fraction: f64) -> Result<i64> {
+        if let Some(whole) = self.nearest::<3>(rounding, t, coordinate, fraction) {
             return Ok(whole);
         }
-        if let Some(whole) = self.nearest::<5>(t, coordinate, fraction) {
+        if let Some(whole) = self.nearest::<5>(rounding, t, coordinate, fraction) {
             return Ok(whole);
         }
-        self.nearest::<9>(t, coordinate, fraction).ok_or_else(|| Error::Halted {
+        self.nearest::<9>(rounding, t, coordinate, fraction).ok_or_else(|| Error::Halted {
             reason: format!("512 digits do not decide how to round coordinate {coordinate} of step {t}"),
         })
     }
 
-    pub(super) fn nearest<const L: usize>(&self, t: usize, coordinate: u64, fraction: f64) -> Option<i64>
+    pub(super) fn nearest<const L: usize>(
+        &self,
+        rounding: Rounding,
+        t: usize,
+        coordinate: u64,
+        fraction: f64,
+    ) -> Option<i64>
     where
         Tables<L>: Length,
     {
         let noise = replay::<L>(&*self.program, &self.field, self.bounds[t].gain, t, coordinate);
-        let scaled = Ball::from_f64(f64::from(self.rounding.scale))
-            .times(&noise)
-            .times_power_of_two(-self.rounding.exponent);
+        let scaled =
+            Ball::from_f64(f64::from(rounding.scale)).times(&noise).times_power_of_two(-rounding.exponent);
         scaled.plus(&Ball::from_f64(fraction)).nearest()
     }
 }
@@ -461,6 +512,39 @@ impl FixedPoint {
     /// Distance from a tie, in units of `u`, within which a step is in doubt.
     pub(crate) fn doubt(&self, t: usize) -> i64 {
         self.doubts[t]
+    }
+}
+
+/// Rows of noise `w` as two words `A` and `R`, `⌊w/s⌋ = A·2^shift + R` with `0 ≤ R < 2^shift`, for a device that adds them to a sum
+/// `S` in units of `s = 2^exponent` and rounds to the grid `q = 2^shift s`.
+///
+/// The release is `⌊(Ss + w)/q⌉ = ⌊(S + ⌊w/s⌋)/2^shift + ½⌋`, whatever `S` is: ties are at whole multiples of `s`, since `shift ≥ 3`,
+/// and `w/s`, which is whole with probability zero, lies strictly between two whole numbers, as does `S + w/s`. So all ties are decided
+/// by `⌊w/s⌋`, before the sum is known, and a device needs no digit more. With `S = G·2^shift + φ` it is
+///
+/// ```text
+/// A + G + [φ + R ≥ 2^(shift−1)],    −2^(shift−1) ≤ φ ≤ 2^(shift−1).
+/// ```
+///
+/// Guarantee: `3 ≤ shift ≤ 31` and `|A| < 2²⁹`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SplitRow {
+    /// `s = 2^exponent`.
+    pub exponent: i32,
+    /// `q = 2^shift s`.
+    pub shift: u32,
+}
+
+impl SplitRow {
+    fn new(rounding: Rounding, bounds: &[StepBound], exponent: i32) -> Option<Self> {
+        let shift = rounding.exponent - exponent;
+        let unit = Rounding { exponent, ..rounding };
+        let doubt = bounds.iter().map(|bound| unit.doubt(*bound)).fold(0.0, f64::max);
+        let largest = bounds.iter().map(|bound| bound.size + bound.error).fold(0.0, f64::max);
+        let fits = (3..=31).contains(&shift)
+            && doubt <= 0.5 * MOST_DOUBTFUL
+            && largest * rounding.factor() < 2.0_f64.powi(29);
+        fits.then_some(Self { exponent, shift: shift as u32 })
     }
 }
 

@@ -94,6 +94,12 @@ struct Whole {
 }
 
 impl Whole {
+    /// The noise of a step in double precision.
+    fn keep(&mut self, t: usize, row: &mut [f64]) {
+        let (step, sink) = (self.engine.step(t), Sink::<&mut [f64], f64>::Keep(row));
+        self.engine.advance(&step, &self.shard, &mut self.state, sink).unwrap();
+    }
+
     fn advance<V: Value>(&mut self, t: usize, values: Option<&mut [V]>) {
         let step = self.engine.step(t);
         let sink = values.map_or(Sink::Skip, Sink::Add);
@@ -194,6 +200,38 @@ fn a_planted_error_is_caught() {
     // The bound is some hundredth of the grid here.
     let (rows, _) = rows(&form, 40..440, rounding, 1, 0.03);
     assert!(wrong::<5>(&form, 40, rounding, &rows) > 0);
+}
+
+/// Split rows on a grid so fine that double precision leaves one number in a hundred in doubt: all of them are what 256 digits
+/// give, also where the noise that is handed in is off by as much as its bound allows, and not where it is off by more.
+#[test]
+fn split_rows_are_the_floor_of_the_noise() {
+    for (name, form) in forms(9) {
+        let unit = finest(&*form.program(1).unwrap(), 0.7);
+        let mut whole = engine(&form, 40..240, Rounding { exponent: unit.exponent + 24, ..unit }, 1);
+        let split = whole.engine.split(unit.exponent).unwrap();
+        let program = form.program(1).unwrap();
+        let reference: Vec<_> =
+            (40..240).map(|j| reference::<5>(&*program, &ExactField::new(&key()), j)).collect();
+        for t in 0..form.steps() {
+            let mut noise = vec![0.0; 200];
+            whole.keep(t, &mut noise);
+            let bound = analyse(&*program).unwrap()[t].error;
+            let quarter = 0.25 * 2.0_f64.powi(unit.exponent) / f64::from(unit.scale);
+            for (error, right) in [(0.0, true), (0.4 * bound, true), (-0.4 * bound, true), (quarter, false)] {
+                let given: Vec<f64> = noise.iter().map(|u| u + error).collect();
+                let (mut a, mut r) = (vec![0; 200], vec![0; 200]);
+                whole.engine.ship_split(&split, t, 40, &given, &mut a, &mut r).unwrap();
+                let wrong = (0..200).filter(|&j| {
+                    let scaled = Ball::from_f64(f64::from(unit.scale)).times(&reference[j][t]);
+                    let below = scaled.times_power_of_two(-unit.exponent).plus(&Ball::from_f64(-0.5));
+                    (i64::from(a[j]) << split.shift) + i64::from(r[j]) != below.nearest().unwrap()
+                });
+                assert_eq!(wrong.count() == 0, right, "{name} {t} {error}");
+            }
+        }
+        assert!(whole.engine.resolved() > 0, "{name}");
+    }
 }
 
 /// Ten million roundings, more than ten thousand of them resolved, against 256 digits; and a planted error of one unit in

@@ -2,8 +2,9 @@
 //!
 //! Format 3, little endian. Header: `"DPMFJRNL"`, version, the binding, the hash of the plan, zeros up to 240 bytes,
 //! 16 bytes of HMAC-SHA-256. Record, 64 bytes, so that none straddles a disk sector: kind (1 released, 2 burned, 3 a sum of whole
-//! numbers released), step, 32 bytes of digest (zeros when burned), 16 bytes of HMAC-SHA-256 over the tag before it and the record.
-//! Version 0.2 wrote no record of kind 3.
+//! numbers released, 4 a row handed over, 5 its step settled), step, 32 bytes of digest (zeros when burned or handed over; when
+//! settled, the mark of the sum under a mask), 16 bytes of HMAC-SHA-256 over the tag before it and the record. Version 0.2 wrote
+//! records of kinds 1 and 2 only.
 
 use super::super::binding::Binding;
 use super::super::digest::SumDigest;
@@ -36,7 +37,14 @@ pub(super) enum Kind {
     Burned,
     /// With the digest of its sum that a device can compute.
     Summed,
+    /// Its row has left, and it is not known what it is used with.
+    Handed,
+    /// Its row had left, and its sum has this mark.
+    Settled,
 }
+
+/// 128 bits that stand for a sum.
+pub type Mark = [u8; 16];
 
 impl Kind {
     fn code(self) -> u64 {
@@ -44,6 +52,8 @@ impl Kind {
             Kind::Released => 1,
             Kind::Burned => 2,
             Kind::Summed => 3,
+            Kind::Handed => 4,
+            Kind::Settled => 5,
         }
     }
 }
@@ -89,6 +99,20 @@ impl Records {
 
     pub(super) fn burned(&self) -> &BTreeSet<usize> {
         &self.burned
+    }
+
+    /// Whether the row of a step has left, and the step is neither settled nor burned.
+    pub(super) fn is_handed(&self, step: usize) -> bool {
+        self.known(step).is_some_and(|(kind, _)| *kind == Kind::Handed) && !self.burned.contains(&step)
+    }
+
+    /// A mark under the mask of a step, or back: a step has one mark, so that without the key it tells nothing.
+    pub(super) fn mask(&self, step: usize, mark: Mark) -> Mark {
+        let mut mac = Hmac::new(&self.digest_key);
+        mac.update(b"mark");
+        mac.update(&(step as u64).to_le_bytes());
+        let mask = mac.finish();
+        std::array::from_fn(|byte| mark[byte] ^ mask[byte])
     }
 
     /// The header of a stream's journal, which begins it.
@@ -158,6 +182,8 @@ impl Records {
             (1, Some(step)) if step == next => (Kind::Released, step),
             (2, Some(step)) if step <= next => (Kind::Burned, step),
             (3, Some(step)) if step == next => (Kind::Summed, step),
+            (4, Some(step)) if step == next => (Kind::Handed, step),
+            (5, Some(step)) if self.is_handed(step) => (Kind::Settled, step),
             _ => return Err(format!("is of kind {code} for step {number}, where step {next} is due")),
         };
         self.push(kind, step, digest, record);
@@ -177,8 +203,10 @@ impl Records {
     /// Takes up a record.
     pub(super) fn push(&mut self, kind: Kind, step: usize, digest: [u8; 32], record: &[u8; RECORD]) {
         self.last_tag.copy_from_slice(&record[RECORD - TAG..]);
-        if step == self.digests.len() {
-            self.digests.push((kind, digest));
+        match kind {
+            Kind::Settled => self.digests[step] = (kind, digest),
+            _ if step == self.digests.len() => self.digests.push((kind, digest)),
+            _ => {}
         }
         if kind == Kind::Burned {
             self.burned.insert(step);

@@ -59,12 +59,62 @@ const HONEST: Program = Program {
     checkpoint: |durable, disk, path| durable.checkpoint(disk.at(path)),
 };
 
-const PLANTED: [(&str, Program); 4] = [
+/// Rows leave as data, before it is known what they are used with; the marks of their sums come afterwards.
+const HANDED: Program = Program { release: hand_over, ..HONEST };
+
+const PLANTED: [(&str, Program); 6] = [
+    ("releases a row before it is on record", Program { release: hand_over_late, ..HONEST }),
+    ("releases a settled row for any sum", Program { release: hand_over_blindly, ..HONEST }),
     ("releases before the sync", Program { release: release_early, ..HONEST }),
     ("trusts what it reads", Program { open: open_trusting, ..HONEST }),
     ("creates in place", Program { create: create_in_place, ..HONEST }),
     ("renames before the sync", Program { checkpoint: checkpoint_early, ..HONEST }),
 ];
+
+/// The coming row as it is shipped, and a mark of an input.
+fn shipped(durable: &DurableStream, values: &[f32]) -> (Vec<f32>, Mark) {
+    let mut row = vec![0.0; WIDTH];
+    durable.stream.coming_row(0, 0).unwrap().ship_float(0, &mut row).unwrap();
+    row.iter_mut().for_each(|noise| *noise *= durable.stream.scale());
+    let mut mark = [0; 16];
+    mark[..12].as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, x)| *to = x.to_le_bytes());
+    (row, mark)
+}
+
+fn add(values: &mut [f32], row: &[f32]) {
+    values.iter_mut().zip(row).for_each(|(x, noise)| *x += noise);
+}
+
+fn hand_over(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'_>) -> Result<()> {
+    durable.check_running()?;
+    let (step, (row, mark)) = (durable.next_step(), shipped(durable, values));
+    match durable.hand_over()? {
+        // A device keeps such a release back, and the step is burned.
+        Some(settled) if settled != mark => return durable.give_up(step),
+        _ => {}
+    }
+    add(values, &row);
+    leave(values);
+    durable.settle(step, mark)
+}
+
+fn hand_over_late(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'_>) -> Result<()> {
+    durable.check_running()?;
+    let (step, (row, mark)) = (durable.next_step(), shipped(durable, values));
+    add(values, &row);
+    leave(values);
+    durable.hand_over()?;
+    durable.settle(step, mark)
+}
+
+fn hand_over_blindly(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'_>) -> Result<()> {
+    durable.check_running()?;
+    let (step, (row, mark)) = (durable.next_step(), shipped(durable, values));
+    let settled = durable.hand_over()?;
+    add(values, &row);
+    leave(values);
+    durable.settle(step, settled.unwrap_or(mark))
+}
 
 fn release_early(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'_>) -> Result<()> {
     durable.check_running()?;
@@ -190,6 +240,8 @@ fn live(program: Program, disk: &Simulated, watch: &mut Watch, trials: &mut Tria
             None => Ok(()),
         };
         trials.wrong.extend(seen.err());
+        // Rows that were out when a life ended are burned in the next one.
+        watch.burned.extend(durable.burned());
         match released {
             Ok(()) => {}
             Err(error @ Error::StepReused { .. }) => {
@@ -233,8 +285,8 @@ fn put_through(program: Program, schedules: u64) -> Trials {
     trials
 }
 
-fn check(ahead: usize, schedules: u64) {
-    let trials = put_through(Program { ahead, ..HONEST }, schedules);
+fn check(program: Program, ahead: usize, schedules: u64) {
+    let trials = put_through(Program { ahead, ..program }, schedules);
     println!("{trials}");
     assert!(trials.lost.is_empty(), "{:?}", trials.lost);
     assert!(trials.wrong.is_empty(), "{:?}", trials.wrong);
@@ -255,24 +307,36 @@ fn check(ahead: usize, schedules: u64) {
 
 #[test]
 fn no_schedule_releases_a_row_twice_or_loses_the_run() {
-    check(0, 3000);
+    check(HONEST, 0, 3000);
 }
 
 #[test]
 fn no_schedule_with_a_row_in_flight_releases_it_twice_or_loses_the_run() {
-    check(1, 400);
+    check(HONEST, 1, 400);
 }
 
 #[test]
 #[ignore = "ten thousand schedules with threads"]
 fn ten_thousand_schedules_with_a_row_in_flight_release_none_twice_and_lose_no_run() {
-    check(2, 10_000);
+    check(HONEST, 2, 10_000);
+}
+
+#[test]
+fn no_schedule_hands_a_row_over_twice_or_loses_the_run() {
+    check(HANDED, 0, 2000);
+    check(HANDED, 1, 1000);
+}
+
+#[test]
+#[ignore = "ten thousand schedules with threads and rows that left"]
+fn ten_thousand_schedules_with_rows_that_left_release_none_twice_and_lose_no_run() {
+    check(HANDED, 2, 10_000);
 }
 
 #[test]
 #[ignore = "a hundred thousand schedules"]
 fn a_hundred_thousand_schedules_release_no_row_twice_and_lose_no_run() {
-    check(0, 100_000);
+    check(HONEST, 0, 100_000);
 }
 
 #[test]
