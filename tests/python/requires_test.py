@@ -12,6 +12,7 @@ from dpmf._requires import LEAST
 ADAPTERS = {
     "dpmf.torch": (["torch"], "import dpmf.torch"),
     "dpmf.opacus": (["torch", "opacus"], "import dpmf.opacus"),
+    "dpmf.transformers": (["torch", "transformers"], "import dpmf.transformers"),
     "dpmf.jax": (["jax", "optax"], "import dpmf.jax"),
     "dpmf.flower": (["flwr"], "import dpmf.flower"),
     "plot_error": (["matplotlib"], "import dpmf; dpmf.make_mechanism(dpmf.Workload.prefix_sum(4), 'tree').plot_error()"),

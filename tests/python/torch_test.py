@@ -529,8 +529,10 @@ def test_plans_for_adaptive_optimizers():
         model, optimizer = optimizer_of(name, **arguments)
         train(dpmf.torch.PrivateOptimizer(optimizer, running_sum, denominator=8), model, batches())
 
+    for word in ("adam", "adamw", "rmsprop"):
+        assert dpmf.mechanism(optimizer=word, **budget) == running_sum, "a name means what the optimizer itself does"
     model, adam = optimizer_of("Adam")
-    train(dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(optimizer="adam", **budget), denominator=8), model, batches())
+    train(dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(optimizer="adam:0.9", **budget), denominator=8), model, batches())
     model, adam = optimizer_of("Adam")
     with pytest.raises(dpmf.MismatchError, match="Adam, planned for as momentum 0.9, but the mechanism was planned for 0.5.*check=False"):
         dpmf.torch.PrivateOptimizer(adam, dpmf.mechanism(momentum=0.5, **budget), denominator=8)
@@ -549,6 +551,64 @@ def test_plans_for_adaptive_optimizers():
         dpmf.mechanism(optimizer="adam", momentum=0.9, **budget)
     with pytest.raises(ValueError, match="leave out optimizer"):
         dpmf.mechanism(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
+
+
+SCHEDULERS = {
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS, eta_min=0.01),
+    "steps": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5),
+    "warm-up from zero": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 3)),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=STEPS + 1, cycle_momentum=False),
+    "one after the other": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8),
+        ],
+        [3],
+    ),
+    "together": lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=2),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedules_by_object(name):
+    """The mechanism is for the rates that training has, and looking at them changes neither scheduler nor optimizer."""
+    model = model_of()
+    groups = [{"params": p, "lr": 0.1 * (1 + place)} for place, p in enumerate(model.parameters())]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    scheduler = SCHEDULERS[name](optimizer)
+    made = dpmf.mechanism(steps=STEPS, optimizer=optimizer, schedule=scheduler, epsilon=3, delta=1e-6, clip=0.5)
+    private = dpmf.torch.PrivateOptimizer(optimizer, made, denominator=8)
+    rates = []
+    for inputs, targets in batches():
+        private.accumulate(model, cross_entropy, inputs, targets)
+        rates.append(optimizer.param_groups[0]["lr"])
+        private.step()
+        scheduler.step()
+    np.testing.assert_allclose(made.workload.learning_rates, rates, rtol=1e-12)
+    assert len(set(rates)) > 1
+    # A scheduler over the private optimizer says the same.
+    again = SCHEDULERS[name](dpmf.torch.PrivateOptimizer(sgd(model_of()), mechanism_for(), denominator=8))
+    assert dpmf.mechanism(steps=STEPS, momentum=0.9, schedule=again, epsilon=3, delta=1e-6).workload.steps == STEPS
+
+
+def test_schedules_that_are_not_known_before():
+    optimizer = sgd(model_of())
+    budget = dict(optimizer=optimizer, epsilon=3, delta=1e-6)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="ReduceLROnPlateau, whose learning rates follow from losses"):
+        dpmf.mechanism(steps=STEPS, schedule=plateau, **budget)
+    with pytest.raises(ValueError, match="StepLR, which goes on for ever: give steps"):
+        dpmf.mechanism(schedule=torch.optim.lr_scheduler.StepLR(optimizer, 2), **budget)
+    two = torch.optim.SGD([{"params": p} for p in list(model_of().parameters())[:2]], lr=0.1)
+    uneven = torch.optim.lr_scheduler.LambdaLR(two, [lambda step: 1.0, lambda step: 0.5**step])
+    with pytest.raises(dpmf.MismatchError, match="LambdaLR changes the learning rates of the parameter groups in different ways"):
+        dpmf.mechanism(steps=STEPS, optimizer=two, schedule=uneven, epsilon=3, delta=1e-6)
 
 
 def test_half_precision(mechanism):

@@ -36,6 +36,7 @@ def test_stubs_match_the_module():
             None,
             [
                 "__init__.py",
+                "_announce.py",
                 "_checks.py",
                 "_disk.py",
                 "_errors.py",
@@ -51,6 +52,7 @@ def test_stubs_match_the_module():
         ("flwr", ["flower"]),
         ("torch.func", ["torch"]),
         ("opacus", ["opacus.py"]),
+        ("transformers", ["transformers.py"]),
     ],
 )
 def test_the_package_is_typed(library, files):

@@ -98,12 +98,13 @@ def plan(
     The noise is for the *sum* of the clipped contributions; divide by a cohort size fixed before training, under sampling by
     sampler.expected_batch.
 
-    schedule is text in the form of the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), or the
-    learning rates of all steps. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
+    schedule is text in the form of the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), the learning
+    rates of all steps, or a scheduler of torch.optim that is stepped after every step; for one that is stepped after every epoch, give
+    the rates themselves. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
     which matter beside weight decay.
 
-    optimizer says all of that but the schedule: an optimizer of torch.optim. SGD is planned for as it is, Adam and all others for
-    running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
+    optimizer says all of that but the schedule: an optimizer of torch.optim, or its name ("adamw"). SGD is planned for as it is, Adam
+    and all others for running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
     of a corrected first moment. The guarantee holds for any.
 
     noise_decay is the fraction of past noise that later gradients undo at the largest step; 0 counts on none of it. An error that
@@ -226,6 +227,8 @@ def _workload(
     steps: int | None, optimizer: Any, schedule: str | Sequence[float] | ArrayLike, of_optimizer: dict[str, Any]
 ) -> Workload:
     """The iterates of an optimizer, or of SGD as its arguments say."""
+    if _optimizers.is_scheduler(schedule):
+        schedule = _optimizers.learning_rates(schedule, steps)
     if optimizer is None:
         return Workload.sgd(steps, schedule=schedule, **of_optimizer)
     if extra := _given(of_optimizer):

@@ -13,6 +13,7 @@ LEAST = {
     "opacus": "1.4",
     "optax": "0.2",
     "torch": "1.13",
+    "transformers": "5.23",
 }
 
 

@@ -18,11 +18,8 @@ engine.plan has the rest. The data loader that it returns draws as the plan coun
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import sys
-import time
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal
@@ -40,10 +37,11 @@ from opacus.validators import ModuleValidator
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from . import torch as _torch
+from ._announce import announced
 from ._checks import check_experiment, check_unit, participation_of, statement_of
 from ._core import Mechanism, NoiseKey, Plan, PrivateRun, Sampler, new_run, poisson_epsilon
 from ._errors import BindingError, MismatchError
-from ._plan import NOISE_DECAY, plan
+from ._plan import NOISE_DECAY
 from ._remedies import remedies
 from .torch._data import Batches, StepLoader
 from .torch._gradients import add_clipped, watch
@@ -61,17 +59,6 @@ REMEDIES = {
     "other-denominator": "leave expected_batch_size as make_private made it",
     "other-order": "resume with the data loader, key and seed that the run began with",
 }
-
-log = logging.getLogger("dpmf")
-log.setLevel(logging.INFO)
-
-
-def _say(line: str) -> None:
-    """To the log and, where nobody set one up, to standard error. logging.getLogger("dpmf").setLevel("WARNING") silences both."""
-    if log.hasHandlers():
-        log.info(line)
-    elif log.isEnabledFor(logging.INFO):
-        print(f"dpmf: {line}", file=sys.stderr)
 
 
 class MechanismAccountant(IAccountant):
@@ -462,7 +449,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         self._check_unused()
         length, batch_size = self._size_of(data_loader)
         _check_other(other)
-        self.plan = _planned(
+        self.plan = announced(
             examples=length,
             batch=batch_size,
             epochs=epochs,
@@ -764,23 +751,3 @@ def _check_other(other: Mapping[str, Any]) -> None:
         if name in known or value is None or value is False:
             continue
         raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: leave it out')}")
-
-
-def _planned(**arguments: Any) -> Plan:
-    """The plan, told of in one line; in lines of progress too where it takes longer than two seconds."""
-    started = last = time.monotonic()
-
-    def progress(line: str) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last > 2.0:
-            last = now
-            _say(f"planning for {now - started:.0f} s: {line}")
-
-    made = plan(progress=progress, **arguments)
-    better = made.dp_sgd["rmse"] / made.rmse
-    _say(
-        f"{made.chosen['selector']} noise, multiplier {made.statement.noise_multiplier:.4g}, sampling {made.sampling}, "
-        f"{made.steps} steps in {made.epochs} epoch{'s' * (made.epochs != 1)}: ε = {made.statement.epsilon:.4g} at "
-        f"δ = {made.statement.delta:g}, {better:.2f} times less error than DP-SGD"
-    )
-    return made

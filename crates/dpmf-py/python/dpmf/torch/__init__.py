@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from .._requires import require
@@ -47,6 +47,7 @@ from .._core import Mechanism, NoiseKey, PrivacyStatement, _Clip
 from .._errors import BindingError, MismatchError
 from .._remedies import remedies
 from ._data import Batches, Cohorts, EmptyCollate, SampledBatches, UncheckedDataWarning, begin_pass, check_loader, hand_out
+from ._ghost import Contributions, Ghost, UncheckedModelWarning
 from ._gradients import Batch, PerExample, Seen, add_clipped
 from ._run import FlatRun, check_unscaled, shard
 
@@ -57,14 +58,19 @@ __all__ = [
     "SampledBatches",
     "Seen",
     "UncheckedDataWarning",
+    "UncheckedModelWarning",
     "check_loader",
     "shard",
 ]
 
 # As users know them, in messages too.
-for _public in (Cohorts, EmptyCollate, SampledBatches, Seen, UncheckedDataWarning):
+for _public in (Cohorts, EmptyCollate, SampledBatches, Seen, UncheckedDataWarning, UncheckedModelWarning):
     _public.__module__ = __name__
 
+
+#: Bytes of gradients of examples up to which clipping="auto" makes them. A number for all machines, so that a run that is resumed on
+#: another goes on in the same way.
+MOST_ROWS = 512 << 20
 
 #: What to do about what a run refuses.
 REMEDIES = {
@@ -122,7 +128,7 @@ class _Checks:
         does = [_optimizers.of_group(self.optimizer, group) for group in groups]
         planned = self.mechanism.workload.learning_rates
         # Steps that were burned have left no learning rate: the first is what the plan makes of this one.
-        factor = 1.0 if planned is None else float(planned[0] / planned[step])
+        factor = 1.0 if planned is None or planned[step] == 0.0 else float(planned[0] / planned[step])
         first = self.first or [rate * factor * self._corrected(one, step) for one, rate in zip(does, rates)]
         for one, rate, first_rate in zip(does, rates, first):
             self._check(one, first_rate)
@@ -168,6 +174,11 @@ class _Noisy:
     def coordinates(self) -> range:
         """The coordinates of the flat parameters whose noise is drawn here."""
         return self._noise.coordinates
+
+
+def _unprotected(losses: torch.Tensor, longer: torch.Tensor) -> torch.Tensor:
+    """The sum of losses, and how many examples were longer than the clip."""
+    return torch.stack((losses.detach().double().sum().to(longer.device), longer.sum().double()))
 
 
 class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
@@ -256,6 +267,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self._denominator = denominator
         if denominator is not None and self._noise.run is not None:
             self._noise.run.denominator = denominator
+        #: The module that was clipped last without gradients of examples.
+        self._ghost: Ghost | None = None
         #: Whether it was said that nothing shows who takes part.
         self._warned = False
         # The hooks of torch.optim.Optimizer.
@@ -328,6 +341,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         views: int = 1,
         chunk: int = 64,
         vectorize: bool = True,
+        clipping: Literal["per-example", "ghost", "auto"] = "per-example",
     ) -> Seen:
         """Adds the sum of per-example gradients, each clipped to the mechanism's clip, to the coming step.
 
@@ -346,8 +360,23 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         An example whose gradient is not finite counts as zero. chunk examples are differentiated at once with vmap;
         vectorize=False goes through them one by one, for modules that vmap does not know.
 
-        Cost: chunk model-sized arrays.
+        clipping="ghost" makes no gradients of examples. The module is called on chunk examples at once; norms and the clipped sum
+        follow from what goes into its layers and what comes back. loss is still called on batches of one example
+        (vectorize=False: one after the other), so the module must return outputs with an axis of examples, not a loss. Sums are
+        taken in float64, and what that may round is charged to the clip: Seen.charged, some 0.001 % of it, and never more
+        than 0.5 %. At first, some examples are compared with their gradients alone; a module that mixes examples is refused, and
+        so is a parameter that is used outside of the layer it belongs to.
+
+        clipping="auto" is "per-example" where the gradients of chunk examples take at most 512 MiB, and where grouped or views
+        are given; otherwise "ghost". Seen.clipping says which.
+
+        Cost: chunk arrays of the size of what is trained; with "ghost" the activations of chunk examples, the gradients of the
+        outputs of trained layers, and 160 MB.
         """
+        if clipping not in ("per-example", "ghost", "auto"):
+            raise ValueError(f'clipping is {clipping!r}, but it must be "per-example", "ghost" or "auto"')
+        # What torch.compile made runs the same module, whose layers are looked at.
+        module = getattr(module, "_orig_mod", module)
         remedy = ", or give accumulate(…, grouped=True) the examples of each user together"
         check_unit(self.mechanism, "user" if grouped else "record", "" if grouped else remedy)
         noise = self._noise
@@ -356,12 +385,17 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError("no parameter of the module is both in the optimizer and requires a gradient")
         if views < 1 or (views > 1 and grouped):
             raise ValueError(f"views is {views}, but it must be at least 1, and 1 where examples are grouped by user")
+        if clipping == "auto":
+            rows = 4 * chunk * sum(p.numel() for p in trained.values())
+            clipping = "per-example" if grouped or views > 1 or rows <= MOST_ROWS else "ghost"
+        if clipping == "ghost" and (grouped or views > 1):
+            raise ValueError(
+                f'clipping="ghost" clips every example by itself, but {"grouped is given" if grouped else f"views is {views}"}, and several '
+                'entries are one contribution: leave clipping out'
+            )
         batch = Batch(inputs, targets)
         if views > 1:
             batch = batch.views(views)
-        if noise.sharded and not vectorize:
-            raise ValueError("vectorize=False goes through the module itself, whose parameters are cut over ranks: leave it out")
-        gradients = PerExample(module, loss, trained, grouped=grouped or views > 1, sharded=noise.sharded)
         run = noise.live()
         if run.order is None and self.mechanism.sampling == "none" and not self._warned:
             self._warned = True
@@ -371,27 +405,61 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 UncheckedDataWarning,
                 stacklevel=2,
             )
+        chunks = (batch.chunk(first, chunk) for first in range(0, batch.length, chunk))
+        if clipping == "ghost":
+            ghost = Ghost(module, trained, sharded=noise.sharded)
+            ghost.take_over(self._ghost)
+            with ghost.opened():
+                ghost.check(batch.parts, loss, vectorize=vectorize)
+                self._ghost = ghost
+                made = (ghost.contributions(parts, loss, vectorize=vectorize) for parts in chunks)
+                return self._add_contributions(batch.length, made)
+        if noise.sharded and not vectorize:
+            raise ValueError("vectorize=False goes through the module itself, whose parameters are cut over ranks: leave it out")
+        gradients = PerExample(module, loss, trained, grouped=grouped or views > 1, sharded=noise.sharded)
         per_example = gradients.at_once if vectorize else gradients.one_by_one
         numbers = [noise.numbers[id(p)] for p in trained.values()]
-        seen: list[torch.Tensor] = []
-        counted = False
+
+        def add(made: tuple[list[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+            rows, losses = made
+            longer = add_clipped(*noise.parts(numbers, rows), run.clip, by_torch=noise.on_device)
+            return _unprotected(losses, longer)
+
+        return Seen.of(batch.length, self._add(batch.length, map(per_example, chunks), add))
+
+    def _add(self, examples: int, made: Iterable[Any], add: Callable[[Any], torch.Tensor]) -> list[torch.Tensor]:
+        """Counts examples once the first of what is made is there, and adds all of it; nothing of it if that fails."""
+        noise, seen, counted = self._noise, [], False
         try:
-            for first in range(0, max(batch.length, 1), chunk):
-                made = per_example(batch.chunk(first, chunk)) if batch.length else None
+            for one in made:
                 if not counted:
                     # Not before gradients can be had, so that nothing is lost where they cannot.
                     with remedies(REMEDIES):
-                        noise.begin_adding(batch.length)
+                        noise.begin_adding(examples)
                     counted = True
-                if made is not None:
-                    rows, losses = made
-                    longer = add_clipped(*noise.parts(numbers, rows), run.clip, by_torch=noise.on_device)
-                    seen.append(torch.stack((losses.detach().double().sum().to(longer.device), longer.sum().double())))
+                seen.append(add(one))
         except BaseException:
             if counted:
                 noise.clear()
             raise
-        return Seen.of(batch.length, seen)
+        if not counted:
+            with remedies(REMEDIES):
+                noise.begin_adding(examples)
+        return seen
+
+    def _add_contributions(self, examples: int, made: Iterable[Contributions]) -> Seen:
+        """Adds what layers have kept of examples."""
+        noise = self._noise
+        numbers = {name: noise.numbers[id(p)] for name, p in self._ghost.trained.items()}
+        charges = [0.0]
+
+        def add(one: Contributions) -> torch.Tensor:
+            charges.append(one.charge())
+            longer = one.add(noise.live().clip, lambda name, first, values: noise.add_rows(numbers[name], first, values))
+            return _unprotected(one.losses, longer)
+
+        seen = self._add(examples, made, add)
+        return Seen.of(examples, seen, "ghost", max(charges))
 
     def add_sum(self, sums: Mapping[torch.Tensor, torch.Tensor], examples: int) -> None:
         """Adds a sum of contributions that were clipped elsewhere, for each parameter, to the coming step.

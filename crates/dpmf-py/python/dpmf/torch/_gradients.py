@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,6 +18,10 @@ from ._sharded import whole, without_gathering
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
 
+class NotVectorizedError(ValueError):
+    """vmap cannot go through a module; its gradients can still be had one by one."""
+
+
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -30,14 +34,25 @@ class Seen:
     def __init__(self, examples: int, unprotected_loss: float, unprotected_clipped: float) -> None:
         self.examples: int = examples
         """Number of examples, or of users, in the call."""
+        self.clipping: Literal["per-example", "ghost"] = "per-example"
+        """How the gradients were clipped; clipping="auto" chooses."""
+        self.charged: float = 0.0
+        """Share of the clip that was given up for rounding; 0 per example, where sums are exact."""
         self._means: tuple[float, float] | None = (unprotected_loss, unprotected_clipped)
         self._sums: list[torch.Tensor] = []
 
     @classmethod
-    def of(cls, examples: int, sums: list[torch.Tensor]) -> Seen:
+    def of(
+        cls,
+        examples: int,
+        sums: list[torch.Tensor],
+        clipping: Literal["per-example", "ghost"] = "per-example",
+        charged: float = 0.0,
+    ) -> Seen:
         """From pairs of the sum of losses and the number that was longer than the clip, on a device."""
         seen = cls(examples, 0.0, 0.0)
         seen._means, seen._sums = None, sums
+        seen.clipping, seen.charged = clipping, charged
         return seen
 
     def _read(self) -> tuple[float, float]:
@@ -185,6 +200,11 @@ class Batch:
         return _map(lambda leaf: leaf[first : first + size], self.parts)
 
 
+def cut_examples(parts: Any, index: torch.Tensor) -> Any:
+    """Some examples of parts of a batch."""
+    return _map(lambda leaf: leaf[index.to(leaf.device)], parts)
+
+
 def _map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return function(tree)
@@ -247,7 +267,7 @@ class PerExample:
                     f"the forward pass writes into a tensor that the module keeps ({failed}): statistics of the data would be "
                     "released without noise. Leave them out, or freeze them before training"
                 ) from failed
-            raise ValueError(
+            raise NotVectorizedError(
                 f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
                 "vectorize=False, which is slower, or use dpmf.opacus"
             ) from failed

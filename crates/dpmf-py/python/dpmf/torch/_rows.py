@@ -27,6 +27,15 @@ class UncheckedModelWarning(UserWarning):
     """It could not be checked that each row of per-sample gradients is that of one example."""
 
 
+def warn_unchecked(reason: str) -> None:
+    warnings.warn(
+        f"it could not be checked that each per-sample gradient is that of one example alone ({reason}); if the module sorts, "
+        "shuffles or mixes the examples of a batch, the guarantee does not hold",
+        UncheckedModelWarning,
+        stacklevel=3,
+    )
+
+
 def check_rows(module: Any, *, batch_first: bool, mean: bool) -> None:
     """Compares, at the first forward pass in training, some rows of a GradSampleModule with the gradients of examples alone.
 
@@ -62,13 +71,13 @@ class _Probe:
     def check(self) -> None:
         kept = Kept(self.module, values=True)
         try:
-            with _undisturbed(self.module):
+            with undisturbed(self.module):
                 difference = max(self._difference(range(self.length)), self._difference(range(self.length)[::-1]))
         except MismatchError:
             raise
         except Exception as failed:  # the module's own
             kept.check()
-            self._warn(f"{type(failed).__name__}: {failed}")
+            warn_unchecked(f"{type(failed).__name__}: {failed}")
             return
         kept.check()
         if difference > TOLERANCE:
@@ -79,21 +88,12 @@ class _Probe:
                 "differentiates each example by itself"
             )
 
-    @staticmethod
-    def _warn(reason: str) -> None:
-        warnings.warn(
-            f"it could not be checked that each per-sample gradient is that of one example alone ({reason}); if the module sorts, "
-            "shuffles or mixes the examples of a batch, the guarantee does not hold",
-            UncheckedModelWarning,
-            stacklevel=2,
-        )
-
     def _difference(self, order: Sequence[int]) -> float:
         """The largest relative difference between a row and the gradient of its example alone."""
         rows = self._rows(order, 0)
         again = self._rows(order, 1)
         if self._apart(rows, again) > TOLERANCE:
-            self._warn("the module draws random numbers")
+            warn_unchecked("the module draws random numbers")
             return 0.0
         return self._apart(rows, [self._alone(order, place) for place in range(len(order))])
 
@@ -185,7 +185,7 @@ def _each(tree: Any, act: Callable[[torch.Tensor], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _undisturbed(module: Any) -> Iterator[None]:
+def undisturbed(module: Any) -> Iterator[None]:
     """Without autocast and dropout; leaves gradients, per-sample gradients and random numbers as they were."""
     before = [(p, p.grad, getattr(p, "grad_sample", None)) for p in module.parameters()]
     dropouts = [part for part in module.modules() if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.training]

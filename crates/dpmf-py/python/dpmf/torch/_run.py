@@ -378,6 +378,20 @@ class FlatRun:
                     totals.append(self.exact[cut.place : cut.place + cut.length].view(cut.shape))
         return pieces, totals
 
+    def add_rows(self, number: int, first: int, values: torch.Tensor) -> None:
+        """Adds integers to the sum of some rows of a parameter; begin_adding() comes before."""
+        if not self.sharded:
+            total = self.exact_views[number]
+            total = total[first : first + len(values)] if total.dim() else total
+            total += values.to(total.device)
+            return
+        for cuts in self.cuts:
+            cut = cuts[number]
+            begin, end = max(first, cut.first), min(first + len(values), cut.last)
+            if begin < end:
+                held = self.exact[cut.place : cut.place + cut.length].view(cut.shape)
+                held[begin - cut.first : end - cut.first] += values[begin - first : end - first].to(held.device)
+
     def follow(self, batches: Batches | None) -> None:
         """Takes batches of these from now on, the same as when the run began; None stands for one pass of a plain loader."""
         order = "one pass of a loader" if batches is None else batches.order

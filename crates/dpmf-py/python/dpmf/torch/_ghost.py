@@ -1,0 +1,900 @@
+"""Clipped sums without gradients example by example.
+
+A layer's gradient for one example is a sum of products of what went in (activations) and what came back (gradients of its output).
+Norms follow from the products alone, and so does the clipped sum: it is taken from the same numbers, in float64, without a second
+backward pass. Memory is that of the activations, of the gradients of the outputs, and of the sum.
+
+Guarantee. What counts for example i is G_i = Σ_t l_t r_tᵀ in real numbers, for the float32 (or bfloat16) numbers l, r that the module
+gave: a function of this example alone. Its norm is bounded from above, N_i ≥ ‖G_i‖, by sums in float64 with their rounding errors added.
+With the reach A_i = Σ_t ‖l_t‖‖r_t‖, the example is scaled by s_i ≤ min(1, ζ'/N_i, Kζ'/A_i). A sum of m products in float64, in any
+order, is off by at most (m + 4)·2⁻⁵³ of Σ_i s_i A_i ≤ nKζ'. So two neighbours, one of which lacks an example, move the sum apart by at most
+ζ'(1 + y) and by z for rounding to the grid of the clip, with y = 2(m + 4)nK·2⁻⁵³ and z = 2⁻³²√d; ζ' = ζ(1 − x) with x = y + z + 2⁻⁴⁰ makes
+that at most ζ. x is the charge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .._core import _Clip
+from .._errors import MismatchError
+from ._gradients import Kept, cut_examples, check_module, vmap
+from ._rows import EXAMPLES, TOLERANCE, UncheckedModelWarning, undisturbed, warn_unchecked
+from ._sharded import whole, without_gathering
+
+__all__ = ["Contributions", "Ghost", "UncheckedModelWarning", "charge"]
+
+#: Largest relative error of one operation in float64. Sums of m terms are off by at most m + 1 of it, in any order, for all m that occur.
+UNIT = 2.0**-53
+
+#: How much longer the products of an example may be together than their sum: K above. Beyond, an example is scaled down further.
+REACH = 2.0**14
+
+#: Share of the clip that may be given up for rounding errors.
+MOST_CHARGED = 0.005
+
+#: Relative difference of two gradients that parameters in half precision explain.
+TOLERANCE_OF_HALF = 0.1
+
+#: Numbers that are worked on at once: 32 MB in float64.
+SLICE = 1 << 22
+
+#: Numbers of a part of one parameter's sum: 64 MB in float64.
+PART = 1 << 23
+
+
+def charge(examples: int, products: int, dimension: int) -> float:
+    """Share x of the clip that is given up, so that a sum of so many products in float64 moves by at most the clip."""
+    sums = 2.0 * (products + 4) * UNIT * examples * REACH
+    return sums + 2.0**-32 * math.sqrt(dimension) + 2.0**-40
+
+
+# What counts for a parameter, example by example
+
+
+@dataclass
+class Pairs:
+    """Σ_t left_t right_tᵀ for each example: one left and right for every product of a layer. left may be places of ones."""
+
+    left: torch.Tensor
+    """Numbers of shape (examples, products, rows), or integers of shape (examples, products): the row of each product."""
+    right: torch.Tensor
+    """Numbers of shape (examples, products, columns)."""
+
+    @property
+    def is_lookup(self) -> bool:
+        return self.left.dim() == 2
+
+    @property
+    def products(self) -> int:
+        return self.right.shape[1]
+
+
+@dataclass
+class Rows:
+    """The gradient of each example itself, for small parameters: shape (examples, numbers)."""
+
+    values: torch.Tensor
+
+
+@dataclass
+class Norms:
+    """For each example, an upper bound of the squared norm, and the square of its reach."""
+
+    square: torch.Tensor
+    reach_sq: torch.Tensor
+
+
+def _norms_of_rows(values: torch.Tensor) -> Norms:
+    square = values.double().square().sum(1)
+    return Norms(square * (1.0 + 4.0 * (values.shape[1] + 16) * UNIT), square * (1.0 + 2.0**-20))
+
+
+def _norms_of_pairs(pairs: Sequence[Pairs], shape: tuple[int, int]) -> Norms:
+    """By whichever way takes the least work: rows that were looked up, products with products, or the gradients themselves.
+
+    Sums of κ terms are off by at most 2κ·2⁻⁵³ of what was added up: gradients by as much of the reach, and squares that are sums of
+    products by as much of its square.
+    """
+    rows, columns = shape
+    products = sum(pair.products for pair in pairs)
+    examples = len(pairs[0].right)
+    squares = False
+    if all(pair.is_lookup for pair in pairs):
+        per_example, terms, one = products * columns, products, _norms_by_row
+    elif products * (rows + columns) <= rows * columns or products == 1:
+        widest = max(pair.products * columns for pair in pairs)
+        squares = True
+        per_example, terms, one = 2 * products**2 + widest, products**2 + rows + columns, _norms_by_products
+    else:
+        per_example, terms, one = rows * columns + products * columns, products, _norms_by_gradients
+    square = torch.empty(examples, dtype=torch.float64, device=pairs[0].right.device)
+    reach = torch.empty_like(square)
+    step = max(1, SLICE // per_example)
+    for first in range(0, examples, step):
+        block = [Pairs(pair.left[first : first + step], pair.right[first : first + step]) for pair in pairs]
+        square[first : first + step], reach[first : first + step] = one(block, rows)
+    error, reach = 2.0 * (terms + 16) * UNIT, reach.mul_(1.0 + 2.0**-20)
+    if squares:
+        square += error * reach.square()
+    else:
+        norm = square.mul_(1.0 + 2.0 * (rows * columns + 16) * UNIT).sqrt_()
+        square = norm.add_(reach, alpha=error).square_()
+    return Norms(square, reach.square_())
+
+
+def _norms_by_row(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds up what goes to one row of an example, then the squares."""
+    index = torch.cat([pair.left for pair in pairs], 1)
+    right = torch.cat([pair.right for pair in pairs], 1).double()
+    examples, products = index.shape
+    order = index.argsort(1)
+    index = index.gather(1, order)
+    place = torch.zeros_like(index)
+    place[:, 1:] = (index[:, 1:] != index[:, :-1]).cumsum(1)
+    place += torch.arange(examples, device=index.device)[:, None] * products
+    sorted_right = right.gather(1, order[:, :, None].expand_as(right))
+    sums = torch.zeros(examples * products, right.shape[2], dtype=torch.float64, device=right.device)
+    sums.index_add_(0, place.reshape(-1), sorted_right.reshape(-1, right.shape[2]))
+    square = sums.square_().sum(1).view(examples, products).sum(1)
+    return square, right.square().sum(2).sqrt_().sum(1)
+
+
+def _norms_by_products(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """‖Σ_t l_t r_tᵀ‖² = Σ_tu (l_t·l_u)(r_t·r_u)."""
+    device = pairs[0].right.device
+    square = torch.zeros(len(pairs[0].right), dtype=torch.float64, device=device)
+    reach = torch.zeros_like(square)
+    for number, one in enumerate(pairs):
+        lefts, rights = _products(one.left, one.left), _products(one.right, one.right)
+        of_each = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
+        reach += of_each.sqrt_().sum(1)
+        square += lefts.mul_(rights).sum((1, 2))
+        for other in pairs[:number]:
+            crossed = _products(one.left, other.left).mul_(_products(one.right, other.right))
+            square += 2.0 * crossed.sum((1, 2))
+    return square, reach
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a_t·b_u for all t, u of each example."""
+    if a.dim() == 2 and b.dim() == 2:
+        return (a[:, :, None] == b[:, None, :]).double()
+    if a.dim() == 2:
+        return b.gather(2, a[:, None, :].expand(-1, b.shape[1], -1)).transpose(1, 2).double()
+    if b.dim() == 2:
+        return a.gather(2, b[:, None, :].expand(-1, a.shape[1], -1)).double()
+    total = torch.zeros(len(a), a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
+    step = max(1, SLICE // (len(a) * max(a.shape[1], b.shape[1])))
+    for first in range(0, a.shape[2], step):
+        x = a[:, :, first : first + step].double()
+        y = x if b is a else b[:, :, first : first + step].double()
+        total.baddbmm_(x, y.transpose(1, 2))
+    return total
+
+
+def _norms_by_gradients(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Makes the gradients of some examples, some rows at a time."""
+    columns, examples = pairs[0].right.shape[2], len(pairs[0].right)
+    rights = [pair.right.double() for pair in pairs]
+    lengths = [torch.zeros(pair.right.shape[:2], dtype=torch.float64, device=pair.right.device) for pair in pairs]
+    square = torch.zeros(examples, dtype=torch.float64, device=pairs[0].right.device)
+    step = max(1, SLICE // (examples * columns))
+    for first in range(0, rows, step):
+        size = min(step, rows - first)
+        made = torch.zeros(examples, size, columns, dtype=torch.float64, device=square.device)
+        for pair, right, length in zip(pairs, rights, lengths):
+            if pair.is_lookup:
+                base = torch.arange(examples, device=square.device)[:, None] * size
+                _add_looked_up(made.view(-1, columns), pair.left, base, range(first, first + size), right)
+                length += (pair.left >= first) & (pair.left < first + size)
+            else:
+                left = pair.left[:, :, first : first + size].double()
+                made.baddbmm_(left.transpose(1, 2), right)
+                length += left.square_().sum(2)
+        square += made.square_().sum((1, 2))
+    reach = sum((length * right.square().sum(2)).sqrt_().sum(1) for length, right in zip(lengths, rights))
+    return square, reach  # type: ignore[return-value]
+
+
+def _add_looked_up(
+    total: torch.Tensor, index: torch.Tensor, base: torch.Tensor | int, some: range, values: torch.Tensor
+) -> None:
+    """Adds values to those of their rows that are some of all rows."""
+    inside = (index >= some.start) & (index < some.stop)
+    place = torch.where(inside, index - some.start, torch.zeros_like(index)) + base
+    values = values.masked_fill(~inside[..., None], 0.0)
+    total.index_add_(0, place.reshape(-1), values.reshape(-1, values.shape[-1]))
+
+
+#: Takes a part of a parameter's sum: the first row, and numbers of that row and those that follow.
+Take = Callable[[int, torch.Tensor], None]
+
+
+def _sum_rows(values: torch.Tensor, weights: torch.Tensor, take: Take, shape: torch.Size) -> None:
+    kept = weights != 0.0
+    total = (values.double().masked_fill(~kept[:, None], 0.0) * weights[:, None]).sum(0)
+    take(0, total.view(shape))
+
+
+def _sum_pairs(pairs: Sequence[Pairs], weights: torch.Tensor, take: Take, rows: int) -> None:
+    """Σ_i w_i Σ_t l_t r_tᵀ in float64, some rows at a time. Examples of weight zero may hold anything."""
+    columns, device = pairs[0].right.shape[2], weights.device
+    all_kept = device.type == "cpu" and bool((weights != 0.0).all())
+    step = max(1, PART // columns)
+    for first in range(0, rows, step):
+        size = min(step, rows - first)
+        total = torch.zeros(size, columns, dtype=torch.float64, device=device)
+        for pair in pairs:
+            by = weights[:, None].expand(-1, pair.products).reshape(-1)
+            right = pair.right.reshape(-1, columns)
+            left = pair.left.reshape(len(right), -1)[:, 0 if pair.is_lookup else slice(first, first + size)]
+            block = max(1, SLICE // (columns + size))
+            for begin in range(0, len(right), block):
+                some = slice(begin, begin + block)
+                y = right[some].double()
+                if not all_kept:
+                    y = y.masked_fill_((by[some] == 0.0)[:, None], 0.0)
+                y *= by[some, None]
+                if pair.is_lookup:
+                    _add_looked_up(total, left[some], 0, range(first, first + size), y)
+                    continue
+                x = left[some].double()
+                if not all_kept:
+                    x = x.masked_fill_((by[some] == 0.0)[:, None], 0.0)
+                total.addmm_(x.t(), y)
+        take(first, total)
+
+
+# What layers do with their parameters
+
+
+@dataclass
+class Call:
+    """One call of a layer."""
+
+    place: Place
+    inputs: tuple[Any, ...]
+    named: dict[str, Any]
+    #: Examples, and the gradient of the output, once it is known.
+    examples: int
+    gradient: torch.Tensor | None = None
+
+    def take(self, gradient: torch.Tensor) -> None:
+        self.gradient = gradient.detach()
+
+    @property
+    def input(self) -> torch.Tensor:
+        """The only input of a layer of known kind."""
+        found: torch.Tensor = self.inputs[0] if self.inputs else next(iter(self.named.values()))
+        return found.detach()
+
+    def folded(self, tensor: torch.Tensor, features: int = 1) -> torch.Tensor:
+        """With all axes between the examples and the last ones made one."""
+        return tensor.reshape(self.examples, -1, *tensor.shape[tensor.dim() - features :])
+
+
+#: What each of its own parameters gets from a call.
+Pieces = Iterable[tuple[str, "Pairs | Rows"]]
+
+
+def _summed(tensor: torch.Tensor) -> Rows:
+    """Of shape (examples, products, numbers), added up over the products."""
+    return Rows(tensor.sum(1, dtype=torch.float64))
+
+
+def _linear(call: Call) -> Pieces:
+    gradient = call.folded(_given(call))
+    yield "weight", Pairs(gradient, call.folded(call.input))
+    yield "bias", _summed(gradient)
+
+
+def _transposed_linear(call: Call) -> Pieces:
+    gradient = call.folded(_given(call))
+    yield "weight", Pairs(call.folded(call.input), gradient)
+    yield "bias", _summed(gradient)
+
+
+def _embedding(call: Call) -> Pieces:
+    gradient, index = call.folded(_given(call)), call.input.reshape(call.examples, -1)
+    padding = call.place.part.padding_idx
+    if padding is not None:
+        gradient = gradient.masked_fill((index == padding)[:, :, None], 0.0)
+    yield "weight", Pairs(index, gradient)
+
+
+def _layer_norm(call: Call) -> Pieces:
+    part, x = call.place.part, call.input
+    normal = functional.layer_norm(_single(x), part.normalized_shape, None, None, part.eps)
+    return _normalised(call, normal, len(part.normalized_shape))
+
+
+def _rms_norm(call: Call) -> Pieces:
+    part, x = call.place.part, call.input
+    return _normalised(call, functional.rms_norm(_single(x), part.normalized_shape, None, part.eps), len(part.normalized_shape))
+
+
+def _normalised(call: Call, normal: torch.Tensor, features: int) -> Pieces:
+    gradient = _given(call)
+    yield "weight", _summed(call.folded(_single(gradient) * normal, features).flatten(2))
+    yield "bias", _summed(call.folded(gradient, features).flatten(2))
+
+
+def _group_norm(call: Call) -> Pieces:
+    part, gradient = call.place.part, _given(call)
+    normal = functional.group_norm(_single(call.input), part.num_groups, None, None, part.eps)
+
+    def by_channel(tensor: torch.Tensor) -> Rows:
+        of_each = tensor.reshape(*tensor.shape[:2], -1).sum(2, dtype=torch.float64)
+        return Rows(call.folded(of_each).sum(1))
+
+    yield "weight", by_channel(_single(gradient) * normal)
+    yield "bias", by_channel(gradient)
+
+
+def _convolution(call: Call) -> Pieces:
+    part = call.place.part
+    x, gradient = call.input, _given(call)
+    kernel, dilation, padding, stride = part.kernel_size, part.dilation, part.padding, part.stride
+    if len(kernel) == 1:
+        x = x.unsqueeze(2)
+        kernel, dilation, padding, stride = (1, *kernel), (1, *dilation), (0, *padding), (1, *stride)
+    patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride)
+    gradient = call.folded(gradient.flatten(2).transpose(1, 2))
+    yield "weight", Pairs(gradient, call.folded(patches.transpose(1, 2)))
+    yield "bias", _summed(gradient)
+
+
+def _any(call: Call) -> Pieces:
+    """A layer of any kind, differentiated for each example by vmap: its parameters are taken to be small."""
+    part = call.place.part
+    own = {name: part._parameters[name].detach() for name in call.place.own}  # type: ignore[union-attr]
+
+    def one(inputs: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor], gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        def run(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+            given = tuple(x.unsqueeze(0) for x in inputs)
+            others = {name: x.unsqueeze(0) for name, x in named.items()}
+            made: torch.Tensor = torch.func.functional_call(part, parameters, given, others)
+            return made
+
+        back = torch.func.vjp(run, own)[1]
+        found: dict[str, torch.Tensor] = back(gradient.unsqueeze(0))[0]
+        return found
+
+    found = vmap(one)(call.inputs, call.named, _given(call))
+    for name, values in found.items():
+        yield name, _summed(values.detach().reshape(call.examples, -1, own[name].numel()))
+
+
+def _given(call: Call) -> torch.Tensor:
+    assert call.gradient is not None
+    return call.gradient
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _from(part: torch.nn.Module, kind: str) -> bool:
+    """Whether it computes what a layer of torch.nn does."""
+    layer = getattr(torch.nn, kind, None)
+    return layer is not None and isinstance(part, layer) and type(part).forward is layer.forward
+
+
+def _way(part: Any, own: Sequence[str], name: str) -> Callable[[Call], Pieces]:
+    """How the parameters of a layer get their gradients."""
+    if _from(part, "Linear") and set(own) <= {"weight", "bias"}:
+        return _linear
+    if _from(part, "Embedding"):
+        if part.max_norm is not None or part.scale_grad_by_freq:
+            raise ValueError(
+                f"{name} has max_norm or scale_grad_by_freq, which depend on all examples of a batch: make the embedding without them"
+            )
+        return _embedding
+    if type(part).__name__ == "Conv1D" and hasattr(part, "nf") and part.weight.dim() == 2 and set(own) <= {"weight", "bias"}:
+        return _transposed_linear
+    for kind, way in (("LayerNorm", _layer_norm), ("RMSNorm", _rms_norm), ("GroupNorm", _group_norm)):
+        if _from(part, kind):
+            return way
+    if (_from(part, "Conv1d") or _from(part, "Conv2d")) and set(own) <= {"weight", "bias"}:
+        if part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str):
+            return _convolution
+    if next(part.children(), None) is not None:
+        raise ValueError(
+            f"parameter {name}.{own[0]} belongs to {type(part).__name__}, which has layers inside, so that no layer shows how it is "
+            'used: freeze it with requires_grad_(False), put it into a layer of its own, or give clipping="per-example"'
+        )
+    return _any
+
+
+#: Inputs of a layer have entries for each example, or are the same for all of them, with an axis of length one in their place or
+#: without.
+OWN, ONE, ALL = "own", "one", "all"
+
+
+@dataclass
+class Place:
+    """A layer that is trained."""
+
+    name: str
+    part: Any
+    #: Its trained parameters, and the names they have in the module.
+    own: dict[str, str]
+    way: Callable[[Call], Pieces] = field(repr=False)
+
+
+class Contributions:
+    """What some examples add to the gradients, as pieces of which neither the norms nor the clipped sum needs each by itself."""
+
+    def __init__(self, calls: Sequence[Call], losses: torch.Tensor, shapes: Mapping[str, torch.Size], dimension: int) -> None:
+        self.losses, self.shapes, self.dimension = losses, shapes, dimension
+        self.examples = len(losses)
+        self.pairs: dict[str, list[Pairs]] = {}
+        self.rows: dict[str, torch.Tensor] = {}
+        for call in calls:
+            if call.gradient is None:
+                continue  # the loss does not depend on it
+            for attribute, piece in call.place.way(call):
+                name = call.place.own.get(attribute)
+                if name is None:
+                    continue
+                if isinstance(piece, Pairs):
+                    self.pairs.setdefault(name, []).append(piece)
+                elif name in self.rows:
+                    self.rows[name] = self.rows[name] + piece.values
+                else:
+                    self.rows[name] = piece.values
+            call.gradient = None
+        both = self.pairs.keys() & self.rows.keys()
+        if both:
+            raise ValueError(
+                f"parameter {min(both)} is shared by layers of different kinds, whose gradients cannot be added up here: give "
+                'clipping="per-example"'
+            )
+        #: Products that the sum of one number has at most.
+        self.products = self.examples * max([1, *(sum(pair.products for pair in pairs) for pairs in self.pairs.values())])
+
+    def _matrix(self, name: str) -> tuple[int, int]:
+        shape = self.shapes[name]
+        return shape[0], shape[1:].numel()
+
+    def norms(self) -> Norms:
+        """Over all parameters."""
+        device = self.losses.device
+        total = Norms(*(torch.zeros(self.examples, dtype=torch.float64, device=device) for _ in range(2)))
+        found = [_norms_of_rows(values) for values in self.rows.values()]
+        found += [_norms_of_pairs(pairs, self._matrix(name)) for name, pairs in self.pairs.items()]
+        for one in found:
+            total.square += one.square.to(device)
+            total.reach_sq += one.reach_sq.to(device)
+        # Adding up as many numbers as there are parameters, none of which is negative.
+        return Norms(total.square.mul_(1.0 + 2.0**-40), total.reach_sq.mul_(1.0 + 2.0**-40))
+
+    def charge(self) -> float:
+        """Share of the clip that is given up for rounding."""
+        charged = charge(self.examples, self.products, self.dimension)
+        if charged > MOST_CHARGED:
+            raise ValueError(
+                f"adding up {self.examples} examples of {self.products // self.examples} products at once may be off by "
+                f"{100 * charged:.2g} % of the clip: give accumulate(…, chunk={max(1, self.examples // 4)})"
+            )
+        return charged
+
+    def weights(self, target: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """What every example is multiplied by, so that it has at most the norm of the target; and whether it was longer.
+
+        An example that is not finite has weight zero.
+        """
+        norms = self.norms()
+        norm = norms.square.sqrt().mul_(1.0 + 2.0**-40)
+        reach = norms.reach_sq.sqrt()
+        finite = norm.isfinite() & reach.isfinite()
+        scale = torch.minimum(target / norm, REACH * target / reach).clamp_(max=1.0)
+        # Zero has every scale.
+        scale = torch.where(finite, torch.where(norm > 0.0, scale, torch.ones_like(scale)), torch.zeros_like(scale))
+        return scale, (scale < 1.0) | ~finite
+
+    def sum(self, weights: torch.Tensor, take: Callable[[str, int, torch.Tensor], None]) -> None:
+        """The sum of all examples, each times its weight: parts of parameters, each with its first row."""
+        for name in self.shapes:
+
+            def part(first: int, values: torch.Tensor, name: str = name) -> None:
+                take(name, first, values.view(len(values), *self.shapes[name][1:]) if self.shapes[name] else values)
+
+            if name in self.rows:
+                _sum_rows(self.rows[name], weights.to(self.rows[name].device), part, self.shapes[name])
+            elif name in self.pairs:
+                pairs = self.pairs[name]
+                _sum_pairs(pairs, weights.to(pairs[0].right.device), part, self.shapes[name][0])
+
+    def add(self, clip: _Clip, take: Callable[[str, int, torch.Tensor], None]) -> torch.Tensor:
+        """Gives parts of the clipped sum in units of the clip, as integers; returns which examples were longer."""
+        target = clip.norm * (1.0 - self.charge())
+        scale, longer = self.weights(target)
+        # A unit is a power of two: nothing is rounded.
+        self.sum(scale / clip.unit, lambda name, first, values: take(name, first, values.round_().to(torch.int64)))
+        return longer
+
+
+class Ghost:
+    """A module whose layers keep what goes in and what comes back.
+
+    trained are its parameters by name. Layers are called with parameters that need no gradient, so a parameter that gets one all
+    the same is used elsewhere, and refused.
+    """
+
+    def __init__(self, module: torch.nn.Module, trained: Mapping[str, torch.Tensor], *, sharded: bool = False) -> None:
+        check_module(module, sharded=sharded)
+        if not hasattr(torch, "func"):
+            raise ValueError('clipping="ghost" needs PyTorch 2.0 or newer: update it, or give clipping="per-example"')
+        self.module, self.sharded = module, sharded
+        self.trained = dict(trained)
+        self.shapes = {name: p.shape for name, p in trained.items()}
+        self.dimension = sum(p.numel() for p in trained.values())
+        names = {id(p): name for name, p in trained.items()}
+        self.places: list[Place] = []
+        for name, part in module.named_modules():
+            own = {attribute: names[id(p)] for attribute, p in part._parameters.items() if id(p) in names}
+            if own:
+                self.places.append(Place(name, part, own, _way(part, list(own), name or type(part).__name__)))
+        #: For each layer, by call, whether its inputs have entries for each example.
+        self.shared: dict[str, list[str]] = {}
+        self.checked = False
+        self._phase = "off"
+        self._examples = 0
+        self._live: dict[str, torch.Tensor] = {}
+
+    @property
+    def _is_half(self) -> bool:
+        return any(p.dtype in (torch.float16, torch.bfloat16) for p in self.module.parameters())
+
+    def take_over(self, before: Ghost | None) -> None:
+        """Goes on with what was checked of the same layers."""
+        if before is not None and before.module is self.module and before.places == self.places:
+            self.shared, self.checked = before.shared, before.checked
+
+    # The layers' calls
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Layers are watched while this is open."""
+        handles: list[Any] = []
+        with contextlib.ExitStack() as closing:
+            if any(_is_compiled(part) for part in self.module.modules()):
+                closing.enter_context(_eagerly())
+            if self.sharded:
+                closing.enter_context(without_gathering(self.module))
+            closing.enter_context(self._gathered())
+            try:
+                for place in self.places:
+                    watcher = _Watcher(self, place)
+                    handles.append(place.part.register_forward_pre_hook(watcher.enter, with_kwargs=True))
+                    handles.append(place.part.register_forward_hook(watcher.leave, with_kwargs=True, prepend=True))
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+                self._phase = "off"
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Parameters that lie on one rank each are put together; all of them are put back as they were, whatever happens."""
+        before = [(part, dict(part._parameters)) for part in self.module.modules()]
+        self._live = dict(self.trained)
+        if self.sharded:
+            made: dict[int, torch.Tensor] = {}
+            names = {id(p): name for name, p in self.trained.items()}
+            for part, parameters in before:
+                for attribute, p in parameters.items():
+                    if p is None:
+                        continue
+                    if id(p) not in made:
+                        made[id(p)] = whole(p)
+                        if id(p) in names:
+                            self._live[names[id(p)]] = made[id(p)].requires_grad_()
+                    part._parameters[attribute] = made[id(p)]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for part, parameters in before:
+                part._parameters.update(parameters)
+            self._live = {}
+
+    def _put_back(self, place: Place) -> None:
+        place.part._parameters.update({attribute: self._live[name] for attribute, name in place.own.items()})
+
+    def _run(self, phase: str, parts: Any, examples: int) -> Any:
+        """Calls the module."""
+        positional, named, _ = parts
+        self._phase, self._examples = phase, examples
+        self._calls: list[Call] = []
+        self._anchors: list[torch.Tensor] = []
+        self._counts: dict[str, int] = {}
+        with torch.enable_grad():
+            return self.module(*positional, **named)
+
+    # Gradients
+
+    def contributions(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> Contributions:
+        """Of all examples of some parts of a batch, which needs to be opened."""
+        examples = _length_of(parts)
+        kept = Kept(self.module, values=True)
+        outputs = self._run("record", parts, examples)
+        kept.check()
+        with torch.enable_grad():
+            losses = losses_of(loss, outputs, parts[2], examples, vectorize=vectorize)
+        return self.finish(losses)
+
+    def finish(self, losses: torch.Tensor) -> Contributions:
+        """Takes the gradients of losses, one for each example, of the outputs of the last call."""
+        calls = self._calls
+        self._phase = "again"
+        outside = list(self._live.values())
+        if losses.requires_grad:
+            try:
+                found = torch.autograd.grad(losses.sum(), [*self._anchors, *outside], allow_unused=True)
+            finally:
+                # A checkpoint may leave a layer before its end.
+                for place in self.places:
+                    self._put_back(place)
+            for name, gradient in zip(self._live, found[len(self._anchors) :]):
+                if gradient is not None:
+                    raise ValueError(
+                        f"parameter {name} is used outside of the call of its layer (by another layer, by the module's own code or by the "
+                        'loss), where nothing shows what one example adds to its gradient: give clipping="per-example", or freeze it'
+                    )
+        self._phase = "off"
+        self._anchors, self._calls = [], []
+        return Contributions(calls, losses.detach(), self.shapes, self.dimension)
+
+    # Checks
+
+    def check(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> None:
+        """Finds how layers are called and compares, on some examples in both orders, what is kept of each with its gradient alone.
+
+        Refuses a module that mixes its examples; warns where it draws random numbers, so that this cannot be told.
+        """
+        length = min(_length_of(parts), EXAMPLES)
+        if self.checked or length < 2:
+            return  # one example tells nothing of others
+        kept = Kept(self.module, values=True)
+        some = cut_examples(parts, torch.arange(length))
+        if not self._is_half:
+            some = torch.utils._pytree.tree_map(lambda leaf: _single(leaf) if isinstance(leaf, torch.Tensor) else leaf, some)
+        tolerance = TOLERANCE_OF_HALF if self._is_half else TOLERANCE
+        with undisturbed(self.module):
+            self.shared = self._find_shared(some, length)
+            kept.check()
+            for order in (torch.arange(length), torch.arange(length).flip(0)):
+                difference = self._difference(cut_examples(some, order), loss, vectorize)
+                if difference <= tolerance:
+                    continue
+                if self._draws(cut_examples(some, order), loss, vectorize):
+                    warn_unchecked("the module draws random numbers")
+                    break
+                raise MismatchError(
+                    "what the layers keep of an example does not make its gradient alone (they differ by "
+                    f"{100 * difference:.2g} %): the module sorts, shuffles or mixes the examples of a batch, has them along another "
+                    "axis than the first, or uses a layer in a way of its own. Let every output depend on its own example only, or give "
+                    'clipping="per-example", which differentiates each example by itself'
+                )
+        self.checked = True
+
+    def _find_shared(self, parts: Any, length: int) -> dict[str, list[str]]:
+        """How the inputs of every call change with the number of examples."""
+        seen = []
+        for examples in (length, length - 1):
+            self._lengths: dict[str, list[int]] = {}
+            self._run("trace", cut_examples(parts, torch.arange(examples)), examples)
+            seen.append(self._lengths)
+        self._phase = "off"
+        shared: dict[str, list[str]] = {}
+        for name in seen[0].keys() | seen[1].keys():
+            first, second = seen[0].get(name, []), seen[1].get(name, [])
+            same = len(first) == len(second)
+            if same and all(a * (length - 1) == b * length and a % length == 0 or a == b for a, b in zip(first, second)):
+                shared[name] = [OWN if a != b else ONE if a == 1 else ALL for a, b in zip(first, second)]
+                continue
+            raise ValueError(
+                f"{name or 'the module'} is called with inputs of leading axes {first} for {length} examples and {second} for "
+                f"{length - 1}, which are no entries for each example: give every layer its examples along the first axis, or "
+                'give clipping="per-example"'
+            )
+        return shared
+
+    def _difference(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], vectorize: bool) -> float:
+        """The largest relative difference between what is kept of an example and its gradient alone."""
+        torch.manual_seed(0)
+        made = self.contributions(parts, loss, vectorize=vectorize)
+        bounds = made.norms().square.sqrt()
+        apart, norms = [], []
+        for index in range(made.examples):
+            alone = self._alone(cut_examples(parts, torch.tensor([index])), loss)
+            norms.append(math.sqrt(sum(float(one.double().square().sum()) for one in alone.values())))
+            rest = sum(float(alone[name].double().square().sum()) for name in alone if name not in made.pairs and name not in made.rows)
+            square = [rest]
+
+            def compare(name: str, first: int, values: torch.Tensor, alone: Any = alone, square: list[float] = square) -> None:
+                own = alone[name] if values.dim() == 0 else alone[name][first : first + len(values)]
+                square.append(float((values - own.to(values.device)).square().sum()))
+
+            made.sum(torch.nn.functional.one_hot(torch.tensor(index), made.examples).double().to(made.losses.device), compare)
+            apart.append(math.sqrt(sum(square)))
+            apart[-1] = max(apart[-1], norms[-1] - float(bounds[index]))
+        least = 1e-3 * max(norms) + torch.finfo(torch.float32).tiny
+        return max((a / max(norm, least) if math.isfinite(norm) else 0.0) for a, norm in zip(apart, norms))
+
+    def _alone(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        outputs = self._run("off", parts, 1)
+        with torch.enable_grad():
+            value = loss(outputs, parts[2][0] if parts[2] else None)
+        names = list(self._live)
+        if not value.requires_grad:
+            return {name: torch.zeros_like(p) for name, p in self._live.items()}
+        found = torch.autograd.grad(value.sum(), [self._live[name] for name in names], allow_unused=True)
+        return {name: torch.zeros_like(self._live[name]) if one is None else one for name, one in zip(names, found)}
+
+    def _draws(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], vectorize: bool) -> bool:
+        """Whether other random numbers make other losses."""
+        losses = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            outputs = self._run("off", parts, _length_of(parts))
+            losses.append(losses_of(loss, outputs, parts[2], _length_of(parts), vectorize=vectorize).detach())
+        return not torch.equal(*losses)
+
+
+class _Watcher:
+    """The hooks of one layer."""
+
+    def __init__(self, ghost: Ghost, place: Place) -> None:
+        self.ghost, self.place = ghost, place
+        self.inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    @property
+    def _label(self) -> str:
+        return self.place.name or type(self.place.part).__name__
+
+    def enter(self, part: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        ghost, name = self.ghost, self.place.name
+        if ghost._phase == "off":
+            return None
+        tensors = [*inputs, *named.values()]
+        if not tensors or not all(isinstance(one, torch.Tensor) and one.dim() for one in tensors):
+            raise ValueError(
+                f"{self._label} is trained, but takes {', '.join(type(one).__name__ for one in tensors) or 'nothing'}, where only tensors "
+                'of examples can be told apart: freeze it, or give clipping="per-example"'
+            )
+        if ghost._phase == "trace":
+            lengths = {len(one) for one in tensors}
+            ghost._lengths.setdefault(name, []).append(lengths.pop() if len(lengths) == 1 else -1)
+            return None
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                f"{self._label} is trained, but is called where gradients are switched off, by torch.no_grad() or by a checkpoint "
+                "with use_reentrant=True: leave it out, freeze the layer, or give the checkpoint use_reentrant=False"
+            )
+        if ghost._examples > 1:
+            shared = self._is_shared()
+            if shared != OWN:
+                inputs = tuple(self._for_all(one, shared) for one in inputs)
+                named = {key: self._for_all(one, shared) for key, one in named.items()}
+            elif any(len(one) % ghost._examples for one in tensors):
+                raise ValueError(
+                    f"{self._label} is given {len(tensors[0])} entries for {ghost._examples} examples: give every layer its examples "
+                    'along the first axis, or give clipping="per-example"'
+                )
+        self.inputs = (inputs, named)
+        part._parameters.update({attribute: ghost._live[name].detach() for attribute, name in self.place.own.items()})
+        return inputs, named
+
+    def _is_shared(self) -> str:
+        ghost, name = self.ghost, self.place.name
+        known = ghost.shared.get(name, [])
+        if ghost._phase == "again":
+            # Checkpoints call layers again, the last ones first.
+            if len(set(known)) != 1:
+                raise ValueError(f"{self._label} is called in several ways inside a checkpoint: leave the checkpoint out")
+            return known[0]
+        count = ghost._counts.get(name, 0)
+        ghost._counts[name] = count + 1
+        if count >= len(known):
+            raise ValueError(
+                f"{self._label} is called {count + 1} times, but was called {len(known)} times for the first examples, and nothing "
+                'shows how: give clipping="per-example"'
+            )
+        return known[count]
+
+    def _for_all(self, tensor: torch.Tensor, shared: str) -> torch.Tensor:
+        """One entry for each example of what is the same for all of them."""
+        one = tensor if shared == ONE and len(tensor) == 1 and tensor.dim() > 1 else tensor[None]
+        return one.expand(self.ghost._examples, *one.shape[1:])
+
+    def leave(self, part: Any, inputs: Any, named: Any, output: Any) -> Any:
+        ghost = self.ghost
+        if ghost._phase in ("off", "trace"):
+            return None
+        ghost._put_back(self.place)
+        if not isinstance(output, torch.Tensor) or not output.dim() or len(output) % ghost._examples:
+            raise ValueError(
+                f"{self._label} is trained, but does not return one tensor with an entry for each example: freeze it, or give "
+                'clipping="per-example"'
+            )
+        if not output.requires_grad:
+            anchor = output.detach().requires_grad_()
+            if ghost._phase == "record":
+                ghost._anchors.append(anchor)
+            # What comes after may write into it.
+            output = anchor.clone()
+        if ghost._phase == "record":
+            call = Call(self.place, *self.inputs, ghost._examples)
+            ghost._calls.append(call)
+            output.register_hook(call.take)
+        self.inputs = ((), {})
+        return output
+
+
+def losses_of(
+    loss: Callable[[Any, Any], torch.Tensor], outputs: Any, targets: tuple[Any, ...], examples: int, *, vectorize: bool
+) -> torch.Tensor:
+    """The loss of every example, as a batch of one."""
+    leaves, form = torch.utils._pytree.tree_flatten((outputs, targets))
+    places = []
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if leaf.dim() and len(leaf) == examples:
+            places.append(place)
+        elif leaf.requires_grad:
+            raise ValueError(
+                f"the module returns a tensor of shape {tuple(leaf.shape)} for {examples} examples, but each needs an entry of its own along the "
+                "first axis: compute the loss in loss(outputs, targets), not in the module, and give the module no labels"
+            )
+    if not places:
+        raise ValueError("the module returns no tensor with one entry for each example")
+
+    def one(parts: list[torch.Tensor]) -> torch.Tensor:
+        own = list(leaves)
+        for place, part in zip(places, parts):
+            own[place] = part.unsqueeze(0)
+        given, of_example = torch.utils._pytree.tree_unflatten(own, form)
+        value = loss(given, of_example[0] if of_example else None)
+        return value if value.dim() == 0 else value.sum()
+
+    batched = [leaves[place] for place in places]
+    if not vectorize or examples == 1:
+        return torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
+    try:
+        found: torch.Tensor = vmap(one, randomness="different")(batched)
+    except RuntimeError as failed:
+        raise ValueError(
+            f"torch's vmap cannot compute this loss for all examples at once ({failed}): give vectorize=False, which calls it for one "
+            "after the other"
+        ) from failed
+    return found
+
+
+def _length_of(parts: Any) -> int:
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
+    return len(leaves[0])
+
+
+def _is_compiled(part: torch.nn.Module) -> bool:
+    return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
+
+
+def _eagerly() -> Any:
+    """Without compiled code, which calls no hooks."""
+    if not hasattr(torch.compiler, "set_stance"):
+        raise ValueError(
+            'clipping="ghost" needs PyTorch 2.6 or newer for modules with compiled parts: give the module that was not compiled'
+        )
+    return torch.compiler.set_stance("force_eager")
