@@ -116,10 +116,10 @@ def test_delta_of_a_gaussian():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--noise-multiplier", "1", "--sampling", "balls-in-bins:10", "--steps", "5", "--delta", "1e-5"], "need the mechanism"),
+    (["--noise-multiplier", "1", "--sampling", "balls-in-bins:10", "--steps", "5", "--delta", "1e-5"], "without the mechanism"),
     (["--noise-multiplier", "1", "--sampling", "cyclic-poisson:1:0.1", "--delta", "1e-5"], "--steps is needed"),
-    (["--noise-multiplier", "1", "--delta", "1e-5", "--epsilon", "1"], "leave out one"),
-    (["--phase", "1:0.1:10", "--delta", "1e-5", "--adjacency", "replace-one"], "under sampling"),
+    (["--noise-multiplier", "1", "--delta", "1e-5", "--epsilon", "1"], "remove one of the two"),
+    (["--phase", "1:0.1:10", "--delta", "1e-5", "--adjacency", "replace-one"], "with sampling"),
     (["--phase", "1:0.1", "--delta", "1e-5"], "as 1.1:0.01:1000"),
 ])
 def test_what_is_refused(arguments, words):

@@ -959,7 +959,7 @@ def test_a_journal_is_bound_to_its_draws(tmp_path):
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
         dpmf.jax.sgd(mechanism, KEY, journal=tmp_path).init(START)
     more = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES + 1, journal=tmp_path)
-    with pytest.raises(dpmf.BindingError, match="took part before would come again"):
+    with pytest.raises(dpmf.BindingError, match="already took part would come up again"):
         trainer(mechanism, tmp_path, batches=more)[0].init(START)
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(dpmf.FormatError, match="not the description of a run"):

@@ -38,7 +38,7 @@ def test_what_is_decided_together_composes_exactly(ledger):
 def test_a_budget_holds_and_nothing_is_recorded_beyond_it(ledger):
     ledger.record_stated(0.25, 0.0, id="counts")
     assert ledger.spent == 0.25
-    with pytest.raises(dpmf.BudgetError, match="nothing was recorded") as failure:
+    with pytest.raises(dpmf.BudgetError, match="Nothing was recorded") as failure:
         ledger.record(statement(2.0))
     assert failure.value.kind == "budget"
     assert len(ledger.releases) == 1
@@ -53,7 +53,7 @@ def test_files_are_opened_and_never_begun_anew(ledger, tmp_path):
     ledger.record(statement(), id="a")
     again = dpmf.Ledger(path)
     assert again.spent == ledger.spent
-    with pytest.raises(ValueError, match="never begun anew"):
+    with pytest.raises(ValueError, match="never overwritten"):
         dpmf.Ledger.create(path, epsilon=9.0, delta=1e-6)
     with pytest.raises(dpmf.FileError):
         dpmf.Ledger(tmp_path / "other.ledger")

@@ -273,7 +273,7 @@ def test_one_step_too_many():
     source = stream()
     source.skip_to(STEPS)
     values = np.zeros(DIMENSION, np.float32)
-    with pytest.raises(dpmf.ExhaustedError, match="needs a mechanism for more steps") as failure:
+    with pytest.raises(dpmf.ExhaustedError, match="plan a mechanism for more steps") as failure:
         source.add_to(values)
     assert failure.value.steps == STEPS and not values.any()
 
@@ -311,7 +311,7 @@ def test_a_stream_never_goes_back():
     with pytest.raises(ValueError, match="at step 1, and going back would release noise twice"):
         source.restore(state)
     source.skip_to(3)
-    with pytest.raises(ValueError, match="forward only"):
+    with pytest.raises(ValueError, match="only moves forward"):
         source.skip_to(2)
     assert source.next_step == 3
 

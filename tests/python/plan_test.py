@@ -164,7 +164,7 @@ def test_bad_requests_are_named():
     ]:
         with pytest.raises(ValueError, match=message):
             dpmf.plan(**{**good, **bad})
-    with pytest.raises(dpmf.UnsupportedError, match="replacing a record with another one under sampling"):
+    with pytest.raises(dpmf.UnsupportedError, match="the relation replace-one with sampling"):
         dpmf.plan(**good, adjacency="replace-one")
     # As dpmf 0.2 took it.
     for extra in (dict(), dict(momentum=0.9), dict(participation="epochs:2")):

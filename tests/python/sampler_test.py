@@ -86,7 +86,7 @@ def test_another_samplers_state_is_refused():
 
 def test_bad_arguments_are_named():
     for arguments, message in [
-        (dict(sampling="none"), "the order is yours"),
+        (dict(sampling="none"), "the order is up to you"),
         (dict(sampling="poisson:0.1"), "cyclic-poisson:G:Q"),
         (dict(sampling="balls-in-bins:2", units=0), "units is 0"),
         (dict(sampling="balls-in-bins:2", steps=0), "steps is 0"),

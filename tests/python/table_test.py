@@ -54,6 +54,18 @@ def test_frames_of_every_kind_give_the_same_plan_and_a_model_that_is_good():
     assert numpy.abs(first - second).max() > 1e-4
 
 
+def test_nothing_but_a_label_and_a_budget_is_needed():
+    frame = made(4000)
+    model = dpmf.train_table(frame, label="bought", epsilon=3.0, exclude=["spent"])
+    assert model.scores["test_accuracy"] > 0.85 > 0.7 > model.scores["baseline"]["test_accuracy"]
+    assert "(3, 1e-6)-differential privacy for every record" in model.statement
+    assert "The schema of the table" in model.statement and model.classes == ["no", "yes"]
+    number = dpmf.train_table(frame, label="spent", epsilon=3.0, exclude=["bought"], hold_out=False, schema_share=0.1)
+    assert numpy.corrcoef(number.predict(frame), frame["spent"])[0, 1] > 0.9 and number.scores is None
+    # What is of no known kind counts as the middle, as it did in training.
+    assert len(number.predict({"age": ["n/a?"], "visits": [3], "town": ["Ulm"]})) == 1
+
+
 def test_numbers_are_learned_and_missing_values_are_filled(tmp_path):
     frame = made()
     frame.loc[:20, "age"] = numpy.nan
@@ -85,6 +97,8 @@ def test_rows_of_a_user_count_together_and_settings_that_are_given_stay():
         ({"label": "bought", "model": "tree"}, "logistic"),
         ({"label": "bought", "epsilon": -1.0}, "epsilon"),
         ({"label": "bought", "public_share": 0.9}, "public_share"),
+        ({"label": "bought", "schema_share": 0.9, "public_share": None}, "schema_share"),
+        ({"label": "bought", "epsilon": 0.1, "public_share": None}, "too few to find classes and scales"),
         ({"label": "bought", "user": "nobody"}, "no column `nobody`"),
     ],
 )
@@ -116,6 +130,8 @@ def test_estimators_predict_as_scikit_learn_has_it():
     chances = classifier.predict_proba(x)
     assert chances.shape == (800, 2) and numpy.allclose(chances.sum(axis=1), 1)
     assert "differential privacy" in classifier.statement_ and classifier.rehearsed_["epochs"] > 0
+    plain = PrivateClassifier(epsilon=6.0).fit(x, frame["bought"])
+    assert plain.score(x, frame["bought"]) > 0.75 and "The schema of the table" in plain.statement_
     regressor = clone(PrivateRegressor(epsilon=6.0, public_share=0.2)).fit(x, frame["spent"])
     assert regressor.score(x, frame["spent"]) > 0.5
     users = PrivateRegressor(epsilon=6.0, public_share=0.2).fit(x, frame["spent"], users=numpy.arange(800) // 2)

@@ -135,7 +135,7 @@ def test_no_more_contributions_than_are_added_without_error():
     layer, _ = linear(2)
     optimizer = private(layer)
     optimizer.add_sum({}, 2**20)
-    with pytest.raises(ValueError, match="1048577 contributions, but only 1048576 are added without error"):
+    with pytest.raises(ValueError, match="1048577 contributions, but at most 1048576 can be added exactly"):
         optimizer.add_sum({}, 1)
 
 

@@ -17,15 +17,16 @@ use dpmf::{Mechanism, Sampling, Selector, format};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a noise multiplier is worth, by every accountant.
+/// Compute the ε of a noise multiplier with every accountant.
 ///
-/// That is ε at δ, or δ at ε, each rounded up. exact is the Gaussian mechanism's own curve; zcdp and rdp convert
-/// concentrated and Rényi privacy, the latter at integer orders 2 to 512; paper is the closed form of the matrix
-/// mechanism's theorem. Several multipliers compose: the result is that of all mechanisms together.
+/// Prints ε for a given δ, or δ for a given ε, rounded up. The accountant `exact` uses the exact privacy curve of the
+/// Gaussian mechanism; `zcdp` and `rdp` convert from concentrated and Rényi differential privacy (integer orders 2 to
+/// 512); `paper` is the closed form in the matrix mechanism's theorem. Several noise multipliers are composed: the
+/// result covers all of them together.
 ///
-/// With --sampling or --phase the steps draw their records by chance, in secret, as DP-SGD does, and pld is the answer:
-/// a bracket by privacy loss distributions, whose upper end is the guarantee and whose lower end says how near it is.
-/// Given both --epsilon and --delta and no multiplier, the least multiplier is found.
+/// With --sampling or --phase, each step samples its records in secret, as DP-SGD does. The answer then comes from
+/// privacy loss distributions and is an interval: its upper end is the guarantee, and its lower end shows how tight
+/// that is. With both --epsilon and --delta and no noise multiplier, the smallest sufficient multiplier is found.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -35,7 +36,7 @@ use std::path::PathBuf;
     dpmf account --phase 1:0.01:500 --phase 2:0.02:100 --delta 1e-5"
 )]
 pub struct Args {
-    /// Standard deviation of the noise over sensitivity times clip; several are composed
+    /// Standard deviation of the noise divided by sensitivity times clip; several are composed
     #[arg(long, value_name = "σ,…", value_delimiter = ',')]
     noise_multiplier: Vec<f64>,
 
@@ -43,27 +44,27 @@ pub struct Args {
     #[arg(long, value_name = "δ", required_unless_present = "epsilon")]
     delta: Option<f64>,
 
-    /// ε of the guarantee: asks for δ, or with --delta for the noise multiplier
+    /// ε of the guarantee: prints δ, or with --delta the noise multiplier
     #[arg(long, value_name = "ε")]
     epsilon: Option<f64>,
 
-    /// How records come into steps: none, or cyclic-poisson:G:Q, with probability Q in the turn of their group, one of G
-    /// (DP-SGD: G = 1)
+    /// How steps sample records: none, or cyclic-poisson:G:Q, where G groups take turns and each record of the current
+    /// group takes part with probability Q (DP-SGD: G = 1)
     #[arg(long, value_name = "SAMPLING", default_value = "none")]
     sampling: Sampling,
 
-    /// Steps of the whole run, for --sampling
+    /// Number of steps in the run, for --sampling
     #[arg(long, value_name = "n")]
     steps: Option<u64>,
 
-    /// Steps of one kind, as noise multiplier, probability to take part, and number; several are composed
+    /// A phase of n steps with noise multiplier σ and sampling probability Q; several phases are composed
     #[arg(
         long, value_name = "σ:Q:n",
         value_parser = phase, conflicts_with_all = ["noise_multiplier", "sampling", "steps"]
     )]
     phase: Vec<Phase>,
 
-    /// How far apart the ends of a bracket of ε may be
+    /// Largest width of the interval for ε
     #[arg(long, value_name = "WIDTH", default_value_t = DEFAULT_WIDTH)]
     width: f64,
 
@@ -108,21 +109,25 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 fn answer(args: &Args) -> anyhow::Result<Report> {
     if let Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } = args.sampling {
         bail!(
-            "bins need the mechanism, since a record's steps add up through it: use dpmf calibrate or dpmf plan"
+            "bins cannot be accounted for without the mechanism, through which a record's steps add up: use dpmf calibrate or dpmf plan"
         );
     }
     let question = match (args.epsilon, args.delta, args.noise_multiplier.is_empty() && args.phase.is_empty())
     {
         (Some(epsilon), Some(delta), true) => return solve(args, epsilon, delta),
         (Some(_), Some(_), false) => {
-            bail!("with the noise given, either --epsilon or --delta follows from the other: leave out one")
+            bail!(
+                "when the noise is given, --delta follows from --epsilon and the reverse: remove one of the two"
+            )
         }
         (_, _, true) => {
-            bail!("--noise-multiplier is needed, or --phase, or both --epsilon and --delta to find it")
+            bail!(
+                "pass --noise-multiplier or --phase, or pass both --epsilon and --delta to find the noise multiplier"
+            )
         }
         (Some(epsilon), None, _) => Question::Delta { epsilon },
         (None, Some(delta), _) => Question::Epsilon { delta },
-        (None, None, _) => bail!("either --epsilon or --delta is needed"),
+        (None, None, _) => bail!("pass --epsilon or --delta"),
     };
     if !args.phase.is_empty() {
         let what = format!("{} phases", args.phase.len());
@@ -130,7 +135,7 @@ fn answer(args: &Args) -> anyhow::Result<Report> {
     }
     if args.sampling != Sampling::None {
         let [sigma] = args.noise_multiplier[..] else {
-            bail!("with --sampling there is one noise multiplier: give several kinds of steps by --phase");
+            bail!("--sampling takes a single noise multiplier: use --phase for several kinds of steps");
         };
         let phase = Phase { noise_multiplier: sigma, ..drawn(args)? };
         let given = json!({ "noise_multiplier": sigma, "sampling": args.sampling, "steps": args.steps, "rounds": phase.rounds });
@@ -144,7 +149,7 @@ fn answer(args: &Args) -> anyhow::Result<Report> {
     }
     if args.steps.is_some() {
         bail!(
-            "--steps counts with --sampling only: without it, the noise multiplier is that of the whole run"
+            "--steps has an effect only with --sampling; without it, the noise multiplier is for the whole run: remove --steps"
         );
     }
     let sigma = compose(&args.noise_multiplier)?;
@@ -240,13 +245,12 @@ fn sampled(
     };
     if !bracket.upper.is_finite() {
         let noise: Vec<String> = phases.iter().map(|phase| phase.noise_multiplier.to_string()).collect();
-        bail!("no finite {letter} can be shown for a noise multiplier of {}", noise.join(", "));
+        bail!("no finite {letter} can be proved for a noise multiplier of {}", noise.join(", "));
     }
     let mut remarks = Vec::new();
     if bracket.upper > 2.0 * bracket.lower && bracket.upper > 1e-300 {
         remarks.push(format!(
-            "{letter} is only known to a factor of two or more: composing sampled steps cannot resolve numbers this small in 64-bit \
-             arithmetic, and the upper end may be that of the same steps without sampling"
+            "{letter} is only known to within a factor of two or more: 64-bit arithmetic cannot resolve numbers this small when sampled steps are composed, and the upper end may be that of the same steps without sampling"
         ));
     }
     if let (Some(asked), Question::Epsilon { .. }, [phase]) = (args.epsilon, question, phases)
@@ -254,7 +258,7 @@ fn sampled(
         && bracket.upper < 0.999 * asked
     {
         remarks.push(format!(
-            "{LEAST_NOISE} is the least noise multiplier that is tried with sampling: less noise may be enough for ε = {asked}"
+            "{LEAST_NOISE} is the smallest noise multiplier that is tried with sampling; less noise may be enough for ε = {asked}"
         ));
     }
     object[format!("{letter}_pld")] = json!(bracket.upper);
@@ -264,8 +268,10 @@ fn sampled(
     }
     object["mu"] = Value::Null;
     object["rho"] = Value::Null;
-    let mut text =
-        format!("{what}, {rounds} rounds a record can be drawn in, {at}, {}:\n\n{text}\n", args.adjacency);
+    let mut text = format!(
+        "{what}, {rounds} rounds in which a record can be drawn, {at}, {}:\n\n{text}\n",
+        args.adjacency
+    );
     if !remarks.is_empty() {
         text += &format!("({})\n", remarks.join(")\n("));
         object["remarks"] = json!(remarks);
@@ -322,8 +328,8 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
 
 /// Solve for the noise that gives (ε, δ).
 ///
-/// The calibrated mechanism is written with its privacy statement. The mechanism comes from a file, or is made for a
-/// workload. The sensitivity is that of the coefficients as deployed.
+/// Takes a mechanism from a file or makes one for a workload, finds the noise for (ε, δ), and writes the calibrated
+/// mechanism with its privacy statement. The sensitivity is computed from the deployed coefficients.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -331,7 +337,7 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
     dpmf calibrate --steps 2048 --momentum 0.95 --epsilon 2 --delta 1e-6 --clip 1 --out m.safetensors"
 )]
 pub struct CalibrateArgs {
-    /// An uncalibrated mechanism; without it, one is made for the workload
+    /// A mechanism file; without it, a mechanism is made for the workload
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -356,7 +362,7 @@ pub struct CalibrateArgs {
     )]
     epsilon: Option<f64>,
 
-    /// Take this noise multiplier and state the ε it gives
+    /// Use this noise multiplier and state the ε that it gives
     #[arg(long, value_name = "σ")]
     noise_multiplier: Option<f64>,
 
@@ -364,18 +370,18 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "δ")]
     delta: f64,
 
-    /// Clipping norm ζ of one contribution
+    /// Norm ζ that each contribution is clipped to
     #[arg(long, value_name = "ζ")]
     clip: f64,
 
-    /// Whose data is protected as one piece: user or record [default: what the file says, else user]
+    /// Unit of privacy: user or record [default: that of the file, or user]
     #[arg(
         long,
         value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
     )]
     unit: Option<PrivacyUnit>,
 
-    /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one [default: what the file says, else
+    /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one [default: that of the file, or
     /// replace-with-zero]
     #[arg(
         long,
@@ -383,7 +389,7 @@ pub struct CalibrateArgs {
     )]
     adjacency: Option<Adjacency>,
 
-    /// How ε follows from the noise: exact, zcdp, rdp or paper [default: what the file says, else exact]
+    /// How ε is computed from the noise: exact, zcdp, rdp or paper [default: that of the file, or exact]
     #[arg(
         long,
         value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true
@@ -420,7 +426,7 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
     let mechanism = match (args.epsilon, args.noise_multiplier) {
         (Some(epsilon), _) => mechanism.calibrated(epsilon, args.delta, args.clip, conditions)?,
         (None, Some(sigma)) => mechanism.with_noise(sigma, args.delta, args.clip, conditions)?,
-        (None, None) => bail!("either --epsilon or --noise-multiplier is needed"),
+        (None, None) => bail!("pass --epsilon or --noise-multiplier"),
     };
     if let Some(path) = &args.out {
         output::save_mechanism(&mechanism, path)?;
@@ -451,7 +457,7 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
 fn load_or_make(args: &CalibrateArgs) -> anyhow::Result<Mechanism> {
     if let Some(path) = &args.file {
         if args.workload.is_given() {
-            bail!("a mechanism file has its workload: leave out the workload flags");
+            bail!("a mechanism file already has a workload: remove the workload flags");
         }
         return Ok(format::load(path)?);
     }

@@ -34,49 +34,50 @@ const USUAL_TRIALS: (u64, u64) = (10_000, 1_000_000);
 
 /// Attack a mechanism and bound its ε from below.
 ///
-/// Plays the adaptive privacy game against a calibrated mechanism; or shows the counter-example, noise that is private for
-/// fixed inputs and not for adaptive ones.
+/// Plays the adaptive privacy game against a calibrated mechanism, or shows the counter-example: noise that is private
+/// for fixed inputs but not for adaptive ones.
 ///
-/// A bound above the promise refutes it (and the command fails); a bound just below it says the promise is tight.
-/// The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second assumes nothing.
-/// Of a mechanism that counts on sampling, several points of the promised curve are tested, with the deployed sampler.
+/// A lower bound above the promised ε refutes the promise (and the command fails); a bound just below it shows that the
+/// promise is tight. The first bound uses the Gaussian trade-off, which every matrix mechanism has; the second makes no
+/// assumption. If the mechanism relies on sampling, several points of the promised privacy curve are tested with the
+/// deployed sampler.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf audit m8.safetensors --trials 1e6\n  dpmf audit counterexample -o counterexample.svg"
 )]
 pub struct Args {
-    /// A calibrated mechanism file, or the word counterexample
+    /// A calibrated mechanism file, or the word `counterexample`
     target: PathBuf,
 
-    /// Games to play; by default as many as take a minute or two, at most 1e6. The bounds come closer to the truth by the
-    /// root of their number
+    /// Number of games; by default as many as take a minute or two, at most 1e6. The bounds approach the truth with the
+    /// square root of this number
     #[arg(long, value_parser = count)]
     trials: Option<usize>,
 
-    /// δ at which ε is bounded; the mechanism's own by default, 1e-6 for the counter-example
+    /// δ at which ε is bounded; by default that of the mechanism, or 1e-6 for the counter-example
     #[arg(long, value_name = "δ")]
     delta: Option<f64>,
 
-    /// Who plays: worst-column, adaptive or paper, against ideal Gaussian noise; or bits, who looks at the grids, lowest
-    /// bits and sizes of the f32 numbers that are released, in both arithmetics
+    /// The adversary: worst-column, adaptive or paper, against ideal Gaussian noise; or bits, which examines the grids,
+    /// lowest bits and sizes of the released f32 numbers, in both arithmetics
     #[arg(
         long, default_value = "worst-column",
         value_parser = words::of::<Player>(words::ADVERSARY), hide_possible_values = true
     )]
     adversary: Player,
 
-    /// For bits: the arithmetic that must stand
+    /// For bits: the arithmetic that the command must not refute
     #[arg(
         long, value_name = "exact|float", default_value = "exact",
         value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
     )]
     arithmetic: Arithmetic,
 
-    /// For bits: the step that is released, zero-based
+    /// For bits: the step to release, counted from 0
     #[arg(long, value_name = "t", value_parser = count, default_value = "0")]
     step: usize,
 
-    /// Coordinates of an input: 2 by default, 1000 for the counter-example
+    /// Dimension of an input; 2 by default, 1000 for the counter-example
     #[arg(long, value_parser = count)]
     dimension: Option<usize>,
 
@@ -92,7 +93,7 @@ pub struct Args {
     #[arg(long, default_value_t = 4.0)]
     noise: f64,
 
-    /// Draw the counter-example to .svg
+    /// Draw the counter-example to this .svg file
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     out: Option<PathBuf>,
 }
@@ -107,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         return counterexample(args, options);
     }
     if args.out.is_some() {
-        bail!("-o draws the counter-example; for a mechanism use `dpmf plot privacy`");
+        bail!("-o draws only the counter-example; for a mechanism, use `dpmf plot privacy`");
     }
     let adversary = match args.adversary {
         Player::Informed(adversary) => adversary,
@@ -159,7 +160,7 @@ fn usual_trials(mechanism: &Mechanism, dimension: usize) -> u64 {
 fn more(args: &Args, trials: u64) -> String {
     match args.trials {
         None if trials < USUAL_TRIALS.1 => format!(
-            "\nMore games bring the bounds closer to the truth, by the root of their number: --trials {} halves what they fall short \
+            "\nWith more games the bounds approach the truth, with the square root of their number: --trials {} halves the distance \
              of it, in four times the time.",
             4 * trials
         ),
@@ -187,7 +188,7 @@ fn bits(args: &Args, options: AuditOptions) -> anyhow::Result<Report> {
     if options.trials > MOST_RELEASES {
         bail!(Error::Unsupported {
             what: format!("{} releases", options.trials),
-            hint: "they would take hours; at most 1e11 are looked at",
+            hint: "this would take hours; examine at most 1e11",
         });
     }
     let mechanism = format::load(&args.target)?;
@@ -235,7 +236,7 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     check_work(mechanism, 1, options)?;
     if args.delta.is_some() || args.dimension.is_some() {
         bail!(
-            "--delta and --dimension are for mechanisms without sampling: here the whole curve is tested, in one dimension"
+            "--delta and --dimension apply only to mechanisms without sampling; with sampling, the whole curve is tested in one dimension: remove them"
         );
     }
     let (terms, curve) = (calibration.terms(), calibration.curve());
@@ -291,7 +292,7 @@ fn promise_of(mechanism: &Mechanism) -> anyhow::Result<&PrivacyStatement> {
     mechanism.privacy().ok_or_else(|| {
         anyhow::Error::from(Error::Unsupported {
             what: "auditing an uncalibrated mechanism".into(),
-            hint: "it promises nothing yet; run `dpmf calibrate` first",
+            hint: "it has no guarantee yet; run `dpmf calibrate` first",
         })
     })
 }
@@ -305,7 +306,7 @@ fn check_work(mechanism: &Mechanism, dimension: usize, options: AuditOptions) ->
     if work > MOST_WORK {
         bail!(Error::Unsupported {
             what: format!("{} games of {n} steps", options.trials),
-            hint: "they would take hours; lower --trials or audit a mechanism with fewer steps",
+            hint: "this would take hours; lower --trials or audit a mechanism with fewer steps",
         });
     }
     Ok(())
@@ -351,7 +352,7 @@ fn counterexample(args: &Args, options: AuditOptions) -> anyhow::Result<Report> 
     let rows = dimensions.into_iter().map(|d| at(d)?.row(delta)).collect::<dpmf::Result<Vec<_>>>()?;
     // d draws a game: a million games in a thousand dimensions would take long and show no more.
     let trials = options.trials.min((100_000_000 / dimension.max(1) as u64).max(1));
-    spinner.say(&format!("playing {trials} games thrice"));
+    spinner.say(&format!("playing {trials} games three times"));
     let attacks = mechanism.simulate(delta, AuditOptions { trials, ..options })?;
     let cells: Vec<Vec<String>> = attacks
         .iter()

@@ -23,13 +23,13 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Subject {
-    /// Time a step of every engine in both arithmetics, beside a loop that moves the same bytes
+    /// Time a step of every noise engine in both arithmetics, next to a loop that moves the same bytes
     ///
-    /// A step checks the row, draws white noise, correlates it and adds it to the row; in exact arithmetic it rounds
-    /// correctly, and computes again with more digits what is too close to a tie. The loop adds a constant to every number
-    /// of as many f32 buffers and of the row, in place, on the same threads: it reads and writes every byte that a step must,
-    /// once, so the ratio says how far from memory speed a step is. All three alternate, the first round is not counted, and
-    /// medians are shown. The noise is checked against the variance it must have.
+    /// A step checks the row, draws white noise, correlates it and adds it to the row. In exact arithmetic it also
+    /// rounds correctly, and recomputes with more digits whatever is too close to a tie. The comparison loop adds a
+    /// constant in place to the row and to as many f32 buffers, on the same threads. It reads and writes every byte
+    /// that a step must, once, so the ratio shows how far a step is from memory speed. All three alternate; the first
+    /// round is not counted, and medians are shown. The variance of the noise is checked.
     Noise(NoiseArgs),
 }
 
@@ -37,27 +37,27 @@ enum Subject {
 #[command(after_help = "Examples:\n  dpmf bench noise --dimension 1e7\n  dpmf bench noise --dimension 1e8 \
     --mechanism state-space --buffers 4\n  dpmf bench noise m.safetensors --threads 1")]
 struct NoiseArgs {
-    /// Mechanism files to time, instead of the prefix sum's mechanisms
+    /// Mechanism files to time instead of the mechanisms for the prefix sum
     #[arg(value_name = "FILE", conflicts_with_all = ["steps", "mechanism", "buffers", "participation"])]
     files: Vec<PathBuf>,
 
-    /// Coordinates of the model
+    /// Number of model parameters
     #[arg(long, value_name = "d", value_parser = count, default_value = "1e7")]
     dimension: usize,
 
-    /// Steps of the mechanism
+    /// Number of steps of the mechanism
     #[arg(long, value_name = "n", value_parser = count, default_value = "1024")]
     steps: usize,
 
-    /// How often data takes part: what mechanisms are fitted for
+    /// How often data takes part, which mechanisms are fitted for
     #[arg(long, value_name = "PATTERN", default_value = "single")]
     participation: Participation,
 
-    /// First step to time: those before it fill buffers, and leave noise to be drawn again
+    /// First step to time; the steps before it fill buffers and leave noise to be regenerated
     #[arg(long, value_name = "STEP", default_value_t = 0)]
     from: usize,
 
-    /// Only these mechanisms; `none` times the white noise alone
+    /// Time only these mechanisms; `none` times the white noise alone
     #[arg(
         long,
         value_name = "NAME,…",
@@ -66,15 +66,15 @@ struct NoiseArgs {
     )]
     mechanism: Vec<String>,
 
-    /// State-space streams with these numbers of buffers
+    /// Numbers of buffers of the state-space streams
     #[arg(long, value_name = "R,…", value_delimiter = ',', value_parser = count, default_value = "3,4,6,8")]
     buffers: Vec<usize>,
 
-    /// Steps to time
+    /// Number of steps to time
     #[arg(long, value_parser = count, default_value = "7")]
     rounds: usize,
 
-    /// Threads; all cores by default
+    /// Number of threads; all cores by default
     #[arg(long, value_parser = count)]
     threads: Option<usize>,
 }
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         }
     }
     if let Some(threads) = args.threads.filter(|threads| *threads > MOST_THREADS) {
-        let (name, value, rule) = ("threads", threads.to_string(), "at most 1024 are started");
+        let (name, value, rule) = ("threads", threads.to_string(), "at most 1024 are allowed");
         bail!(Error::InvalidArgument { name, value, rule });
     }
     // Two rows, their copies, and buffers in both arithmetics, of which the exact one has wider numbers.
@@ -194,7 +194,7 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
         if cells.is_empty() {
             String::new()
         } else {
-            let legend = "resolved: coordinates too close to a tie for double precision, computed again with more digits, \
+            let legend = "resolved: coordinates that were too close to a tie for double precision and were recomputed with more digits, \
                           over all steps timed; their share of all";
             format!("{}\n{legend}: {}", table(&head, &cells), shares.join(", "))
         }

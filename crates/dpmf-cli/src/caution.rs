@@ -13,18 +13,16 @@ pub fn about(epsilon: Option<f64>, delta: Option<f64>, people: Option<usize>) ->
     let mut warnings = Vec::new();
     if let Some(epsilon) = epsilon.filter(|epsilon| *epsilon > LARGE_EPSILON) {
         warnings.push(format!(
-            "ε = {} promises little: what somebody guesses about a person may become e^ε times as likely, and ε is \
-             usually at most {LARGE_EPSILON}",
+            "ε = {} is a weak guarantee: the odds of a guess about somebody may grow by a factor of e^ε; ε is usually at most {LARGE_EPSILON}",
             crate::report::number(epsilon)
         ));
     }
     match (delta, people) {
         (Some(delta), Some(people)) if people > 0 && delta > 1.0 / people as f64 => warnings.push(format!(
-            "δ = {delta:e} is above 1/{people}: to publish the data of one of the {people} outright would be within it; take a \
-             tenth of 1/{people} or less"
+            "δ = {delta:e} is above 1/{people}: publishing the data of one of the {people} outright would satisfy it. Use a tenth of 1/{people} or less"
         )),
         (Some(delta), _) if delta >= LARGE_DELTA => warnings.push(format!(
-            "δ = {delta:e} is the chance that the promise fails outright: take less than one over the number of people"
+            "δ = {delta:e} is too large: roughly, it is the chance that the guarantee fails completely. Use much less than one over the number of people"
         )),
         _ => {}
     }
@@ -51,8 +49,8 @@ mod tests {
     fn each_end_of_a_poor_budget_has_one_sentence() {
         let warned = about(Some(1e6), Some(0.9), None);
         assert_eq!(warned.len(), 2);
-        assert!(warned[0].starts_with("ε = 1000000.00 promises little"), "{warned:?}");
-        assert!(warned[1].starts_with("δ = 9e-1 is the chance"), "{warned:?}");
+        assert!(warned[0].starts_with("ε = 1000000.00 is a weak guarantee"), "{warned:?}");
+        assert!(warned[1].starts_with("δ = 9e-1 is too large"), "{warned:?}");
         let warned = about(Some(2.0), Some(0.5), Some(1000));
         assert_eq!(warned.len(), 1);
         assert!(warned[0].starts_with("δ = 5e-1 is above 1/1000"), "{warned:?}");

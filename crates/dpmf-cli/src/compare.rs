@@ -8,12 +8,13 @@ use dpmf::Selector;
 use dpmf::comparison::Row;
 use dpmf::family;
 
-/// Put all mechanisms for a workload side by side.
+/// Compare all mechanisms for a workload side by side.
 ///
-/// Each is measured as it would be deployed. Columns: √loss is the root of the total squared error over all steps,
-/// max and final those of the worst and the last step, ratio is √loss over the certified lower bound. Buffers are
-/// model-sized arrays kept from one step to the next (dense: none, all earlier noise is drawn again), recalls earlier
-/// rows of noise that a step draws again; work is the mean number of model-sized multiply-adds a step.
+/// Each mechanism is measured as it would be deployed. √loss is the root of the total squared error over all steps; max
+/// and final are the root errors of the worst and of the last step; ratio is √loss divided by the certified lower
+/// bound. Buffers are model-sized arrays that are kept from one step to the next (dense: none, but all earlier noise is
+/// regenerated in each step). Recalls are earlier rows of noise that a step regenerates. Work is the average number of
+/// model-sized multiply-adds in a step.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf compare --steps 512\n  dpmf compare --steps 512 --momentum 0.95 \
     --mechanism honaker-online,optimal-prefix,optimal")]
@@ -24,11 +25,11 @@ pub struct Args {
     #[command(flatten)]
     solver: SolverArgs,
 
-    /// State-space streams with these numbers of buffers, beside the one that a tolerance of 1e-4 asks for
+    /// Numbers of buffers of the state-space streams to compare, in addition to the one with a tolerance of 1e-4
     #[arg(long, value_name = "R,…", value_delimiter = ',', value_parser = count, default_value = "2,3,4,6,8")]
     buffers: Vec<usize>,
 
-    /// Only these mechanisms, by name or with a choice such as optimal:buffers=3
+    /// Compare only these mechanisms, by name or with a choice such as optimal:buffers=3
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
         value_parser = words::mechanism::<Selector>(), hide_possible_values = true

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 /// Find the optimal factorization of a workload, with its certificate.
 ///
-/// The loss is the total expected squared error of the released iterates at unit clip and unit noise
-/// multiplier; the lower bound holds for every factorization. The solver stops when their relative gap is
-/// certified to be below --gap.
+/// The loss is the total expected squared error of the released iterates for clip 1 and noise multiplier 1. The lower
+/// bound holds for every factorization. The solver stops when the relative gap between them is certified to be below
+/// --gap.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf factorize --steps 2048\n  dpmf factorize --steps 2048 --momentum 0.95 \
@@ -27,24 +27,24 @@ pub struct Args {
     #[command(flatten)]
     solver: SolverArgs,
 
-    /// Also make the stream that training uses: the optimum in a few model-sized buffers
+    /// Also build the stream that training uses: the optimum in a few model-sized buffers
     #[arg(long)]
     streaming: bool,
 
-    /// Keep this many buffers
+    /// Number of buffers of the stream
     #[arg(long, value_name = "R", value_parser = count, requires = "streaming", conflicts_with = "tolerance")]
     buffers: Option<usize>,
 
-    /// Draw this many earlier rows of noise again at each step, for data that takes part several times
+    /// Number of earlier rows of noise to regenerate in each step, for data that takes part several times
     #[arg(long, value_name = "J", requires = "streaming", conflicts_with = "tolerance")]
     recalls: Option<usize>,
 
-    /// Keep as few buffers, and draw as little again, as stay within this relative excess of √loss over the lower
-    /// bound: 1e-4, or 1e-2 for data that takes part several times, unless given
+    /// Use as few buffers and recalls as keep √loss within this relative distance of the lower bound [default: 1e-4, or
+    /// 1e-2 for data that takes part several times]
     #[arg(long, value_name = "EXCESS", requires = "streaming")]
     tolerance: Option<f64>,
 
-    /// Write the uncalibrated mechanism, as it will be deployed, to this file: the stream, or the dense matrix
+    /// Write the uncalibrated mechanism to this file, as it will be deployed: the stream, or the dense matrix
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
 }

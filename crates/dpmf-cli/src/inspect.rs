@@ -14,16 +14,16 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Say what a mechanism or model file holds.
+/// Show what is in a mechanism or model file.
 ///
-/// Of a mechanism: workload, factorization, loss, certificate and privacy, each as it follows from the coefficients in the file. Of
-/// a trained model: its kind, tensors, input and privacy statement.
+/// For a mechanism: its workload, factorization, loss, certificate and privacy, all recomputed from the coefficients in
+/// the file. For a trained model: its kind, tensors, input and privacy statement.
 #[derive(clap::Args)]
 pub struct Args {
     /// A mechanism or model file
     file: PathBuf,
 
-    /// Also bound the regret for convex losses with this Lipschitz constant (prefix sums, calibrated)
+    /// Also bound the regret for convex losses with this Lipschitz constant (calibrated prefix sums only)
     #[arg(long, value_name = "L", requires = "distance")]
     lipschitz: Option<f64>,
 
@@ -31,16 +31,16 @@ pub struct Args {
     #[arg(long, value_name = "‖θ*‖", requires = "lipschitz")]
     distance: Option<f64>,
 
-    /// Coordinates of the model, for the regret bound
+    /// Number of model parameters, for the regret bound
     #[arg(long, value_name = "d", value_parser = count, default_value = "1")]
     dimension: usize,
 }
 
 /// Recompute everything that a mechanism file claims.
 ///
-/// Hash, sensitivity and loss are computed again, and the privacy that they give is shown. The lower bound is
-/// evaluated anew at the dual variable in the file, so the certificate is checked without trusting the solver that
-/// found it. The hash detects damage, not malice.
+/// Recomputes hash, sensitivity and loss, and shows the privacy that follows from them. The lower bound is evaluated
+/// again from the dual variable in the file, so the certificate is checked without trusting the solver that found it.
+/// The hash detects damage, not malice.
 #[derive(clap::Args)]
 pub struct VerifyArgs {
     /// A mechanism file
@@ -123,7 +123,7 @@ fn regret(
     let Some(statement) = mechanism.privacy() else {
         bail!(Error::Unsupported {
             what: "the regret of an uncalibrated mechanism".into(),
-            hint: "its noise is not known yet; run `dpmf calibrate` first",
+            hint: "its noise has no scale yet; run `dpmf calibrate` first",
         });
     };
     if !mechanism.workload().is_prefix_sum() {
@@ -224,7 +224,7 @@ pub fn verify(args: &VerifyArgs) -> anyhow::Result<Report> {
                 mechanism.participation().words(steps),
             )
         }
-        None => "privacy       not calibrated: nothing is promised yet\n".to_owned(),
+        None => "privacy       not calibrated, so no guarantee yet\n".to_owned(),
     };
     let mut report = Report::new(json, text);
     report.failed = !holds;

@@ -12,13 +12,13 @@ use dpmf::{Error, format};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Keep account of what was released about the same people, and of the budget for it.
+/// Keep a privacy budget for all releases about the same people.
 ///
-/// Every release on a data set adds to what can be learned about the people in it. A ledger records them with their
-/// noise and refuses one that does not fit into its budget, even if you decide on each release after looking at the
+/// Every release about a data set adds to what can be learned about the people in it. A ledger records each release
+/// with its noise, and refuses a release that exceeds the budget, even if you decide on each one after looking at the
 /// earlier ones. Releases that are decided together, before any of them is seen, cost less: record them in one command
-/// with --together. `dpmf train --ledger FILE` records its models before it begins; a release that was made elsewhere is
-/// added by its mechanism file, or by its ε and δ.
+/// with --together. `dpmf train --ledger FILE` records its models before training begins. Add other releases by their
+/// mechanism file, or by their ε and δ.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -34,20 +34,20 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Begin a ledger in a new file
+    /// Create a ledger in a new file
     New {
         /// The ledger
         file: PathBuf,
 
-        /// ε that all releases together must not exceed
+        /// Largest ε of all releases together
         #[arg(long, value_name = "ε")]
         epsilon: f64,
 
-        /// δ at which it is counted
+        /// δ at which ε is counted
         #[arg(long, value_name = "δ")]
         delta: f64,
 
-        /// Whose data is protected as one piece: user or record
+        /// Unit of privacy: user or record
         #[arg(
             long, default_value = "user",
             value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
@@ -61,38 +61,37 @@ enum Action {
         )]
         adjacency: Adjacency,
     },
-    /// Show what was recorded and what is left
+    /// Show what has been recorded and how much is left
     Show {
         /// The ledger
         file: PathBuf,
     },
-    /// Record releases of calibrated mechanisms, or one of which only ε and δ are known
+    /// Record releases of calibrated mechanisms, or one release by its ε and δ
     Add {
         /// The ledger
         file: PathBuf,
 
-        /// The calibrated mechanisms, or plans, that were or will be run
+        /// Calibrated mechanism or plan files that have been run or will be run
         #[arg(value_name = "MECHANISM", required_unless_present = "epsilon")]
         mechanisms: Vec<PathBuf>,
 
-        /// The mechanisms were decided on together, before any of them was seen: they compose exactly
+        /// The mechanisms were decided on together, before any result was seen, so they compose exactly
         #[arg(long)]
         together: bool,
 
-        /// ε of a release that was made by other means
+        /// ε of a release that was not made with dpmf
         #[arg(long, value_name = "ε", requires = "delta", conflicts_with_all = ["mechanisms", "together"])]
         epsilon: Option<f64>,
 
-        /// δ of that release, 0 for pure differential privacy
+        /// δ of that release; 0 for pure differential privacy
         #[arg(long, value_name = "δ", requires = "epsilon")]
         delta: Option<f64>,
 
-        /// A name of the release, unlike that of any other; a second record of the same name does not count again. Several
-        /// mechanisms are numbered
+        /// Unique name of the release; recording the same name again does not count twice. Several mechanisms are numbered
         #[arg(long, value_name = "NAME")]
         id: Option<String>,
 
-        /// What it is, in words
+        /// Description of the release
         #[arg(long, value_name = "WORDS")]
         what: Option<String>,
     },
@@ -143,7 +142,7 @@ fn statement(path: &Path) -> anyhow::Result<PrivacyStatement> {
         Some(statement) => Ok(statement.clone()),
         None => bail!(Error::Unsupported {
             what: "recording a mechanism that is not calibrated".into(),
-            hint: "its noise is not known yet; run `dpmf calibrate` first",
+            hint: "its noise has no scale yet; run `dpmf calibrate` first",
         }),
     }
 }
@@ -194,13 +193,12 @@ fn show(path: &Path, ledger: &Ledger) -> anyhow::Result<Report> {
     );
     if ledger.decisions() > 1 && spent > fixed {
         text += &format!(
-            "\nDecided beforehand, all releases together would cost ε = {}. Decided one after the other they cost more, \
-             because each may depend on what the earlier ones showed.",
+            "\nIf all releases had been decided beforehand, they would cost ε = {} together. Decided one after another they cost more, because each may depend on what the earlier ones showed.",
             epsilon_for_people(fixed)
         );
     }
     if spent > ledger.epsilon() {
-        text += "\nVersion 0.2 counted less and recorded more than fits into the budget. Nothing further can be recorded.";
+        text += "\nVersion 0.2 undercounted and recorded more than the budget allows. Nothing further can be recorded.";
     }
     if !rows.is_empty() {
         text += &format!("\n\n{}", table(&["recorded", "what", "σ", "ε alone"], &rows));

@@ -11,10 +11,10 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Print what a shell needs to complete commands, flags and their values
+/// Print the shell script that completes commands, flags and values
 ///
-/// Words and flags are completed by Tab once the shell has read the script: from a file in the folder where it looks for such,
-/// or at every start.
+/// Once the shell has read this script, Tab completes commands and flags. Put it in the folder where your shell looks
+/// for completions, or load it when the shell starts.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf completions bash > ~/.local/share/bash-completion/completions/dpmf\n  \
@@ -26,13 +26,13 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print the manual page, or write those of all commands to a folder
+/// Print the manual page, or write the pages of all commands to a folder
 ///
-/// The pages are those of --help, for `man`: dpmf.1, and one for every command such as dpmf-train.1.
+/// The pages have the text of --help in the format of `man`: dpmf.1, and one page for each command, such as dpmf-train.1.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf man | man -l -\n  dpmf man --out ~/.local/share/man/man1")]
 pub struct Args {
-    /// Write the pages of all commands to this folder, which is made if there is none
+    /// Write the pages of all commands to this folder, and create it if necessary
     #[arg(long, short, value_name = "DIR")]
     out: Option<PathBuf>,
 }

@@ -45,7 +45,9 @@ fn within(limit: usize, flag: &str, value: impl Display, bytes: f64) -> Result<(
         return Ok(());
     }
     let (needed, left) = (size(bytes), size(limit as f64));
-    Err(Failure::memory(format!("{flag} is {value}, which needs {needed} of memory; {left} can be had here")))
+    Err(Failure::memory(format!(
+        "{flag} is {value}, which needs {needed} of memory, but only {left} is available"
+    )))
 }
 
 /// Bytes for people.
@@ -89,8 +91,11 @@ fn give_back(bytes: usize) {
 fn refuse(bytes: usize) -> ! {
     if bytes >= LARGE {
         let (more, left) = (size(bytes as f64), size(limit() as f64));
-        let sizes = "smaller sizes (steps, dimensions, widths, numbers of anything) need less";
-        report::fail("memory", &format!("out of memory: {more} more are needed of {left} in all; {sizes}"));
+        let sizes = "use smaller sizes (steps, dimension, widths, counts)";
+        report::fail(
+            "memory",
+            &format!("out of memory: {more} more is needed, but this process may use {left} in all; {sizes}"),
+        );
     } else {
         report::fail("memory", "out of memory");
     }

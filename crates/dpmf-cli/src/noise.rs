@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 /// Make the secret key of a run.
 ///
-/// Noise is derived from it: whoever has the key can subtract the noise, and without it a run cannot be resumed.
+/// All noise is derived from the key: anyone who has it can subtract the noise, and without it a run cannot be resumed.
 #[derive(clap::Args)]
 pub struct KeyArgs {
     #[command(subcommand)]
@@ -48,10 +48,10 @@ pub fn key(args: &KeyArgs) -> anyhow::Result<Report> {
 
 /// Write rows of a mechanism's noise to a NumPy file.
 ///
-/// Unit noise for an uncalibrated mechanism, σ times sensitivity times clip for a calibrated one. A row is a
-/// function of key, mechanism, run and coordinate: any range of rows and coordinates gives the same bits as the
-/// whole. Every call has a run of its own, and so noise of its own, unless --run names one that was printed before. The
-/// file is as secret as the key, because whoever has the noise can subtract it, and owner-only.
+/// The scale is 1 for an uncalibrated mechanism, and σ times sensitivity times clip for a calibrated one. A row is a
+/// function of key, mechanism, run and coordinate, so any range of rows and coordinates has the same bits as in the
+/// whole. Every call starts a new run with new noise, unless --run names a run that an earlier call printed. Keep the
+/// file as secret as the key, because anyone who has the noise can subtract it; only its owner can read it.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  dpmf key new run.key\n  dpmf noise m8.safetensors --dimension 1e6 --key-file run.key \
@@ -61,42 +61,43 @@ pub struct Args {
     /// A mechanism file
     file: PathBuf,
 
-    /// Coordinates of the model
+    /// Number of model parameters
     #[arg(long, value_name = "d", value_parser = count)]
     dimension: usize,
 
-    /// The key of the run: `dpmf key new FILE` makes one
+    /// Key file of the run; `dpmf key new FILE` makes one
     #[arg(long, value_name = "FILE")]
     key_file: PathBuf,
 
-    /// Steps a..b, zero-based, half open; all by default
+    /// Steps a..b, counted from 0 and without b; all by default
     #[arg(long, value_name = "a..b", value_parser = range)]
     rows: Option<Range<usize>>,
 
-    /// Coordinates a..b; all by default
+    /// Coordinates a..b, counted from 0 and without b; all by default
     #[arg(long, value_name = "a..b", value_parser = range)]
     coordinates: Option<Range<usize>>,
 
-    /// Noise to add to gradients, or what it leaves in the iterates
+    /// Noise for the gradients, or the noise that it causes in the iterates
     #[arg(
         long, value_name = "gradient|iterate", default_value = "gradient",
         value_parser = words::of::<Output>(words::OUTPUT), hide_possible_values = true
     )]
     output: Output,
 
-    /// Ideal noise correctly rounded to a grid, or noise in single precision; exact by default, float for iterates
+    /// exact is ideal noise, correctly rounded to a grid; float is single precision. By default exact, and float for
+    /// iterates
     #[arg(
         long, value_name = "exact|float",
         value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
     )]
     arithmetic: Option<Arithmetic>,
 
-    /// Go on with the run that an earlier call printed, for other rows or coordinates of the same noise; with a seeded
-    /// key, any words
+    /// Continue a run that an earlier call printed, for other rows or coordinates of the same noise; with a seeded key,
+    /// any name
     #[arg(long, value_name = "RUN")]
     run: Option<String>,
 
-    /// The file, .npy, f32, one row a step
+    /// Output file: .npy, f32, one row for each step
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
 }
@@ -107,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         _ => bail!(Error::InvalidArgument {
             name: "out",
             value: args.out.display().to_string(),
-            rule: "noise is written as an array of NumPy, in a file whose name ends in .npy",
+            rule: "noise is written in NumPy format, to a file whose name ends in .npy",
         }),
     }
     let mechanism = format::load(&args.file)?;
@@ -131,7 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     } else {
         let name = args.file.display();
         note(&format!(
-            "warning: {name} is not calibrated, so this is unit noise, before σ, sensitivity and clip: it protects nobody. \
+            "warning: {name} is not calibrated, so this is unit noise, without σ, sensitivity and clip, and protects nobody. \
              Give it a budget first, with dpmf calibrate {name} --epsilon ε --delta δ --clip ζ --out FILE"
         ));
         mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
@@ -196,7 +197,7 @@ fn within(name: &'static str, range: Option<Range<usize>>, length: usize) -> any
         bail!(Error::InvalidArgument {
             name,
             value: format!("{}..{}", range.start, range.end),
-            rule: "it must be a non-empty range within what the mechanism and --dimension offer",
+            rule: "it must be a non-empty range within the mechanism's steps or --dimension",
         });
     }
     Ok(range)

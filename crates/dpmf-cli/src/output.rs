@@ -18,9 +18,9 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
             writable.with_context(|| format!("{name} cannot be written"))?;
             new_files(path)
         }
-        Ok(_) => bail!("{name} is not a regular file, and only such are replaced"),
+        Ok(_) => bail!("{name} is not a regular file, and only regular files are replaced"),
         Err(_) if path.is_symlink() => {
-            bail!("{name} is a link that leads nowhere, and links are not replaced")
+            bail!("{name} is a link to a missing file, and links are not replaced")
         }
         Err(_) => new_files(path),
     }
@@ -33,7 +33,7 @@ fn new_files(path: &Path) -> anyhow::Result<()> {
     let folder = target.path().parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     if !folder.is_dir() {
-        bail!("{name} cannot be written: there is no folder {}", folder.display());
+        bail!("{name} cannot be written: the folder {} does not exist", folder.display());
     }
     let partial = partial(target.path())?;
     let probe = || -> io::Result<()> {
@@ -51,7 +51,7 @@ fn partial(path: &Path) -> anyhow::Result<PathBuf> {
 /// Refuses a folder that could not be made or written in the end; makes nothing.
 pub fn check_folder(path: &Path) -> anyhow::Result<()> {
     let name = path.display();
-    let absolute = std::path::absolute(path).with_context(|| format!("{name:?} is no folder"))?;
+    let absolute = std::path::absolute(path).with_context(|| format!("{name:?} is not a folder"))?;
     let there = absolute.ancestors().find(|folder| folder.exists() || folder.is_symlink());
     let Some(there) = there else { return Ok(()) };
     if !there.is_dir() {
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(std::fs::read(folder.path().join("old")).unwrap(), b"kept");
         assert!(refused(folder.path()).contains("not a regular file"));
         assert!(refused(Path::new("/dev/null")).contains("not a regular file"));
-        assert!(refused(&folder.path().join("none").join("new")).contains("there is no folder"));
+        assert!(refused(&folder.path().join("none").join("new")).contains("does not exist"));
         assert!(check(Path::new("")).is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -112,7 +112,7 @@ mod tests {
         save(&at("link"), Access::Everyone, |file| file.write_all(b"new")).unwrap();
         assert!(at("link").is_symlink());
         assert_eq!(std::fs::read(at("file")).unwrap(), b"new");
-        assert!(check(&at("dangling")).unwrap_err().to_string().contains("leads nowhere"));
+        assert!(check(&at("dangling")).unwrap_err().to_string().contains("a link to a missing file"));
         assert!(check(&at("device")).unwrap_err().to_string().contains("not a regular file"));
     }
 

@@ -42,15 +42,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Train over a grid of settings, choose on validation users, report on test users.
 ///
-/// Every combination of mechanism, noise, schedule and cohort is a row of the result. For each row the learning rates,
-/// clip and momentum are tuned on validation users (one run for each combination, of --tune-rounds), then the best are
-/// repeated with other seeds, and only these repetitions are scored on test users. Runs are independent and go on in
-/// parallel; results are appended to DIR/runs.jsonl as they come, so an interrupted sweep goes on when it is started
-/// again. DIR/report.html shows what was chosen and how, also of a sweep that was interrupted.
+/// Every combination of mechanism, noise, schedule and cohort is a row of the result. For each row, the learning rates,
+/// clip and momentum are tuned on validation users (one run of --tune-rounds for each combination). The best settings
+/// are then repeated with other seeds, and only these repetitions are scored on test users. Runs are independent and
+/// run in parallel. Results are appended to DIR/runs.jsonl as they arrive, so an interrupted sweep continues when you
+/// start it again. DIR/report.html shows what was chosen and how, even after an interruption.
 ///
-/// With --epochs every user takes part that often, and a mechanism may be planned or dp-sgd, each with its own sampler.
+/// With --epochs, every user takes part that many times, and mechanisms may also be planned or dp-sgd, each with its
+/// own sampler.
 ///
-/// ε covers single runs, not the tuning.
+/// ε covers each run on its own, not the tuning.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -71,31 +72,31 @@ pub struct Args {
     #[command(flatten)]
     fixed: FixedArgs,
 
-    /// The grid from a TOML file with the same names; flags come before it
+    /// Read the grid from a TOML file with the same names; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Repetitions of the best settings of a row
+    /// Repetitions of the best settings in each row
     #[arg(long, value_name = "K", value_parser = count, default_value = "3")]
     repeats: usize,
 
-    /// Rounds of a tuning run; by default as many as of the others
+    /// Rounds of a tuning run; by default as many as in the other runs
     #[arg(long, value_name = "n", value_parser = count)]
     tune_rounds: Option<usize>,
 
-    /// While the best server learning rate of a row is the smallest or largest tried, try the next one beyond it
+    /// If the best server learning rate of a row is the smallest or largest one tried, try the next one beyond it
     #[arg(long)]
     widen: bool,
 
-    /// Runs at a time; by default one for each core
+    /// Runs at the same time; by default one for each core
     #[arg(long, value_name = "J", value_parser = count)]
     jobs: Option<usize>,
 
-    /// Noise of the sweep is a function of this number: for experiments, not for a release
+    /// Seed of all noise in the sweep: for experiments only, never for a release
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
 
-    /// Directory of the results; a sweep that is there goes on, and rows of other grids, seeds and data are kept
+    /// Directory of the results; an existing sweep continues, and rows of other grids, seeds and data are kept
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -105,7 +106,7 @@ pub struct Args {
 #[serde(default, deny_unknown_fields)]
 #[command(next_help_heading = "Grid (lists)")]
 struct Grid {
-    /// Mechanisms, or none; with --epochs also planned and dp-sgd
+    /// Mechanisms, or none for no noise; with --epochs also planned and dp-sgd
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
         value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
@@ -120,7 +121,7 @@ struct Grid {
     #[arg(long, value_name = "σ,…", value_delimiter = ',')]
     noise_multiplier: Vec<f64>,
 
-    /// Schedules; by default that of `dpmf train`, so that its rates carry over
+    /// Schedules; by default the one of `dpmf train`, so that learning rates carry over
     #[arg(long, value_name = "SCHEDULE,…", value_delimiter = ',')]
     schedule: Vec<String>,
 
@@ -149,7 +150,7 @@ struct Grid {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Training")]
 struct FixedArgs {
-    /// Passes over the users: each takes part this often, on average
+    /// Passes over the users: each user takes part this many times, on average
     #[arg(
         long, value_name = "K",
         value_parser = count, conflicts_with_all = ["rounds", "tune_rounds", "participation"]
@@ -168,7 +169,7 @@ struct FixedArgs {
     #[arg(long, alias = "pull", value_name = "π", default_value_t = planner::PULL)]
     noise_decay: f64,
 
-    /// Whether plans may count on a sampler: auto or none
+    /// Whether plans may rely on a secret sampler: auto or none
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
     sampling: String,
 
@@ -644,7 +645,8 @@ impl<'a> Sweep<'a> {
     }
 
     /// All private runs of the sweep together, tuning included: they saw the same users. Those without sampling compose as
-    /// Gaussians; ε and δ of the others are added, which is more than they cost. Tuning decides what is trained next, but not
+    /// Gaussians; ε and δ of the others are added, which is more than they cost. Tuning decides what is trained next,
+    /// but not
     /// how much noise it gets: multipliers, ε and δ follow from the grid alone, and for such both rules hold.
     fn together(&self, delta: f64) -> anyhow::Result<Option<Together>> {
         let lines =

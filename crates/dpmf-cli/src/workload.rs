@@ -59,20 +59,20 @@ pub struct WorkloadArgs {
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
 
-    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r; joined by + they multiply
+    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s or exp:r; join several with + to multiply them
     #[arg(long, default_value = "constant")]
     pub schedule: String,
 
-    /// Step sizes from a file, one number a line
+    /// Read step sizes from a file with one number in each line
     #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
     pub schedule_file: Option<PathBuf>,
 
-    /// Any lower-triangular workload matrix, from .npy, .npz or .csv
+    /// Read any lower-triangular workload matrix from a .npy, .npz or .csv file
     #[arg(long, value_name = "FILE", conflicts_with_all =
         ["steps", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file"])]
     pub matrix: Option<PathBuf>,
 
-    /// How often one user or record takes part: single, epochs:K or min-separation:B[:K]
+    /// How often a user or record takes part: single, epochs:K or min-separation:B[:K]
     #[arg(long, value_name = "PATTERN", default_value_t)]
     pub participation: Participation,
 }
@@ -98,8 +98,7 @@ impl WorkloadArgs {
                 rates
             }
             None => {
-                let steps =
-                    self.steps.context("a workload is needed: give --steps, --schedule-file or --matrix")?;
+                let steps = self.steps.context("no workload: pass --steps, --schedule-file or --matrix")?;
                 memory::check("--steps", steps, steps as f64 * BYTES_A_STEP)?;
                 self.schedule.parse::<Schedule>()?.values(steps)
             }
@@ -150,15 +149,15 @@ impl WorkloadArgs {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Solver")]
 pub struct SolverArgs {
-    /// Which method finds the optimum
+    /// Method that finds the optimum
     #[arg(long, value_enum, default_value_t = SolverName::Auto)]
     pub solver: SolverName,
 
-    /// How the dual variable moves
+    /// Update rule of the dual variable
     #[arg(long, value_enum, default_value_t = IterationName::Anderson)]
     pub iteration: IterationName,
 
-    /// Stop at this certified relative gap between the loss and its lower bound
+    /// Stop at this certified relative gap between loss and lower bound
     #[arg(long, default_value_t = 1e-6)]
     pub gap: f64,
 
@@ -176,11 +175,11 @@ impl SolverArgs {
 /// `--solver`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SolverName {
-    /// The best for the workload
+    /// Chosen for the workload
     Auto,
-    /// Fixed point in O(n log n) an iteration, for everything but --matrix
+    /// Fixed point, O(n log n) per iteration, for everything but --matrix
     Linear,
-    /// Fixed point in O(n³) an iteration
+    /// Fixed point, O(n³) per iteration
     Dense,
     /// Newton directions (the paper's rival)
     Newton,
@@ -229,11 +228,11 @@ pub fn count(text: &str) -> Result<usize, String> {
         return Ok(value);
     }
     match text.parse::<f64>() {
-        Ok(x) if x < 0.0 => Err("it is negative, and cannot count anything".into()),
-        Ok(x) if x > LARGEST_COUNT as f64 => Err("it is too large: at most 9e15".into()),
-        Ok(x) if x.fract() != 0.0 || x.is_nan() => Err("it is not a whole number".into()),
+        Ok(x) if x < 0.0 => Err("it must not be negative".into()),
+        Ok(x) if x > LARGEST_COUNT as f64 => Err("it must be at most 9e15".into()),
+        Ok(x) if x.fract() != 0.0 || x.is_nan() => Err("it must be a whole number".into()),
         Ok(x) => Ok(x as usize),
-        Err(_) => Err("it is not a whole number, such as 2048 or 1e6".into()),
+        Err(_) => Err("it must be a whole number, such as 2048 or 1e6".into()),
     }
 }
 
@@ -249,10 +248,10 @@ mod tests {
         assert_eq!([count("7"), count("1e6"), count("2.5e3")], [Ok(7), Ok(1_000_000), Ok(2500)]);
         let refused = |text: &str| count(text).unwrap_err();
         for text in ["1e30", "inf", "18446744073709551615", "99999999999999999999999"] {
-            assert_eq!(refused(text), "it is too large: at most 9e15", "{text}");
+            assert_eq!(refused(text), "it must be at most 9e15", "{text}");
         }
         for text in ["1.5", "NaN"] {
-            assert_eq!(refused(text), "it is not a whole number", "{text}");
+            assert_eq!(refused(text), "it must be a whole number", "{text}");
         }
         assert!(refused("-1").contains("negative"));
         assert!(refused("many").contains("such as 2048 or 1e6"));

@@ -160,7 +160,7 @@ fn bad_input_is_answered_in_words() {
         (&["factorize", "--steps", "8", "--gap", "0"], "gap is 0"),
         (&["factorize", "--steps", "8", "--average", "ema:1"], "average decay is 1"),
         (&["factorize"], "--steps"),
-        (&["factorize", "--steps", "1.5"], "not a whole number"),
+        (&["factorize", "--steps", "1.5"], "must be a whole number"),
         (&["factorize", "--steps", "8", "--matrix", "x.npy"], "cannot be used with"),
         (&["compare", "--steps", "8", "--mechanism", "magic"], "mechanism is magic"),
         (&["inspect", "no-such-file.safetensors"], "no-such-file.safetensors"),
@@ -248,10 +248,10 @@ fn every_command_has_a_manual_page() {
 fn help_teaches_and_its_short_form_is_short() {
     for (command, lesson) in [
         ("compare", "√loss is the root of the total squared error"),
-        ("sample", "tokens one after the other"),
+        ("sample", "one token after another"),
         ("verify", "The hash detects damage, not malice"),
         ("train", "goes on with --resume DIR"),
-        ("audit", "A bound above the promise refutes it"),
+        ("audit", "A lower bound above the promised ε refutes the promise"),
     ] {
         let text = |flag: &str| {
             let text = String::from_utf8(dpmf(&[command, flag]).stdout).unwrap();

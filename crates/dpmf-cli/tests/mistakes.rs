@@ -112,7 +112,7 @@ fn a_file_that_is_missing_is_named_once() {
     let train = desk.dpmf(&["train", "--data", "messages.csv", "--out", "run"]);
     assert_eq!(train, said(1, &format!("error: messages.csv: {missing}")));
     let elsewhere = desk.dpmf(&["factorize", "--steps", "8", "--out", "there/m.safetensors"]);
-    let message = "error: there/m.safetensors cannot be written: there is no folder there\n";
+    let message = "error: there/m.safetensors cannot be written: the folder there does not exist\n";
     assert_eq!(elsewhere, said(1, message));
     assert!(desk.files().is_empty(), "{:?}", desk.files());
 }
@@ -206,7 +206,7 @@ fn a_typo_is_answered_with_the_nearest_word() {
     let wish = "error: invalid value 'planed' for '--mechanism <NAME,…>': mechanism is planed, but there is no such (did you mean \
                 planned?)\n\nFor more information, try '--help'.\n";
     assert_eq!(desk.dpmf(&["train", "--mechanism", "planed"]), said(2, wish));
-    let large = "error: invalid value '1e30' for '--steps <STEPS>': it is too large: at most 9e15\n\nFor more information, try \
+    let large = "error: invalid value '1e30' for '--steps <STEPS>': it must be at most 9e15\n\nFor more information, try \
                  '--help'.\n";
     assert_eq!(desk.dpmf(&["factorize", "--steps", "1e30"]), said(2, large));
     let key = "error: the following required arguments were not provided:\n  --key-file <FILE>\n\n  tip: dpmf key new FILE makes a \
@@ -233,7 +233,7 @@ fn what_no_machine_can_hold_is_refused_with_its_flag() {
     ] {
         let seen = desk.dpmf(words);
         assert_eq!((seen.code, seen.out.as_str()), (Some(1), ""), "{seen:?}");
-        assert!(seen.err.starts_with(start) && seen.err.ends_with(" can be had here\n"), "{}", seen.err);
+        assert!(seen.err.starts_with(start) && seen.err.ends_with(" is available\n"), "{}", seen.err);
     }
     assert!(desk.files().is_empty());
 }
@@ -322,7 +322,7 @@ fn a_device_or_a_folder_is_not_replaced() {
     std::os::unix::fs::symlink("/dev/null", desk.path().join("link.svg")).unwrap();
     std::os::unix::fs::symlink("nothing", desk.path().join("nowhere.svg")).unwrap();
     fs::create_dir(desk.path().join("folder.svg")).unwrap();
-    let rule = "is not a regular file, and only such are replaced\n";
+    let rule = "is not a regular file, and only regular files are replaced\n";
     let device = desk.dpmf(&["factorize", "--steps", "64", "--out", "/dev/null"]);
     assert_eq!(device, said(1, &format!("error: /dev/null {rule}")));
     for name in ["link.svg", "folder.svg"] {
@@ -330,7 +330,7 @@ fn a_device_or_a_folder_is_not_replaced() {
         assert_eq!(plot, said(1, &format!("error: {name} {rule}")));
     }
     let nowhere = desk.dpmf(&["plot", "error", "--steps", "16", "-o", "nowhere.svg"]);
-    let message = "error: nowhere.svg is a link that leads nowhere, and links are not replaced\n";
+    let message = "error: nowhere.svg is a link to a missing file, and links are not replaced\n";
     assert_eq!(nowhere, said(1, message));
     let train = desk.dpmf(&["train", "--out", "/dev/null"]);
     assert_eq!(train, said(1, "error: /dev/null cannot be made: /dev/null is not a folder\n"));

@@ -148,9 +148,7 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     assert!(failure(&["sample", text(&out)]).1.contains("dpmf predict"));
     assert!(failure(&["predict", text(&out), text(&new), "--out", "p.xlsx"]).1.contains(".csv or .jsonl"));
     // Where predictions go is looked at before the model is.
-    assert!(
-        failure(&["predict", "nothing", "nothing", "--out", "none/p.csv"]).1.contains("there is no folder")
-    );
+    assert!(failure(&["predict", "nothing", "nothing", "--out", "none/p.csv"]).1.contains("does not exist"));
     assert!(failure(&["eval", text(&out), text(&data), "--text", "town"]).1.contains("reads features"));
     let plan = out.join("planned-0/plan.safetensors");
     assert!(failure(&["predict", text(&plan), text(&data)]).1.contains("no model"));

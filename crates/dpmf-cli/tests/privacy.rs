@@ -69,7 +69,7 @@ fn calibrate_and_audit_a_file() {
     }
     let (_, message) =
         failure(&["calibrate", &plain, "--steps", "4", "--epsilon", "1", "--delta", "1e-6", "--clip", "1"]);
-    assert!(message.contains("leave out the workload flags"), "{message}");
+    assert!(message.contains("remove the workload flags"), "{message}");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn budgets_that_promise_little_are_warned_of() {
     let [few] = &warnings(&[&plan[..], &["0.1", "--no-cache"]].concat())[..] else { panic!() };
     assert!(few.starts_with("δ = 1e-1 is above 1/64"), "{few}");
     let calibrate = ["calibrate", "--steps", "8", "--epsilon", "1e6", "--delta", "1e-6", "--clip", "1"];
-    assert!(warnings(&calibrate)[0].starts_with("ε = 1000000.00 promises little"));
+    assert!(warnings(&calibrate)[0].starts_with("ε = 1000000.00 is a weak guarantee"));
     let said = String::from_utf8(dpmf(&calibrate).stderr).unwrap();
     assert_eq!(said.lines().filter(|line| line.starts_with("warning: ε = ")).count(), 1, "{said}");
 }
@@ -180,7 +180,7 @@ fn a_verified_file_says_what_it_promises() {
         let text = String::from_utf8(dpmf(&["verify", file]).stdout).unwrap();
         text.lines().last().unwrap().to_owned()
     };
-    assert_eq!(last(&plain), "privacy       not calibrated: nothing is promised yet");
+    assert_eq!(last(&plain), "privacy       not calibrated, so no guarantee yet");
     assert_eq!(
         last(&private),
         "privacy       ε = 2, δ = 1e-6 for every user (replace-with-zero), each taking part in at most 2 steps, any two of them \

@@ -358,7 +358,7 @@ fn a_sweep_tunes_on_validation_reports_on_test_and_goes_on_where_it_was() {
     let page = fs::read_to_string(answer["report"].as_str().unwrap()).unwrap();
     assert_eq!(page.matches("<tr role=row><td").count(), 3);
     for part in [
-        "ε covers single runs, not the tuning",
+        "ε covers each run on its own, not the tuning",
         "Tuning",
         "Accuracy against noise",
         "prefers-color-scheme:dark",
@@ -578,7 +578,7 @@ fn a_start_that_fails_leaves_nothing() {
         (["--key-file", &at("missing.key")], "missing.key"),
         (["--ledger", &at("torn.ledger")], "torn.ledger"),
         (["--ledger", &at("missing.ledger")], "missing.ledger"),
-        (["--ledger", &at("small.ledger")], "nothing was recorded or released"),
+        (["--ledger", &at("small.ledger")], "Nothing was recorded or released"),
     ] {
         for out in [at("new/run"), at("there")] {
             let message = refusal(&train(

@@ -181,7 +181,7 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
     assert_eq!((&empty["epsilon_spent"], &empty["unit"]), (&0.0.into(), &"user".into()));
     assert!(
         refusal(&["ledger", "new", &ledger, "--epsilon", "9", "--delta", "1e-6"])
-            .contains("never begun anew")
+            .contains("never overwritten")
     );
 
     run(&folder.train("first", &["--ledger", &ledger]));
@@ -196,7 +196,7 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
     let (kind, message) =
         failure(&words(&folder.train("second", &["--ledger", &ledger, "--mechanism", "optimal,tree"])));
     assert_eq!(kind, "budget");
-    assert!(message.contains("ε = 2 is spent") && message.contains("would be ε = 3.70"), "{message}");
+    assert!(message.contains("ε = 2 is spent") && message.contains("the total to ε = 3.70"), "{message}");
     assert!(!folder.path("second").exists());
     // Without noise nothing is released privately, and one that fits is recorded.
     run(&folder.train("none", &["--ledger", &ledger, "--mechanism", "none"]));
@@ -254,7 +254,7 @@ fn a_ledger_takes_groups_and_releases_by_other_means() {
     assert!(after["epsilon_spent"].as_f64().unwrap() > after["epsilon_if_fixed"].as_f64().unwrap());
     let shown = common::dpmf(&["ledger", "show", &ledger]);
     let text = String::from_utf8_lossy(&shown.stdout);
-    assert!(text.contains("Decided one after the other"), "{text}");
+    assert!(text.contains("Decided one after another"), "{text}");
 
     // Alone, one of the two would still fit; not both.
     assert_eq!(failure(&add).0, "budget");

@@ -6,8 +6,8 @@ use crate::model::{Model, failed};
 use crate::parallel;
 use dpmf::planner::{Planner, Shelf, cache_folder};
 use dpmf_train::data::{Columns, Frame, FrameColumn, Options, Predict, open_frame};
-use dpmf_train::in_memory::{self, Wishes};
-use dpmf_train::task::{ModelKind, ModelOptions, Task};
+use dpmf_train::in_memory::{self, Rehearsing, Wishes};
+use dpmf_train::task::{ModelKind, ModelOptions};
 use dpmf_train::{KeySource, RunPlanner};
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
@@ -29,7 +29,7 @@ fn column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<FrameColumn> {
 
 /// Trains a model on columns by name; dpmf.train_table is what people call.
 #[pyfunction]
-#[pyo3(signature = (columns, *, name, label, user, features, task, schema, public_share, model, hidden, epsilon, delta,
+#[pyo3(signature = (columns, *, name, label, user, features, exclude, task, classes, schema, schema_share, public_share, model, hidden, epsilon, delta,
                     learning_rate, epochs, clients, clip, examples_per_user, hold_out, seed))]
 #[allow(clippy::too_many_arguments)] // keywords in Python
 pub(crate) fn train_columns(
@@ -39,8 +39,11 @@ pub(crate) fn train_columns(
     label: String,
     user: Option<String>,
     features: Option<Vec<String>>,
+    exclude: Vec<String>,
     task: Option<&str>,
+    classes: Option<Vec<String>>,
     schema: Option<PathBuf>,
+    schema_share: Option<f64>,
     public_share: Option<f64>,
     model: Option<&str>,
     hidden: usize,
@@ -90,10 +93,11 @@ pub(crate) fn train_columns(
             user,
             label: Some(label),
             features,
-            exclude: Vec::new(),
+            exclude,
             text: None,
         },
         predict,
+        classes,
         schema,
         public_share: public_share.map(|share| (1000.0 * share).round() as u32),
         examples_per_user,
@@ -101,18 +105,21 @@ pub(crate) fn train_columns(
         ..Options::default()
     };
     let kinds = ModelOptions { kind, embedding: 1, hidden, projection: None };
-    let wishes = Wishes { epsilon, delta, learning_rate, epochs, clients, clip };
+    if schema_share.is_some_and(|share| !(0.001..=0.5).contains(&share)) {
+        return Err(value_error("schema_share must lie between 0.001 and 0.5"));
+    }
+    let wishes = Wishes { epsilon, delta, schema_share, learning_rate, epochs, clients, clip };
     let key = seed.map_or(KeySource::System, KeySource::Seed);
     let folder = cache_folder();
     let work = move |tell: &mut dyn FnMut(String) -> ControlFlow<()>| {
-        let task = Task::new(open_frame(frame, &options)?, &options, kinds)?;
+        let frame = open_frame(frame, &options)?;
         let shelf = folder.clone().map_or_else(Shelf::default, Shelf::in_folder);
         let mut planner = RunPlanner::new(Planner::new(shelf));
         let mut listen = |line: &str| tell(line.to_owned());
-        let (plan, rehearsed) =
-            in_memory::plan(&task, &wishes, &mut planner, folder.as_deref(), &mut listen)?;
-        let trained = in_memory::train(&task, &plan, rehearsed, &key)?;
-        Ok::<_, dpmf_train::Error>((trained, task.scale()))
+        let with = Rehearsing { planner: &mut planner, folder: folder.as_deref(), listen: &mut listen };
+        let planned = in_memory::prepare(frame, &options, kinds, &wishes, &key, with)?;
+        let scale = planned.task.scale();
+        Ok::<_, dpmf_train::Error>((in_memory::train(planned, &key)?, scale))
     };
     let (trained, scale) = parallel::run_told(py, None, move |tell| Ok(work(tell)))?.map_err(failed)?;
     let scores = trained.scores.map(|(test, baseline)| {

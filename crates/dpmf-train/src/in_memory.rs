@@ -1,5 +1,6 @@
 //! A private model from data in memory: planned, rehearsed and trained in one call, without files.
 
+use crate::data::{FrameTable, Options};
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::planner::RunPlanner;
@@ -8,9 +9,10 @@ use crate::rehearsal::{Given, Rehearsed, rehearse};
 use crate::run::{KeySource, Outcome, Point, digest};
 use crate::saved::SavedModel;
 use crate::summary::Ended;
-use crate::task::{Length, Task};
+use crate::task::{Length, ModelKind, ModelOptions, Task};
 use crate::training::Training;
 use crate::{Baseline, Model, Users, evaluate, with_task};
+use dpmf::accounting::{Beside, gaussian};
 use dpmf::disk::Place;
 use dpmf::planner::Listener;
 use dpmf::{Optimizer, Sampling};
@@ -24,6 +26,8 @@ pub struct Wishes {
     pub epsilon: f64,
     /// δ of the guarantee.
     pub delta: f64,
+    /// Share of the budget that finding a schema may cost; where nothing is said, as public numbers suggest.
+    pub schema_share: Option<f64>,
     /// The server's learning rate.
     pub learning_rate: Option<f64>,
     /// Passes over the users.
@@ -44,20 +48,79 @@ pub struct Trained {
     pub scores: Option<(Point, Baseline)>,
 }
 
+/// A task with the plan of its training.
+pub struct Planned {
+    /// What is learned.
+    pub task: Task,
+    /// The plan.
+    pub plan: Plan,
+    /// What was rehearsed for it; nothing where everything was given.
+    pub rehearsed: Option<Rehearsed>,
+}
+
+/// What a planner and a rehearsal work with: what they remember, and who listens.
+pub struct Rehearsing<'a> {
+    /// The planner.
+    pub planner: &'a mut RunPlanner,
+    /// Where rehearsals are kept.
+    pub folder: Option<&'a Path>,
+    /// Who hears what goes on, and may end it.
+    pub listen: Listener<'a>,
+}
+
+/// Plans a training on a table in memory. Where nothing else says what the columns mean, that is found in private, with a share of the
+/// budget, after the plan is made: nothing that was found has a say in it but for the learning rate.
+///
+/// Guarantee: what is found and the training together have the (ε, δ) of the wishes.
+///
+/// Errors: those of the planner; wishes outside their ranges; tables that cannot be read, or with too few users.
+pub fn prepare(
+    frame: FrameTable,
+    options: &Options,
+    model: ModelOptions,
+    wishes: &Wishes,
+    key: &KeySource,
+    with: Rehearsing<'_>,
+) -> Result<Planned> {
+    let Rehearsing { planner, folder, listen } = with;
+    let mu = |delta: f64| Ok(gaussian::mu(wishes.epsilon, delta)?);
+    let Some(beside) = frame.schema_cost(mu, wishes.delta, wishes.schema_share)? else {
+        let task = Task::new(frame.read()?, options, model)?;
+        let (plan, rehearsed, _) = planned(&task, wishes, None, planner, folder, listen)?;
+        return Ok(Planned { task, plan, rehearsed });
+    };
+    // A model for one kind of label may not be the one that the outline has.
+    let outlined = ModelOptions { kind: model.kind.filter(|kind| *kind == ModelKind::Mlp), ..model };
+    let outline = Task::new(frame.outline(beside)?, options, outlined)?;
+    let (mut plan, mut rehearsed, mut settings) =
+        planned(&outline, wishes, Some(beside), planner, folder, listen)?;
+    let task = Task::new(frame.find(beside, key)?, options, model)?;
+    if let (Some(shape), Some(rehearsed), None) = (task.shape(), &mut rehearsed, wishes.learning_rate) {
+        let given = Given { learning_rate: false, length: true, clients: true, clip: true };
+        let found = rehearse(&shape, &settings, given, planner, folder, listen)?;
+        settings.server_learning_rate = found.learning_rate;
+        rehearsed.suit(&found);
+        plan = plan.at_rate(&settings)?;
+    }
+    Ok(Planned { task, plan, rehearsed })
+}
+
 /// The plan of a training.
 ///
 /// Errors: those of the planner; wishes outside their ranges.
-pub fn plan(
+fn planned(
     task: &Task,
     wishes: &Wishes,
+    beside: Option<Beside>,
     planner: &mut RunPlanner,
     folder: Option<&Path>,
     listen: Listener<'_>,
-) -> Result<(Plan, Option<Rehearsed>)> {
+) -> Result<(Plan, Option<Rehearsed>, Settings)> {
     let length = Length::Epochs(wishes.epochs.unwrap_or(1));
     let base = task.settings(length, wishes.clients, Sampling::None, None)?;
     let mut settings = Settings {
         privacy: Privacy::Epsilon { epsilon: wishes.epsilon, delta: wishes.delta },
+        beside,
         clip: wishes.clip.unwrap_or(base.clip),
         server_learning_rate: wishes.learning_rate.unwrap_or(base.server_learning_rate),
         ..base
@@ -78,13 +141,15 @@ pub fn plan(
             rehearsed = Some(found);
         }
     }
-    Ok((planner.plan(&settings, listen)?, rehearsed))
+    let plan = planner.plan(&settings, listen)?;
+    Ok((plan, rehearsed, settings))
 }
 
 /// Trains as planned, in memory alone: what is released is the model at the end.
 ///
 /// Errors: those of the key and of the noise stream.
-pub fn train(task: &Task, plan: &Plan, rehearsed: Option<Rehearsed>, key: &KeySource) -> Result<Trained> {
+pub fn train(planned: Planned, key: &KeySource) -> Result<Trained> {
+    let Planned { task, plan, rehearsed } = &planned;
     with_task!(task, |model, split| {
         let clock = Instant::now();
         let secret = key.secret(&Place::from("."), plan, &digest(&split.train), model)?;
@@ -109,6 +174,6 @@ pub fn train(task: &Task, plan: &Plan, rehearsed: Option<Rehearsed>, key: &KeySo
         };
         let ended = Ended { plan: plan.clone(), outcome };
         let model = SavedModel::new(task.card(), training.released().to_vec(), &ended)?;
-        Ok(Trained { model, rehearsed, scores: test.map(|test| (test, task.baseline())) })
+        Ok(Trained { model, rehearsed: rehearsed.clone(), scores: test.map(|test| (test, task.baseline())) })
     })
 }

@@ -85,6 +85,21 @@ impl Plan {
         Ok(plan)
     }
 
+    /// The same plan at the learning rate of the settings, which says nothing about privacy: noise, clip and all else stay.
+    ///
+    /// Errors: settings that make no workload, or one of other rounds.
+    pub fn at_rate(&self, settings: &Settings) -> Result<Self> {
+        match &self.basis {
+            Basis::Private(mechanism) => {
+                let mechanism = mechanism.clone().serving(settings.workload()?)?;
+                Self::private(self.recipe.clone(), mechanism)
+            }
+            Basis::Plain(..) => {
+                Self::without_noise(&Settings { recipe: self.recipe.clone(), ..settings.clone() })
+            }
+        }
+    }
+
     /// The plan of a calibrated mechanism.
     ///
     /// Errors: a mechanism that is not calibrated, or has no family.

@@ -86,7 +86,7 @@ pub enum Error {
     },
     /// A solver stopped before its certified gap reached the target.
     #[error(
-        "the certified gap stopped at {gap:.3e} after {iterations} iterations, above the target {target:.1e}: {reason}"
+        "the solver stopped after {iterations} iterations at a certified gap of {gap:.3e}, above the target of {target:.1e}: {reason}"
     )]
     NotConverged {
         /// The gap that was reached and certified.
@@ -135,8 +135,8 @@ pub enum Error {
     },
     /// A ledger has not enough left for a release.
     #[error(
-        "the budget of the ledger is ε = {epsilon} at δ = {delta:e}, of which ε = {spent} is spent; with this it would be \
-         ε = {together}: nothing was recorded or released"
+        "the ledger's budget is ε = {epsilon} at δ = {delta:e}, of which ε = {spent} is spent; this release would bring the total to \
+         ε = {together}. Nothing was recorded or released"
     )]
     Budget {
         /// ε of the budget, for people.
@@ -164,7 +164,7 @@ pub enum Error {
     },
     /// A stream has no more rows.
     #[error(
-        "all {steps} noise rows are used, and no row is used twice: a longer run needs a mechanism for more steps"
+        "all {steps} rows of noise have been used, and no row may be used twice: plan a mechanism for more steps"
     )]
     Exhausted {
         /// Rows of the mechanism.
@@ -178,8 +178,8 @@ pub enum Error {
     },
     /// A noise row was used with one input and is asked for with another.
     #[error(
-        "step {step} is journalled with another input: a second release with the same noise row would reveal the \
-         difference of the two inputs exactly; give the same input again, or burn the step and go on with the next"
+        "step {step} is already in the journal with a different input: a second release with the same noise would reveal the exact \
+         difference between the two inputs. Pass the original input again, or burn the step and continue with the next one"
     )]
     StepReused {
         /// The step, zero-based.
@@ -192,7 +192,7 @@ pub enum Error {
         refusal: Refusal,
     },
     /// A checkpoint or journal belongs to another stream.
-    #[error("{path} belongs to another {what}: {found}, but this stream has {expected}")]
+    #[error("{path} belongs to another {what}: it has {found}, but this stream has {expected}")]
     Binding {
         /// The file.
         path: PathBuf,
@@ -205,15 +205,15 @@ pub enum Error {
     },
     /// The same stream is open elsewhere.
     #[error(
-        "{path} is locked: this stream is open in another process, or a second time in this one, and two would use one \
-         row twice; close it there first"
+        "{path} is locked: this stream is already open, in another process or in this one, and two open streams would use the same \
+         row of noise twice. Close the other one first"
     )]
     Locked {
         /// The journal.
         path: PathBuf,
     },
     /// The system did not grant the memory.
-    #[error("{what} needs {bytes} bytes, which the system does not grant")]
+    #[error("{what} needs {bytes} bytes, but the system has no memory left for it")]
     Memory {
         /// What it is for.
         what: &'static str,
@@ -247,7 +247,8 @@ pub enum Error {
 pub enum Refusal {
     /// A mechanism that counts on sampling gets contributions of batches that nobody drew.
     #[error(
-        "the guarantee of this mechanism counts on sampling {sampling}, and nothing here shows that the examples were drawn so"
+        "the guarantee of this mechanism counts on sampling {sampling}, and nothing here shows that the examples were drawn \
+         that way"
     )]
     NotSampled {
         /// The sampling that the guarantee counts on.
@@ -255,7 +256,7 @@ pub enum Refusal {
     },
     /// The batches are of another sampler, or in another order, than those that the run began with.
     #[error(
-        "the batches are those of {given}, but the run began with {begun}: examples that took part before would come again"
+        "the batches come from {given}, but the run began with {begun}: examples that already took part would come up again"
     )]
     OtherOrder {
         /// What decides the batches now.
@@ -265,8 +266,8 @@ pub enum Refusal {
     },
     /// A sampler that draws for one run is given to another.
     #[error(
-        "the sampler draws for run {bound}, and run {run} would have the same secret batches, which the guarantee of neither \
-         covers: each run needs a sampler of its own"
+        "this sampler draws for run {bound}. Run {run} would get the same secret batches, which neither run's guarantee covers: each run \
+         needs a sampler of its own"
     )]
     SamplerInUse {
         /// The run that it draws for.
@@ -276,7 +277,7 @@ pub enum Refusal {
     },
     /// No batch was handed out for the coming step, or the last one has had its step.
     #[error(
-        "step {step} has no batch of its own: none was handed out for it, and any other would take part twice"
+        "step {step} has no batch of its own: none was handed out for it, and the examples of any other batch would count twice"
     )]
     NoBatch {
         /// The coming step, zero-based.
@@ -284,7 +285,7 @@ pub enum Refusal {
     },
     /// A batch that belongs to one step is used in another.
     #[error(
-        "the batch was drawn for step {drawn}, but this is step {step}, and the guarantee is for every batch in its own"
+        "the batch was drawn for step {drawn}, but this is step {step}: the guarantee covers each batch in its own step only"
     )]
     OtherStep {
         /// The step of the batch.
@@ -294,8 +295,8 @@ pub enum Refusal {
     },
     /// More contributions than examples.
     #[error(
-        "step {step} would have {contributions} contributions, but {members} examples were handed out for it, and the guarantee \
-         is for each of them once"
+        "step {step} would have {contributions} contributions, but only {members} examples were handed out for it, and the guarantee \
+         allows each example one contribution"
     )]
     TooMany {
         /// The coming step.
@@ -307,7 +308,7 @@ pub enum Refusal {
     },
     /// More contributions than a sum holds without error.
     #[error(
-        "a step has {contributions} contributions, but only {most} are added without error: take smaller batches"
+        "a step has {contributions} contributions, but at most {most} can be added exactly: use smaller batches"
     )]
     Overflow {
         /// Contributions with those that are refused.
@@ -322,12 +323,12 @@ pub enum Refusal {
         step: usize,
     },
     /// Nobody said what a mean divides by.
-    #[error("the denominator is not known: it is the planned size of a batch, fixed before training")]
+    #[error("the denominator is not known; it must be the planned batch size, set before training starts")]
     NoDenominator,
     /// The denominator changes during a run.
     #[error(
-        "the denominator is {fixed} since the first step, and {given} now: the size of a batch that is seen tells who is in it. \
-         It is the planned size, and fixed for a run"
+        "the denominator has been {fixed} since the first step, and it is {given} now; it must stay the planned batch size, because the \
+         size of an actual batch can reveal who is in it"
     )]
     OtherDenominator {
         /// As it was at the first step.

@@ -106,11 +106,11 @@ impl Mechanism {
             return Err(Error::Numerical {
                 what: "sensitivity of the mechanism",
                 index: 0,
-                reason: "rounding hides it: no bound on it can be proved for these coefficients",
+                reason: "rounding errors hide it, so no bound on it can be proved for these coefficients",
             });
         }
         if sensitivity < proved {
-            let rule = "it must not be below that of the coefficients as they are deployed";
+            let rule = "it must not be below the sensitivity of the deployed coefficients";
             return Err(Error::argument("sensitivity", sensitivity, rule));
         }
         let loss = measured(sensitivity, &form, &workload)?;
@@ -136,7 +136,7 @@ impl Mechanism {
         }
         let separation = bound.dual.separation();
         if !self.participation.allows(separation, expected)? {
-            let rule = "it must be one at which units of this participation take part";
+            let rule = "it must be a separation that this participation allows";
             return Err(Error::argument("separation of the dual point", separation, rule));
         }
         let rule = "it must be positive and finite";
@@ -331,7 +331,7 @@ impl Mechanism {
             true => Ok(exponent as i32),
             false => Err(Error::Unsupported {
                 what: format!("exact noise on a grid of {grid:e}"),
-                hint: "noise and workload are out of proportion; use float arithmetic",
+                hint: "the noise is too large or too small for this workload; use float arithmetic",
             }),
         }
     }

@@ -67,7 +67,7 @@ impl Participation {
         let (times, separation) = match self {
             Participation::Single => (1, steps),
             Participation::Epochs { times } if times > steps => {
-                return Err(Error::argument("epochs", times, "there must be a step for every epoch"));
+                return Err(Error::argument("epochs", times, "each epoch needs at least one step"));
             }
             Participation::Epochs { times } => (positive("epochs", times)?, steps.div_ceil(times.max(1))),
             Participation::MinSeparation { separation, times } => {
@@ -191,13 +191,15 @@ impl Sampling {
     /// In words that complete "Sampling: …".
     pub fn words(self) -> String {
         match self {
-            Sampling::None => "none is counted on; who takes part when may be public".into(),
+            Sampling::None => "none; who takes part in which step may be public".into(),
             Sampling::CyclicPoisson { bands, rate } => {
-                format!("in secret, each with probability {rate} in the turn of its part, one of {bands}")
+                format!(
+                    "in secret, each with probability {rate} whenever the turn comes to its part, one of {bands}"
+                )
             }
-            Sampling::BallsInBins { bins } => format!("in secret, each thrown into one of {bins} bins"),
+            Sampling::BallsInBins { bins } => format!("in secret, each put into one of {bins} bins"),
             Sampling::ReshuffledBins { bins } => {
-                format!("in secret, each in one of {bins} bins that is drawn anew in every epoch")
+                format!("in secret, each put into one of {bins} bins, which is drawn anew in every epoch")
             }
         }
     }
@@ -228,8 +230,7 @@ impl Sampling {
             Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } => {
                 let times = steps.div_ceil(bins.max(1));
                 if bins == 0 || bins > steps || steps.div_ceil(times) != bins {
-                    let rule =
-                        "it must be the steps of an epoch: all steps over the number of epochs, rounded up";
+                    let rule = "it must be the number of steps in an epoch: all steps divided by the number of epochs, rounded up";
                     return Err(Error::argument("bins", bins, rule));
                 }
                 Ok(Some(match (times, self) {

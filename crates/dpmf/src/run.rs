@@ -157,7 +157,7 @@ impl PrivateRun {
         match self.noise {
             Noise::Stream(stream) => Ok(Self { noise: Noise::Stream(stream.part_of(dimension)), ..self }),
             Noise::Durable(_) => {
-                Err(Error::argument("journal", "begun", "say before that the run is a part"))
+                Err(Error::argument("journal", "begun", "declare the parts before the journal is begun"))
             }
         }
     }
@@ -246,7 +246,7 @@ impl PrivateRun {
     /// Errors: no ranks.
     pub fn with_ranks(mut self, ranks: usize) -> Result<Self> {
         if ranks == 0 {
-            return Err(Error::argument("ranks", 0, "there is at least this one"));
+            return Err(Error::argument("ranks", 0, "there must be at least one rank"));
         }
         self.ranks = ranks;
         Ok(self)
@@ -295,7 +295,7 @@ impl PrivateRun {
             return Err(Error::argument(
                 "order",
                 "unknown",
-                "say how batches come before they are handed out",
+                "declare the order of the batches before handing one out",
             ));
         };
         let step = order.by_step.then_some(step);
@@ -374,7 +374,7 @@ impl PrivateRun {
     /// Errors: a number that is not positive and finite; [`Refusal::OtherDenominator`] after the first release.
     pub fn set_denominator(&mut self, denominator: f64) -> Result<()> {
         if !(denominator > 0.0 && denominator.is_finite()) {
-            let rule = "it must be positive: the planned size of a batch";
+            let rule = "it must be positive; use the planned batch size";
             return Err(Error::argument("denominator", denominator, rule));
         }
         if let Some(fixed) = self.fixed_denominator.filter(|fixed| *fixed != denominator) {
@@ -437,7 +437,7 @@ impl PrivateRun {
         if sum.par_chunks(CHUNK).any(|part| largest(part) > 1 << 53)
             && let Some(index) = sum.iter().position(beyond)
         {
-            let rule = "it is more than the planned contributions add up to";
+            let rule = "it is larger than the counted contributions can add up to";
             return Err(Error::InvalidEntry { name: "sum", index, value: sum[index] as f64, rule });
         }
         let digest = match digest {
@@ -457,7 +457,7 @@ impl PrivateRun {
     /// Refuses to treat a run in parts as a whole.
     fn check_whole(&self) -> Result<()> {
         if self.parts().next().is_some() {
-            let rule = "the run is in parts, which are released one by one";
+            let rule = "this run is split into parts; release them one by one";
             return Err(Error::argument("sum", "the whole", rule));
         }
         Ok(())

@@ -239,7 +239,7 @@ impl Coins {
                 return Err(Error::argument(
                     "sampling",
                     sampling,
-                    "without it the order is yours, nothing is drawn",
+                    "without sampling there is nothing to draw; the order is up to you",
                 ));
             }
             Sampling::CyclicPoisson { bands, rate } => ("bands", bands, rate),

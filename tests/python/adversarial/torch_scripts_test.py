@@ -612,7 +612,7 @@ SCRIPTS = [
     Script(two_passes, "covers no second pass|gives examples that took part before|start with number"),
     Script(another_pass_in_the_middle, "start with number 0, but the run is at step 1"),
     Script(two_modules_that_share_weights, TOO_MANY),
-    Script(measured_denominator, "the denominator is .* since the first step"),
+    Script(measured_denominator, "the denominator has been .* since the first step"),
     Script(first_of_two_twice, TOO_MANY),
     Script(by_two_threads, TOO_MANY),
     Script(step_without_a_batch, "nothing to release in step 0"),

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 /// Classes up to which a table of all confusions fits a screen.
 const SHOWN: usize = 12;
 
-/// Measure how good a model is on other data.
+/// Evaluate a trained model on other data.
 ///
-/// Reads a table with the columns that the model was trained on, the label too, or the test images of a directory, and compares:
-/// accuracy, loss and confusions of classes; errors of numbers; perplexity of texts. The figures are of the rows given: ε does
-/// not cover them, so publish figures of private rows with care.
+/// Reads a table with the columns that the model was trained on, including the label, or the test images of a
+/// directory. Prints accuracy, loss and a confusion matrix for classes, errors for numbers, and perplexity for texts.
+/// These scores are computed from the given rows and are not covered by ε: take care before you publish scores on
+/// private rows.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf eval run held-out.csv\n  dpmf eval run held-out.jsonl --text message"
@@ -26,7 +27,7 @@ pub struct Args {
     #[arg(value_name = "DATA")]
     data: String,
 
-    /// Column of the texts, for a model of texts [default: text]
+    /// Column with the texts, for a text model [default: text]
     #[arg(long, value_name = "COLUMN")]
     text: Option<String>,
 }

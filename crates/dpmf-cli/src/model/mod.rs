@@ -13,11 +13,11 @@ use std::path::PathBuf;
 /// Which model.
 #[derive(clap::Args)]
 pub struct ModelArgs {
-    /// A model.safetensors, or the directory of a training
+    /// A model.safetensors file, or the directory of a `dpmf train`
     #[arg(value_name = "MODEL")]
     model: PathBuf,
 
-    /// Which run of a training, by the name of its directory; the first by default
+    /// Which run to use, by the name of its directory; the first one by default
     #[arg(long, value_name = "NAME")]
     run: Option<String>,
 }

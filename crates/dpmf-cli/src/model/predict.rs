@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Predict classes or numbers with a model that was trained.
+/// Predict classes or numbers with a trained model.
 ///
-/// Reads a table with the columns that the model was trained on (a label is not needed), or the test images of a directory, and
-/// gives a prediction for every row, in order: the class and the probability of each, or the number in the unit of its label.
-/// What is computed from a private model and a row is as private as the model for everybody else.
+/// Reads a table with the columns that the model was trained on (no label needed), or the test images of a directory,
+/// and prints one prediction for each row, in order: the class with all probabilities, or the number in the unit of the
+/// label. A prediction depends on the row that it is for; for everybody else it is as private as the model.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf predict run new.csv\n  dpmf predict run/planned-0/model.safetensors new.parquet --out predictions.csv"
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(value_name = "DATA")]
     data: String,
 
-    /// Write the predictions to this .csv or .jsonl file instead of standard output
+    /// Write the predictions to this .csv or .jsonl file instead of to standard output
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
 }

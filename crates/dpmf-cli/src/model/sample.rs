@@ -6,10 +6,10 @@ use crate::workload::count;
 use dpmf_train::Writing;
 use serde_json::json;
 
-/// Write new texts with a model that was trained.
+/// Write new texts with a trained model.
 ///
-/// Takes the model of a `dpmf train` on texts, and draws tokens one after the other from what the model gives them. What is
-/// computed from a private model is as private as the model: ε covers the texts too. The data is not needed.
+/// Samples one token after another from a model that `dpmf train` trained on texts. Anything computed from a private
+/// model is as private as the model, so ε covers the new texts too. The training data is not needed.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf sample run\n  dpmf sample run/planned-0/model.safetensors --count 20 --temperature 0.7 --start lib"
@@ -18,23 +18,23 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// How many texts
+    /// Number of texts
     #[arg(long, value_name = "k", value_parser = count, default_value = "10")]
     count: usize,
 
-    /// Most tokens of a text
+    /// Maximum length of a text in tokens
     #[arg(long, value_name = "k", value_parser = count, default_value = "40")]
     length: usize,
 
-    /// What every text begins with
+    /// Text that every sample begins with
     #[arg(long, value_name = "TEXT", default_value = "")]
     start: String,
 
-    /// Below 1 likelier tokens are favoured, above 1 less likely ones
+    /// Sampling temperature: below 1 favours likely tokens, above 1 unlikely ones
     #[arg(long, value_name = "T", default_value_t = 1.0)]
     temperature: f64,
 
-    /// Number that the draws follow from
+    /// Seed of the random draws
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
 }

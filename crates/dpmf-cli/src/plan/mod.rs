@@ -19,16 +19,16 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Find the mechanism and the sampler of least error for a budget.
+/// Find the mechanism and sampler with the least error for a budget.
 ///
-/// Say what you know: how many examples there are, the batch, the epochs, the optimizer and (ε, δ). The planner weighs
-/// DP-SGD's independent noise, correlated noise with secret sampling, and correlated noise without, and chooses the one whose
-/// noise does the least harm to the iterates. rmse is the root mean squared error of an iterate at clip 1: half of it is half of
-/// the noise.
+/// Describe the run: the number of examples, the batch size, the epochs, the optimizer and (ε, δ). The planner compares
+/// DP-SGD's independent noise, correlated noise with secret sampling, and correlated noise without sampling, and
+/// chooses the one that adds the least error to the iterates. The column rmse is the root mean squared error of an
+/// iterate at clip 1: half the rmse is half the noise.
 ///
-/// Sampling counts only if the coins of the sampler stay secret and do not depend on the data; without such a sampler, give
-/// --sampling none. Fits and proofs are kept in your cache folder, so that the same question is
-/// answered at once.
+/// Amplification by sampling holds only while the sampler's draws stay secret and do not depend on the data. If you
+/// have no such sampler, pass --sampling none. Fits and proofs are kept in your cache folder, so the same request is
+/// answered at once next time.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  dpmf plan --examples 60000 --batch 1000 --epochs 10 --epsilon 4 --delta 1e-5 \
@@ -47,19 +47,19 @@ pub struct Args {
     #[arg(long, value_name = "δ", required_unless_present = "page")]
     delta: Option<f64>,
 
-    /// Write the mechanism with its sampler, calibrated, to this file
+    /// Write the calibrated mechanism with its sampler to this file
     #[arg(long, short, value_name = "FILE", conflicts_with = "page")]
     out: Option<PathBuf>,
 
-    /// Do not keep fits and proofs on disk, nor look for them there
+    /// Neither read nor write cached fits and proofs
     #[arg(long)]
     no_cache: bool,
 
-    /// Plan on a page in the browser, served to this machine only, until Ctrl-C
+    /// Open a planning page in the browser, served to this machine only, until Ctrl-C
     #[arg(long, conflicts_with_all = ["examples", "batch", "epochs", "epsilon", "delta"])]
     page: bool,
 
-    /// Port of the page; 0 takes any free one
+    /// Port of the page; 0 picks a free one
     #[arg(long, default_value_t = 0, requires = "page")]
     port: u16,
 
@@ -71,11 +71,11 @@ pub struct Args {
 /// The run that is planned, but for its budget.
 #[derive(clap::Args, Clone)]
 struct RunArgs {
-    /// Examples in the data, or users where they are what is protected (60000, 1e6, …)
+    /// Number of examples in the data, or of users if users are protected (60000, 1e6, …)
     #[arg(long, value_name = "N", value_parser = count, required_unless_present = "page")]
     examples: Option<usize>,
 
-    /// Examples in a batch, on average
+    /// Average batch size
     #[arg(long, value_name = "B", value_parser = count, required_unless_present = "page")]
     batch: Option<usize>,
 
@@ -90,19 +90,19 @@ struct RunArgs {
     #[command(flatten)]
     optimizer: OptimizerArgs,
 
-    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r; joined by + they multiply
+    /// Step sizes: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s or exp:r; join several with + to multiply them
     #[arg(long, default_value = "constant")]
     schedule: String,
 
-    /// Model-sized buffers that noise may take
+    /// Largest number of model-sized buffers for the noise
     #[arg(long, value_name = "R", value_parser = count, default_value_t = planner::BUFFERS)]
     buffers: usize,
 
-    /// What sampler may be counted on: auto, the best there is, or none
+    /// Which sampler the plan may rely on: auto for the best one, or none
     #[arg(long, value_name = "auto|none", default_value = "auto", value_parser = ["auto", "none"])]
     sampling: String,
 
-    /// Fraction of past noise that later gradients undo at the largest step: 0 counts on none of it, so that errors are those of the noise
+    /// Fraction of past noise that later gradients undo at the largest step. With 0, errors are those of the noise
     /// alone; `dpmf train` plans with 0.03
     #[arg(long, alias = "pull", value_name = "π", default_value_t = 0.0)]
     noise_decay: f64,
@@ -118,7 +118,7 @@ struct RunArgs {
     )]
     adjacency: Adjacency,
 
-    /// Whose data is protected as one piece: record or user
+    /// Unit of privacy: record or user
     #[arg(long, value_name = "record|user", default_value = "record")]
     unit: Unit,
 }

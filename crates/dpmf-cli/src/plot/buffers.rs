@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 /// Loss over the certified bound against model-sized buffers.
 ///
-/// Trees, the paper's structured form with h = r, the square-root Toeplitz mechanism (a level: it keeps
-/// no buffers but regenerates all earlier noise, O(n) work a step), and the optimum as a stream of few states,
+/// Shows trees, the paper's structured form with h = r, the square-root Toeplitz mechanism (a horizontal line: it keeps
+/// no buffers but regenerates all earlier noise, O(n) work in each step), and the optimum as a stream with few states,
 /// each as deployed.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  dpmf plot buffers --steps 4096 -o buffers.svg")]
@@ -22,11 +22,11 @@ pub struct Args {
     #[command(flatten)]
     solver: SolverArgs,
 
-    /// Most buffers to draw
+    /// Largest number of buffers to draw
     #[arg(long, value_parser = count, default_value = "12")]
     most: usize,
 
-    /// The picture, .svg
+    /// Output file, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     pub(super) out: PathBuf,
 }

@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, default_value_t = 60.0)]
     time_limit: f64,
 
-    /// The picture, .svg
+    /// Output file, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     pub(super) out: PathBuf,
 }

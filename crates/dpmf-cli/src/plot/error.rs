@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 /// Squared error of every step, by mechanism.
 ///
-/// Two panels: the prefix sum with as many steps, and the workload itself, where prefix-sum mechanisms serve by
-/// post-processing. One panel if the workload is the prefix sum.
+/// Draws two panels: the prefix sum with the same number of steps, and the workload itself, to which prefix-sum
+/// mechanisms apply by post-processing. If the workload is the prefix sum, there is one panel.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  dpmf plot error --steps 512 --momentum 0.95 -o error.svg")]
 pub struct Args {
@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long)]
     log: bool,
 
-    /// The picture, .svg
+    /// Output file, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     pub(super) out: PathBuf,
 }

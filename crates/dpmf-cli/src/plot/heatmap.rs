@@ -15,11 +15,11 @@ use std::path::PathBuf;
 
 /// The factors B and C of a mechanism: values, ranks, and a histogram.
 ///
-/// Under several participations X = CᵀC, which shows how a unit's steps go together, C, and N = C⁻¹.
+/// With several participations: X = CᵀC, which shows how the steps of a unit interact, C, and N = C⁻¹.
 ///
 /// First row: magnitudes of the entries. Second row: the rank of each entry among the non-zero ones of its factor,
 /// which shows the structure off the diagonal. Third row: histogram of the magnitudes of the non-zero entries. Where
-/// entries outnumber pixels, a pixel shows the largest under it.
+/// there are more entries than pixels, a pixel shows the largest entry that it covers.
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  dpmf plot heatmap --steps 512 -o factors.svg")]
 pub struct Args {
@@ -36,7 +36,7 @@ pub struct Args {
     )]
     mechanism: Selector,
 
-    /// The picture, .svg
+    /// Output file, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     pub(super) out: PathBuf,
 }

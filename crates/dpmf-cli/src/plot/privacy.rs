@@ -12,9 +12,9 @@ use std::path::PathBuf;
 
 /// ε against δ by every accountant, and the trade-off of the best test.
 ///
-/// The trade-off is between its false positives and its false negatives. From a calibrated mechanism file the
-/// trade-off panel also shows the errors that the strongest adversary reached in an audit: on the curve if the
-/// promise is tight, below it if the promise is false.
+/// The trade-off is between false positives and false negatives. For a calibrated mechanism file, the trade-off panel
+/// also shows the errors that the strongest adversary reached in an audit: on the curve if the promise is tight, below
+/// it if the promise is false.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  dpmf plot privacy --noise-multiplier 0.682 -o privacy.svg\n  \
     dpmf plot privacy m8.safetensors -o privacy.svg")]
@@ -22,7 +22,7 @@ pub struct Args {
     /// A calibrated mechanism file, to be audited
     file: Option<PathBuf>,
 
-    /// A noise multiplier, without a mechanism
+    /// A noise multiplier, instead of a mechanism file
     #[arg(long, value_name = "σ", conflicts_with = "file", required_unless_present = "file")]
     noise_multiplier: Option<f64>,
 
@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_parser = count, default_value = "1e5")]
     trials: usize,
 
-    /// The picture, .svg
+    /// Output file, .svg
     #[arg(long, short, value_name = "FILE", value_parser = figure::picture)]
     pub(super) out: PathBuf,
 }

@@ -51,7 +51,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
             epsilon_for_people(*epsilon),
             small(*delta)
         );
-        page.promise(&["ε covers single runs, not the tuning.".into(), all], "");
+        page.promise(&["ε covers each run on its own, not the tuning.".into(), all], "");
     }
 
     page.heading("Chosen settings");

@@ -331,11 +331,11 @@ const REPORT: &str = "report.html";
 const LOCK: &str = "lock";
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
-    let (folder, experiment, opened, _lock, _hold) = match &args.resume {
+    let (folder, mut experiment, opened, _lock, _hold) = match &args.resume {
         Some(folder) => {
             let experiment = Experiment::read(folder)?;
             let lock = hold(folder)?;
-            (folder.clone(), experiment, None, lock, Hold::new())
+            (folder.clone(), experiment, Err(None), lock, Hold::new())
         }
         None => {
             let folder =
@@ -352,23 +352,28 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             let beside = beside(args)?;
             let task = beside.map_or_else(|| args.task.open(), |beside| args.task.outline(beside))?;
             fits(&task)?;
-            let (plans, rehearsed) = plans(args, &task, beside)?;
+            let Planned { plans, rehearsed, settings } = plans(args, &task, beside)?;
             caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
             // From here on there is something to lose.
             let kept = Hold::new();
             let (experiment, lock) = begin(args, &task, &folder, plans, beside, rehearsed)?;
-            (folder, experiment, beside.is_none().then_some(task), lock, kept)
+            (folder, experiment, beside.is_none().then_some(task).ok_or(settings), lock, kept)
         }
     };
     let task = match (opened, experiment.beside) {
-        (Some(task), _) => task,
-        (None, Some(beside)) => {
+        (Ok(task), _) => task,
+        (Err(settings), Some(beside)) => {
             let named = folder.display();
-            experiment.task.find(beside, &folder.join(FOUND), &experiment.key()).with_context(|| {
-                format!("{named} has begun, and what it found in private is released; another run releases it anew")
-            })?
+            let task =
+                experiment.task.find(beside, &folder.join(FOUND), &experiment.key()).with_context(|| {
+                    format!("{named} has begun, and what it found in private is released; another run releases it anew")
+                })?;
+            if let Some(settings) = settings {
+                experiment.suit(&folder, &task, settings)?;
+            }
+            task
         }
-        (None, None) => experiment.task.open()?,
+        (Err(_), None) => experiment.task.open()?,
     };
     fits(&task)?;
     note(&task.describe());
@@ -492,8 +497,7 @@ fn write_down(
         runs: plans.iter().map(|(name, _)| name.clone()).collect(),
         beside,
     };
-    let text = serde_json::to_vec_pretty(&experiment)?;
-    disk::replace(folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?;
+    experiment.save(folder)?;
     Ok((experiment, lock))
 }
 
@@ -523,6 +527,37 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
 }
 
 impl Experiment {
+    /// Gives the plans the learning rate that suits what was found in private: whether the label is a class or a number, how many
+    /// classes and categories there are. Mechanisms, noise and clip stay: a rate is no part of the guarantee.
+    fn suit(&mut self, folder: &Path, task: &Task, mut settings: Settings) -> anyhow::Result<()> {
+        let (Some(shape), Some(rehearsed)) = (task.shape(), &mut self.rehearsed) else { return Ok(()) };
+        let given = Given { learning_rate: false, length: true, clients: true, clip: true };
+        let mut planner = RunPlanner::new(Planner::new(shelf(false)));
+        let spinner = Spinner::new("rehearsing with what was found");
+        let mut listen = |line: &str| {
+            spinner.say(line);
+            ControlFlow::Continue(())
+        };
+        let cache = planner::cache_folder();
+        let found = rehearse(&shape, &settings, given, &mut planner, cache.as_deref(), &mut listen)?;
+        drop(spinner);
+        settings.server_learning_rate = found.learning_rate;
+        rehearsed.suit(&found);
+        for name in &self.runs {
+            let place = folder.join(name);
+            let plan = run::plan(&place)?.at_rate(&settings)?;
+            run::save_plan(&place, &plan)?;
+        }
+        note(&rehearsed.describe());
+        self.save(folder)
+    }
+
+    /// Writes it down, for its owner alone.
+    fn save(&self, folder: &Path) -> anyhow::Result<()> {
+        let text = serde_json::to_vec_pretty(self)?;
+        Ok(disk::replace(folder.join(EXPERIMENT), Access::Owner, |file| file.write_all(&text))?)
+    }
+
     fn key(&self) -> KeySource {
         match (&self.key_file, self.seed) {
             (Some(path), _) => KeySource::File(path.clone()),
@@ -560,13 +595,22 @@ impl Experiment {
 /// Plans with the names of their directories.
 type Named = Vec<(String, Plan)>;
 
+/// What runs begin with.
+struct Planned {
+    plans: Named,
+    rehearsed: Option<Rehearsed>,
+    /// The settings that all have in common, where a rehearsal chose their learning rate.
+    settings: Option<Settings>,
+}
+
 /// The plans of all runs, and what was rehearsed for them.
-fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<(Named, Option<Rehearsed>)> {
+fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<Planned> {
     repeatable(args.repeats)?;
     let seeds = 0..args.repeats as u64;
     if let Some(path) = &args.plan {
         let of = |seed| Ok((format!("plan-{seed}"), planned(args, task, path, seed, beside)?));
-        return Ok((seeds.map(of).collect::<anyhow::Result<_>>()?, None));
+        let plans = seeds.map(of).collect::<anyhow::Result<_>>()?;
+        return Ok(Planned { plans, rehearsed: None, settings: None });
     }
     let recipe_args = RecipeArgs { epochs: epochs(args)?, ..args.recipe.clone() };
     let mut settings = recipe_args.settings(task)?;
@@ -594,6 +638,7 @@ fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<(Na
         found.apply(&mut settings, given);
         rehearsed = Some(found);
     }
+    let rehearsed_with = (rehearsed.is_some() && !given.learning_rate).then(|| settings.clone());
     let (usual, tempered) = (settings.server_learning_rate, task.shape().is_none() && !given.learning_rate);
     let mut plans = Vec::new();
     for seed in seeds {
@@ -609,13 +654,14 @@ fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<(Na
         }
     }
     drop(spinner);
-    if let Some(rehearsed) = &rehearsed {
+    // Where a schema is to be found, its sizes still have a say in the rate.
+    if let Some(rehearsed) = rehearsed.as_ref().filter(|_| beside.is_none() || given.learning_rate) {
         note(&rehearsed.describe());
     }
     if let Some(choice) = planner.choice() {
         note(&format!("planned: {choice}"));
     }
-    Ok((plans, rehearsed))
+    Ok(Planned { plans, rehearsed, settings: rehearsed_with })
 }
 
 /// Most repetitions of a run: beyond them a mean gains nothing.

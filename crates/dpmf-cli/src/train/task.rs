@@ -80,7 +80,7 @@ pub struct TaskArgs {
     date_parts: Vec<DatePartName>,
 
     /// Share of the budget, as μ², that finding classes, categories and scales in private may cost; training has the rest [default:
-    /// 0.05, and up to 0.25 where users are few]
+    /// what tells a word that a tenth of the users have, from 0.05 to 0.25]
     #[arg(long, value_name = "SHARE", value_parser = schema_share, requires = "label",
         conflicts_with_all = ["schema", "vocabulary_from_training", "public_share"])]
     #[serde(default)]
@@ -193,13 +193,6 @@ enum DatePartName {
     Weekday,
 }
 
-/// Least and largest share of the budget for a schema where nothing is said.
-const SCHEMA_SHARES: (f64, f64) = (0.05, 0.25);
-/// Where nothing is said, users times the μ of a schema are to be this, if its share allows: about 25 deviations of the noise on a class.
-const CLEAR: f64 = 80.0;
-/// Share of δ for words that one user alone may have.
-const WORDS_SHARE: f64 = 0.1;
-
 /// A share of the budget: training must keep some of it.
 fn schema_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -243,28 +236,13 @@ impl TaskArgs {
         Ok(Self { data: data.to_string(), vocabulary, schema, ..self.clone() })
     }
 
-    /// What finding the schema in private may cost; nothing where there is none to find. `mu` is that of the whole budget.
+    /// What finding the schema in private may cost; nothing where there is none to find. `mu` is that of the whole budget at a δ.
     pub fn beside(
         &self,
-        mu: impl FnOnce(f64) -> anyhow::Result<f64>,
+        mu: impl FnOnce(f64) -> dpmf_train::Result<f64>,
         delta: f64,
     ) -> anyhow::Result<Option<Beside>> {
-        let (source, options): (Source, _) = (self.data.parse()?, self.options());
-        if !data::is_found(&source, &options) {
-            return Ok(None);
-        }
-        let words = WORDS_SHARE * delta;
-        let whole = mu(delta - words)?;
-        let share = match self.schema_share {
-            Some(share) => share,
-            // By public numbers alone: how many users there are, and the budget.
-            None => {
-                let users = data::training_users(&source, &options)?.max(1) as f64;
-                (CLEAR / (users * whole)).powi(2).clamp(SCHEMA_SHARES.0, SCHEMA_SHARES.1)
-            }
-        };
-        let mu = whole * share.sqrt();
-        Ok(Some(Beside { mu, delta: words }.checked()?))
+        Ok(data::schema_cost(&self.data.parse()?, &self.options(), mu, delta, self.schema_share)?)
     }
 
     /// What is public of a table whose schema is to be found in private, with a model of its shape.

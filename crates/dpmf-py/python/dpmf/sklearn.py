@@ -94,7 +94,7 @@ class _PrivateModel(BaseEstimator):  # type: ignore[misc]
     def _columns(self, X: Any) -> dict[str, Any]:
         return {f"x{index}": numpy.ascontiguousarray(X[:, index], dtype=numpy.float64) for index in range(X.shape[1])}
 
-    def _train(self, X: Any, y: Any, users: Any) -> Model:
+    def _train(self, X: Any, y: Any, users: Any, classes: list[str] | None = None) -> Model:
         table = self._columns(X) | {"y": y}
         if users is not None:
             table["user"] = [str(user) for user in users]
@@ -103,6 +103,7 @@ class _PrivateModel(BaseEstimator):  # type: ignore[misc]
             label="y",
             user=None if users is None else "user",
             task=self._task,
+            classes=classes,
             epsilon=self.epsilon,
             delta=self.delta,
             schema=self.schema,
@@ -131,12 +132,13 @@ class _PrivateModel(BaseEstimator):  # type: ignore[misc]
 class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
     """A logistic model with (ε, δ)-differential privacy for every row.
 
-    All rows train; none is held out. The classes that y has are taken as public: pass `schema` to name them yourself. `public_share`
-    takes this share of the rows for public, whose scales are then used and whom ε does not cover. A `random_state` makes the noise's
-    key repeatable, for experiments alone: the guarantee then holds only if it is secret.
+    All rows train; none is held out. Scales are found in private, with a part of the budget. The classes that y has are taken as public.
+    A `schema` says scales and classes without cost, its columns named x0, x1, … and its classes c0, c1, … in the order of `classes_`;
+    `public_share` takes this share of the rows for public, whose scales are then used and whom ε does not cover. A `random_state` makes
+    the noise's key repeatable, for experiments alone: the guarantee then holds only if it is secret.
 
     >>> from dpmf.sklearn import PrivateClassifier
-    >>> model = PrivateClassifier(epsilon=3.0, public_share=0.1)
+    >>> model = PrivateClassifier(epsilon=3.0)
     >>> model.get_params()["epsilon"]
     3.0
     """
@@ -150,7 +152,8 @@ class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
         self.classes_, codes = numpy.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y has one class; a classifier needs at least two classes")
-        self.model_ = self._train(X, [f"c{code}" for code in codes], users)
+        names = [f"c{code}" for code in range(len(self.classes_))]
+        self.model_ = self._train(X, [names[code] for code in codes], users, None if self.schema else names)
         return self
 
     def predict_proba(self, X: Any) -> numpy.ndarray[Any, Any]:

@@ -32,11 +32,9 @@ pub use names::{NAMES_ALPHABET, names};
 pub use part::{Part, Split};
 pub use samples::{Meaning, SampleData, Samples, Target};
 pub use schema::{DatePart, Feature, Label, Predict, Schema};
-pub use source::{
-    Columns, Dataset, Options, Source, find_schema, is_found, open, open_frame, outline, training_users,
-};
+pub use source::{Columns, Dataset, Options, Source, find_schema, open, open_frame, outline, schema_cost};
 pub use table::encoded;
-pub use tabular::Rows;
+pub use tabular::{FrameTable, Rows};
 pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};
 
 /// Examples grouped by user: the unit of privacy.

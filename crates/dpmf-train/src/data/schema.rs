@@ -47,6 +47,9 @@ pub struct Schema {
     /// How numbers are written.
     #[serde(default, skip_serializing_if = "Decimal::is_plain")]
     pub decimal: Decimal,
+    /// Noise has told what most rows of a column hold: what is of no such kind counts as missing, in training as in predictions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub found: bool,
 }
 
 /// A column that a model reads.
@@ -157,8 +160,6 @@ pub enum Predict {
 /// In which columns something was filled in while rows became features. In how many rows nobody needs to know, and ε would not cover.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
-    /// Whether what is no number or date counts as missing: where noise has told what a column holds, most rows decided.
-    lenient: bool,
     odd: BTreeSet<String>,
     missing: BTreeSet<String>,
     unknown: BTreeSet<String>,
@@ -166,11 +167,6 @@ pub(super) struct Filled {
 }
 
 impl Filled {
-    /// For columns whose kinds were found by what most rows hold, or not.
-    pub(super) fn new(lenient: bool) -> Self {
-        Self { lenient, ..Self::default() }
-    }
-
     /// Sentences for whoever holds the data.
     pub(super) fn remarks(&self) -> Vec<String> {
         let kinds: [(&BTreeSet<String>, &'static str, &'static str); 4] = [
@@ -230,10 +226,11 @@ impl Feature {
     fn encode(
         &self,
         cell: Cell<'_>,
-        decimal: Decimal,
+        of: &Schema,
         out: &mut Vec<f32>,
         filled: &mut Filled,
     ) -> std::result::Result<(), Fault> {
+        let (decimal, lenient) = (of.decimal, of.found);
         let count = |columns: &mut BTreeSet<String>| {
             if !columns.contains(self.column()) {
                 columns.insert(self.column().to_owned());
@@ -247,7 +244,7 @@ impl Feature {
                     return Ok(());
                 }
                 let Some(value) = decimal.number(cell.unwrap_or("")) else {
-                    if filled.lenient {
+                    if lenient {
                         count(&mut filled.odd);
                         out.push(0.0);
                         return Ok(());
@@ -268,7 +265,7 @@ impl Feature {
                     return Ok(());
                 }
                 let Some(days) = date(cell.unwrap_or("")) else {
-                    if filled.lenient {
+                    if lenient {
                         count(&mut filled.odd);
                         return Ok(());
                     }
@@ -487,7 +484,7 @@ impl Schema {
     ) -> std::result::Result<(), Fault> {
         let start = out.len();
         for (feature, cell) in self.features.iter().zip(cells) {
-            if let Err(fault) = feature.encode(*cell, self.decimal, out, filled) {
+            if let Err(fault) = feature.encode(*cell, self, out, filled) {
                 out.truncate(start);
                 return Err(fault);
             }
@@ -673,7 +670,7 @@ impl<'a> Draft<'a> {
             }
             Predict::Classification => Label::Class { column, values: seen.sorted(), other: None },
         };
-        Schema { features, label, decimal }.checked().map_err(|error| error.to_string().into())
+        Schema { features, label, decimal, found: false }.checked().map_err(|error| error.to_string().into())
     }
 }
 

@@ -9,6 +9,7 @@ use super::images;
 use super::rows::{self, Malformed};
 #[cfg(feature = "stackoverflow")]
 use super::stackoverflow;
+use super::tabular::FrameTable;
 use super::{
     DatePart, Decimal, Frame, Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular,
 };
@@ -155,6 +156,14 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether a schema is to be found in private: there is a label, and nothing else tells what columns mean.
+    pub(super) fn is_found(&self) -> bool {
+        self.columns.label.is_some()
+            && self.schema.is_none()
+            && self.vocabulary != Some(VocabularyFrom::TrainingUsers)
+            && self.public_share.unwrap_or(0) == 0
+    }
+
     pub(super) fn user_limit(&self) -> usize {
         self.users.unwrap_or(usize::MAX)
     }
@@ -325,25 +334,28 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
     }
 }
 
-/// Whether the classes, categories and scales of a source are to be found in private: of a table with a label, if neither a schema nor
-/// public users nor the training users are to tell them.
-pub fn is_found(source: &Source, options: &Options) -> bool {
-    matches!(source, Source::File(_))
-        && options.columns.label.is_some()
-        && options.schema.is_none()
-        && options.vocabulary != Some(VocabularyFrom::TrainingUsers)
-        && options.public_share.unwrap_or(0) == 0
-}
-
-/// Users of a table that are trained on where its schema is found in private.
+/// What finding the classes, categories and scales of a table in private may cost, as a part of a budget; nothing where there is none to
+/// find: neither a schema nor public users nor the training users are to tell them.
+///
+/// `mu` is that of the whole budget at a δ, of which a tenth goes into words that one user alone may have. `share` is the part of μ² that
+/// is spent; without it, as much as lets a word that a tenth of the users have stand out of the noise, from 5 to 25 %. It follows
+/// from public numbers alone: users, columns and the budget.
 ///
 /// # Errors
-/// Those of [`open`].
-pub fn training_users(source: &Source, options: &Options) -> Result<usize> {
+/// Those of [`open`] and of `mu`.
+pub fn schema_cost(
+    source: &Source,
+    options: &Options,
+    mu: impl FnOnce(f64) -> Result<f64>,
+    delta: f64,
+    share: Option<f64>,
+) -> Result<Option<Beside>> {
     options.check(source)?;
     match source {
-        Source::File(path) => tabular::training_users(path, options),
-        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+        Source::File(path) if options.is_found() => {
+            tabular::cost_of(path, options, mu, delta, share).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -383,8 +395,8 @@ pub fn find_schema(
 
 /// Takes a table in memory, whose label is named, for a data set.
 ///
-/// Errors: those of [`open`]; columns of different lengths; no label.
-pub fn open_frame(frame: Frame, options: &Options) -> Result<Dataset> {
+/// Errors: columns of different lengths; no label; options that do not fit.
+pub fn open_frame(frame: Frame, options: &Options) -> Result<FrameTable> {
     let rows = frame.rows();
     if let Some((name, column)) = frame.columns.iter().find(|(_, column)| column.len() != rows) {
         let value = format!("{} rows in {name:?}", column.len());
@@ -395,7 +407,7 @@ pub fn open_frame(frame: Frame, options: &Options) -> Result<Dataset> {
         });
     }
     options.check(&Source::File(frame.name.clone().into()))?;
-    tabular::frame(frame, options)
+    Ok(FrameTable::new(frame, options))
 }
 
 #[cfg(test)]

@@ -27,28 +27,77 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<Dataset> {
         let rule = "tokens, lengths and sizes of a vocabulary are for texts whose next token is predicted, without a label";
         return Err(Error::argument("data", path.display(), rule));
     }
-    read(Table::open(path)?, options)
+    read(Table::open(path)?, options, None)
 }
 
-/// Takes a table in memory with a label.
-pub(super) fn frame(frame: Frame, options: &Options) -> Result<Dataset> {
-    read(Table::of(frame), options)
+/// A table in memory with a label, of which nothing has been read yet.
+pub struct FrameTable {
+    table: Table,
+    options: Options,
 }
 
-fn read(table: Table, options: &Options) -> Result<Dataset> {
+impl FrameTable {
+    pub(super) fn new(frame: Frame, options: &Options) -> Self {
+        Self { table: Table::of(frame), options: options.clone() }
+    }
+
+    /// What finding its schema in private may cost; nothing where there is none to find. See [`schema_cost`](super::schema_cost).
+    ///
+    /// Errors: those of [`schema_cost`](super::schema_cost).
+    pub fn schema_cost(
+        &self,
+        mu: impl FnOnce(f64) -> Result<f64>,
+        delta: f64,
+        share: Option<f64>,
+    ) -> Result<Option<Beside>> {
+        match self.options.is_found() {
+            true => cost(&self.table, &self.options, mu, delta, share).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// What is public of it: see [`outline`](super::outline).
+    ///
+    /// Errors: those of [`outline`](super::outline).
+    pub fn outline(&self, beside: Beside) -> Result<Dataset> {
+        outline_of(&self.table, &self.options, beside)
+    }
+
+    /// Finds its schema, a release that costs `beside`, and reads it with that. Nothing is kept: another call is another release.
+    ///
+    /// Errors: those of [`open`](super::open); what cannot be told from the noise.
+    pub fn find(self, beside: Beside, key: &KeySource) -> Result<Dataset> {
+        let (search, rows) = surveyed(&self.table, &self.options, beside)?;
+        let found = search.find_once(key, &rows)?;
+        read(self.table, &self.options, Some(found))
+    }
+
+    /// Reads it, with the schema that its options say.
+    ///
+    /// Errors: those of [`open`](super::open).
+    pub fn read(self) -> Result<Dataset> {
+        read(self.table, &self.options, None)
+    }
+}
+
+fn read(table: Table, options: &Options, found: Option<Found>) -> Result<Dataset> {
     let who = Who::new(&table, options)?;
     let columns = Wanted::new(&table, &options.columns, who.column())?;
-    let from = SchemaFrom::new(&table, options)?;
-    let Found { schema, mut notes, remarks } = from.schema(&table, &columns, options)?;
-    let public = from.public();
+    let (Found { schema, mut notes, remarks }, public) = match found {
+        Some(found) => (found, 0),
+        None => {
+            let from = SchemaFrom::new(&table, options)?;
+            (from.schema(&table, &columns, options)?, from.public())
+        }
+    };
     for column in schema.columns().into_iter().chain([schema.label.column()]) {
         table.need(column, None)?;
     }
     notes.insert(0, whose(&who));
     // A row that is a user is known by the columns that were asked for, whatever was found in them.
-    let known_by = match from {
-        SchemaFrom::Found(_) => columns.features.into_iter().map(|(name, _)| name).collect(),
-        _ => schema.columns().into_iter().map(str::to_owned).collect(),
+    let known_by = match schema.found {
+        true => columns.features.into_iter().map(|(name, _)| name).collect(),
+        false => schema.columns().into_iter().map(str::to_owned).collect(),
     };
     let read = Read { table, schema, notes, remarks, public, options, known_by };
     let decimal = read.schema.decimal;
@@ -68,28 +117,64 @@ fn whose(who: &Who<'_>) -> String {
     }
 }
 
-/// Users that are trained on where nobody is public.
-pub(super) fn training_users(path: &Path, options: &Options) -> Result<usize> {
-    let table = Table::open(path)?;
-    let mut who = Who::new(&table, options)?;
-    let columns = Wanted::new(&table, &options.columns, who.column())?;
-    let mut users: HashSet<String> = HashSet::new();
-    // What is malformed is told of when all rows are read.
-    table.each(&columns.wanted(&who), |cells| {
-        let user = who.of(cells)?;
-        if Part::of(HASHED, &user, 0) == Part::Train {
-            users.insert(user);
+/// Share of δ for words that one user alone may have.
+const WORDS_SHARE: f64 = 0.1;
+
+/// Whether a user is trained on where nobody is public.
+fn trains(user: &str, options: &Options) -> bool {
+    options.train_all || Part::of(HASHED, user, 0) == Part::Train
+}
+
+/// What finding a schema may cost: see [`schema_cost`](super::schema_cost).
+pub(super) fn cost(
+    table: &Table,
+    options: &Options,
+    mu: impl FnOnce(f64) -> Result<f64>,
+    delta: f64,
+    share: Option<f64>,
+) -> Result<Beside> {
+    let words = WORDS_SHARE * delta;
+    let whole = mu(delta - words)?;
+    let mut who = Who::new(table, options)?;
+    let columns = Wanted::new(table, &options.columns, who.column())?;
+    let share = match share {
+        Some(share) => share,
+        None => {
+            let mut users: HashSet<String> = HashSet::new();
+            // What is malformed is told of when all rows are read.
+            table.each(&columns.wanted(&who), |cells| {
+                let user = who.of(cells)?;
+                if trains(&user, options) {
+                    users.insert(user);
+                }
+                Ok(())
+            })?;
+            let search = columns.search(table, options, Beside { mu: whole, delta: words });
+            search.usual_share(users.len().min(options.user_limit()), whole)?
         }
-        Ok(())
-    })?;
-    Ok(users.len().min(options.user_limit()))
+    };
+    Ok(Beside { mu: whole * share.sqrt(), delta: words }.checked()?)
+}
+
+/// The same of a file.
+pub(super) fn cost_of(
+    path: &Path,
+    options: &Options,
+    mu: impl FnOnce(f64) -> Result<f64>,
+    delta: f64,
+    share: Option<f64>,
+) -> Result<Beside> {
+    cost(&Table::open(path)?, options, mu, delta, share)
 }
 
 /// What is public of a table: see [`outline`](super::outline).
 pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<Dataset> {
-    let table = Table::open(path)?;
-    let mut who = Who::new(&table, options)?;
-    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    outline_of(&Table::open(path)?, options, beside)
+}
+
+fn outline_of(table: &Table, options: &Options, beside: Beside) -> Result<Dataset> {
+    let mut who = Who::new(table, options)?;
+    let columns = Wanted::new(table, &options.columns, who.column())?;
     let note = whose(&who);
     let mut users: HashSet<String> = HashSet::new();
     let mut unlabelled = false;
@@ -103,8 +188,8 @@ pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<
         }
         Ok(())
     })?;
-    judged(options, &table, &malformed, unlabelled)?;
-    let search = columns.search(&table, options, beside);
+    judged(options, table, &malformed, unlabelled)?;
+    let search = columns.search(table, options, beside);
     let features: Vec<Feature> = columns
         .features
         .iter()
@@ -121,12 +206,15 @@ pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<
             Label::Class { column, values, other: None }
         }
     };
-    let schema = Schema { features, label, decimal: options.decimal }.checked()?;
+    let schema = Schema { features, label, decimal: options.decimal, found: true }.checked()?;
     let regression = options.predict == Some(Predict::Regression);
     let (name, unit, notes) = (name_of(table.path()), options.unit(), vec![note]);
     let count = |part: Part| {
-        let of = users.iter().filter(|user| Part::of(HASHED, user, 0) == part).count();
-        of.min(options.user_limit())
+        let own = |user: &&String| match options.train_all {
+            true => part == Part::Train,
+            false => Part::of(HASHED, user, 0) == part,
+        };
+        users.iter().filter(own).count().min(options.user_limit())
     };
     let sizes = [Part::Train, Part::Validation, Part::Test].map(count);
     fn empty<T: Target>(width: usize, sizes: [usize; 3]) -> Split<Samples<T>> {
@@ -137,8 +225,13 @@ pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<
         });
         Split { train, validation, test }
     }
-    let sets = [("train", sizes[0] == 0), ("validation", sizes[1] == 0), ("test", sizes[2] == 0)];
-    filled(&table, users.len(), sets)?;
+    let needed = !options.train_all;
+    let sets = [
+        ("train", sizes[0] == 0),
+        ("validation", needed && sizes[1] == 0),
+        ("test", needed && sizes[2] == 0),
+    ];
+    filled(table, users.len(), sets)?;
     search.check(sizes[0])?;
     let (width, remarks) = (schema.width(), Vec::new());
     let meaning = Meaning::Columns(schema);
@@ -160,19 +253,25 @@ pub(super) fn find_schema(
     folder: &Path,
     key: &KeySource,
 ) -> Result<()> {
-    let table = Table::open(path)?;
-    let mut who = Who::new(&table, options)?;
-    let columns = Wanted::new(&table, &options.columns, who.column())?;
+    let (search, rows) = surveyed(&Table::open(path)?, options, beside)?;
+    search.find(folder, key, &rows)?;
+    Ok(())
+}
+
+/// What is to be found in a table, and one row of each user that is trained on.
+fn surveyed(table: &Table, options: &Options, beside: Beside) -> Result<(Search, Vec<Vec<Field>>)> {
+    let mut who = Who::new(table, options)?;
+    let columns = Wanted::new(table, &options.columns, who.column())?;
     let skipped = usize::from(who.column().is_some());
     let wanted = columns.wanted(&who);
-    let search = columns.search(&table, options, beside);
+    let search = columns.search(table, options, beside);
     // One row of each user, whichever has the smallest hash: no other user has a say in it, nor the order of rows.
     let mut chosen: HashMap<String, ([u8; 32], Vec<Field>)> = HashMap::new();
     let texts: Vec<bool> = columns.features.iter().map(|(_, text)| *text).collect();
     // What is malformed is told of when all rows are read.
     table.each(&wanted, |cells| {
         let user = who.of(cells)?;
-        if Part::of(HASHED, &user, 0) != Part::Train {
+        if !trains(&user, options) {
             return Ok(());
         }
         let row = cells.iter().map(|cell| cell.unwrap_or("")).collect::<Vec<_>>().join("\u{1f}");
@@ -189,9 +288,7 @@ pub(super) fn find_schema(
         chosen.into_iter().map(|(user, (_, fields))| (digest(HASHED, "order", &user), fields)).collect();
     rows.sort_unstable_by_key(|(order, _)| *order);
     rows.truncate(options.user_limit());
-    let rows: Vec<Vec<Field>> = rows.into_iter().map(|(_, fields)| fields).collect();
-    search.find(folder, key, &rows)?;
-    Ok(())
+    Ok((search, rows.into_iter().map(|(_, fields)| fields).collect()))
 }
 
 /// Tells of malformed rows, with a way out where some lack a label.
@@ -400,7 +497,7 @@ impl Read<'_> {
             wanted.iter().enumerate().map(|(place, name)| (*name, place)).collect();
         let places: Vec<usize> = schema.columns().iter().filter_map(|name| at.get(name).copied()).collect();
         let mut users: HashMap<String, (Vec<f32>, Vec<T>)> = HashMap::new();
-        let mut replaced = Filled::new(options.found.is_some());
+        let mut replaced = Filled::default();
         let mut beyond = false;
         let (mut unlabelled, mut dropped, mut unknown) = (false, false, false);
         let malformed = table.each(&wanted, |cells| {
@@ -415,12 +512,7 @@ impl Read<'_> {
                     return Ok(());
                 }
                 // A class that the noise has hidden is no fault of the row.
-                Err(_)
-                    if options.found.is_some()
-                        && options.classes.is_none()
-                        && !is_missing(label)
-                        && T::IS_CLASS =>
-                {
+                Err(_) if schema.found && options.classes.is_none() && !is_missing(label) && T::IS_CLASS => {
                     unknown = true;
                     return Ok(());
                 }

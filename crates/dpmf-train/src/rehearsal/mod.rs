@@ -84,6 +84,14 @@ impl Rehearsed {
         settings.clip = self.clip;
     }
 
+    /// Takes over the rate of a later rehearsal, which knew more of the table and had all else given.
+    pub fn suit(&mut self, later: &Self) {
+        self.learning_rate = later.learning_rate;
+        self.closed_gap = later.closed_gap;
+        self.settings += later.settings;
+        self.seconds += later.seconds;
+    }
+
     /// A line for people.
     pub fn describe(&self) -> String {
         let Self { learning_rate, epochs, clients, clip, settings, .. } = self;

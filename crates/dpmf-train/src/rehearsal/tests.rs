@@ -232,3 +232,23 @@ fn a_large_model_gets_a_smaller_rate_where_noise_is_longer() {
     settings.recipe.mechanism = MechanismChoice::None;
     assert_eq!(rate(&settings, 1_000_000), 0.25);
 }
+
+/// What is found of a table may change the rate of its plan, and nothing that privacy rests on.
+#[test]
+fn a_plan_at_another_rate_has_the_same_noise() {
+    for mechanism in ["planned", "independent", "none"] {
+        let mut settings = settings(160, mechanism, 2.0);
+        Turns { epochs: 4, turns: 1, clients: 160, free: true }.apply(&mut settings);
+        let plan = RunPlanner::default().plan(&settings, &mut silent).unwrap();
+        let faster =
+            Settings { server_learning_rate: 3.0 * settings.server_learning_rate, ..settings.clone() };
+        let other = plan.at_rate(&faster).unwrap();
+        let rate = |plan: &Plan| plan.workload().optimizer().unwrap().1[0];
+        assert_eq!(rate(&other), 3.0 * rate(&plan));
+        let noise = |plan: &Plan| plan.mechanism().map(|m| m.privacy().unwrap().calibration().clone());
+        assert_eq!((noise(&other), other.recipe()), (noise(&plan), plan.recipe()));
+        // Two plans, so their streams differ.
+        assert_ne!(other.hash(), plan.hash());
+        assert!(plan.at_rate(&Settings { rounds: 5, ..faster }).is_err() || mechanism == "none");
+    }
+}

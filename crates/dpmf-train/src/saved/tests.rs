@@ -7,7 +7,7 @@ fn schema(label: Label) -> Schema {
         Feature::Number { column: "a".into(), center: 1.0, scale: 2.0 },
         Feature::Category { column: "b".into(), values: vec!["x".into(), "ü".into()] },
     ];
-    Schema { features, label, decimal: Default::default() }.checked().unwrap()
+    Schema { features, label, decimal: Default::default(), found: false }.checked().unwrap()
 }
 
 fn classes() -> Label {

@@ -167,7 +167,7 @@ fn left(delta: f64, beside: Option<&Beside>) -> Result<f64> {
     let Some(beside) = beside else { return Ok(delta) };
     match (delta - beside.delta).next_down() {
         left if left > 0.0 => Ok(left),
-        _ => Err(Error::argument("delta", delta, "what is released beside takes all of it")),
+        _ => Err(Error::argument("delta", delta, "the other release uses up all of it")),
     }
 }
 
@@ -237,7 +237,7 @@ impl Terms {
 
     /// What δ leaves for the curve.
     ///
-    /// Errors: what is released beside takes all of it.
+    /// Errors: the other release uses up all of it.
     pub fn left(&self, delta: f64) -> Result<f64> {
         left(delta, self.beside.as_ref())
     }
@@ -315,7 +315,7 @@ impl Terms {
             return Err(Error::argument(
                 "epsilon",
                 epsilon,
-                "no delta below 1 can be shown for it at this noise",
+                "no delta below 1 can be proved for it with this noise",
             ));
         }
         self.finish(noise_multiplier, epsilon, delta)
@@ -333,10 +333,10 @@ impl Terms {
         if !self.curve(noise_multiplier)?.satisfies(epsilon, self.left(delta)?)? {
             let rule = match self.sampled {
                 Sampled::BallsInBins(_) => {
-                    "the stated noise does not prove it (version 0.2 proved plans with public random numbers, which no longer \
+                    "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which no longer \
                      counts: plan or calibrate again)"
                 }
-                _ => "the stated noise does not prove it",
+                _ => "the stated noise is not enough to prove it",
             };
             return Err(Error::argument("epsilon", epsilon, rule));
         }
@@ -571,7 +571,7 @@ mod tests {
         assert!(
             delta(&both) > delta(&Terms { beside: Some(Beside { delta: 0.0, ..beside }), ..both.clone() })
         );
-        assert!(both.account_epsilon(more, 1e-7).unwrap_err().to_string().contains("takes all of it"));
+        assert!(both.account_epsilon(more, 1e-7).unwrap_err().to_string().contains("uses up all of it"));
         assert_eq!(both.alone(), alone);
         for bad in
             [Beside { mu: 0.0, ..beside }, Beside { mu: f64::NAN, ..beside }, Beside { delta: 1.0, ..beside }]

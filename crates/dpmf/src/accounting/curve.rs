@@ -77,8 +77,8 @@ impl PrivacyCurve {
         let curve = PoissonCurve::new(phases)?;
         if adjacency == Adjacency::ReplaceOne && phases.iter().any(|p| p.rate < 1.0) {
             return Err(Error::Unsupported {
-                what: "replacing a record with another one under sampling".into(),
-                hint: "sampled steps are accounted for records added or removed, or replaced with zero",
+                what: "the relation replace-one with sampling".into(),
+                hint: "with sampling, use add-or-remove or replace-with-zero",
             });
         }
         match curve.mu() {
@@ -193,7 +193,7 @@ impl PrivacyCurve {
                     return Err(Error::Unsupported {
                         what: "composing balls in bins, dealt once or reshuffled, with another mechanism"
                             .into(),
-                        hint: "its curve is an estimate at one point: add ε and δ instead",
+                        hint: "its privacy curve is known at one point only; add up ε and δ instead",
                     });
                 }
             }
@@ -203,11 +203,11 @@ impl PrivacyCurve {
             [(_, accountant), ..] => accountant,
         };
         if let Some((_, other)) = gaussians.iter().find(|(_, other)| *other != accountant) {
-            return Err(Error::argument("accountant", other, "all curves must be read by the same one"));
+            return Err(Error::argument("accountant", other, "all curves must use the same accountant"));
         }
         if !phases.is_empty() {
             if accountant != Accountant::Exact {
-                let rule = "beside sampled steps a Gaussian can only be read by the exact one";
+                let rule = "together with sampled steps, only the exact accountant can be used";
                 return Err(Error::argument("accountant", accountant, rule));
             }
             for (mu, _) in gaussians {
@@ -273,7 +273,7 @@ pub fn calibrate(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<Privacy
         sigma *= 1.0 + step;
         step *= 2.0;
         if !sigma.is_finite() {
-            let rule = "no finite noise can be shown to reach it";
+            let rule = "no finite amount of noise can be proved to reach it";
             return Err(Error::argument("epsilon", shown(epsilon), rule));
         }
     }
@@ -351,7 +351,11 @@ fn secants(epsilon: f64, delta: f64, curve: impl Fn(f64) -> Result<PrivacyCurve>
     }
     match enough {
         Some((sigma, _)) => Ok(sigma),
-        None => Err(Error::argument("epsilon", shown(epsilon), "no finite noise can be shown to reach it")),
+        None => Err(Error::argument(
+            "epsilon",
+            shown(epsilon),
+            "no finite amount of noise can be proved to reach it",
+        )),
     }
 }
 

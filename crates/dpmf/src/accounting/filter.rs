@@ -373,11 +373,9 @@ mod tests {
 
     #[test]
     fn a_share_dominates_the_whole_curve_and_hardly_less_does() {
-        for (curve, epsilon) in [
-            (poisson(1.0, 0.01, 1000), 4.0),
-            (poisson(4.0, 0.1, 200), 2.0),
-            (poisson(0.6, 0.02, 1), 6.0),
-        ] {
+        for (curve, epsilon) in
+            [(poisson(1.0, 0.01, 1000), 4.0), (poisson(4.0, 0.1, 200), 2.0), (poisson(0.6, 0.02, 1), 6.0)]
+        {
             let filter = Filter::new(epsilon, DELTA).unwrap();
             let share = filter.cost(&curve).unwrap().share;
             // From below, so that the accountant's own rounding is not counted.

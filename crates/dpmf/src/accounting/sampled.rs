@@ -85,13 +85,13 @@ impl Sampled {
 
     fn check(&self, adjacency: Adjacency, accountant: Accountant) -> Result<()> {
         if accountant != Accountant::Exact {
-            let rule = "steps that are sampled can only be read by the exact one";
+            let rule = "for sampled steps, only the exact accountant can be used";
             return Err(Error::argument("accountant", accountant, rule));
         }
         if adjacency == Adjacency::ReplaceOne {
             return Err(Error::Unsupported {
-                what: "replacing a record with another one under sampling".into(),
-                hint: "sampled steps are accounted for records added or removed, or replaced with zero",
+                what: "the relation replace-one with sampling".into(),
+                hint: "with sampling, use add-or-remove or replace-with-zero",
             });
         }
         Ok(())

@@ -202,23 +202,23 @@ impl PrivacyStatement {
     pub fn covers(&self) -> Vec<String> {
         let mut lines = vec![
             format!(
-                "Everything released over all {} steps together: noisy gradient sums, iterates, and whatever is computed from them.",
+                "Everything released over all {} steps together: noisy gradient sums, iterates, and anything computed from them.",
                 self.steps
             ),
-            "Streams chosen adaptively: each gradient may depend on every earlier release.".into(),
-            "Stopping early, and steps that were burned after a crash.".into(),
-            "Means, when the denominator was fixed before training; also when clients drop out, down to an empty cohort, which releases noise alone.".into(),
+            "Gradients chosen adaptively: each may depend on every earlier release.".into(),
+            "Stopping early, and steps that were given up (burned) after a crash.".into(),
+            "Means, if the denominator was fixed before training. This also holds when clients drop out, even if nobody is left and only noise is released.".into(),
         ];
         if let Some(beside) = &self.calibration.terms().beside {
             let alone = beside.epsilon(self.calibration.delta()).map_or("∞".into(), epsilon_for_people);
             lines.push(format!(
-                "The schema of the table: its classes, categories and scales were found with noise (μ = {}; with a probability of {:e} more is told). It alone has ε = {alone}, composed exactly with the steps.",
+                "The schema of the table: its classes, categories and scales were found with noise (μ = {}; with probability {:e} it reveals more). On its own it has ε = {alone}, and it is composed exactly with the steps.",
                 plain(beside.mu),
                 beside.delta
             ));
         }
         if self.arithmetic == Arithmetic::Exact {
-            lines.push("Every bit: what is released is the sum with ideal, real-valued Gaussian noise, correctly rounded.".into());
+            lines.push("Every bit: each release is the sum with ideal, real-valued Gaussian noise, correctly rounded.".into());
         }
         lines
     }
@@ -227,38 +227,41 @@ impl PrivacyStatement {
     pub fn does_not_cover(&self) -> Vec<String> {
         let key = match self.key {
             KeyOrigin::System => {
-                "The key: whoever has it can remove the noise. It was drawn from the operating system and must stay secret."
+                "The key, which must stay secret: anyone who has it can remove the noise. It was drawn from the operating system's random source."
             }
             KeyOrigin::Seeded => {
-                "The key was derived from a seed: the guarantee holds only if that number is secret and cannot be guessed."
+                "The key, which was derived from a seed: the guarantee holds only if that number is secret and cannot be guessed."
             }
         };
         let arithmetic = match self.arithmetic {
             Arithmetic::Exact => {
-                "The clipped sums, taken as exact: whoever adds contributions up with rounding errors before noise is added must allow for them in the clip. And the time that a step takes (see SECURITY.md)."
+                "Rounding errors in the clipped sums, which are taken as exact: code that rounds while it adds up contributions must clip low enough to allow for that. Also the time that a step takes (see SECURITY.md)."
             }
             Arithmetic::Float => {
-                "Floating-point arithmetic: the proof is for real-valued Gaussian noise, while sampling and adding happen in finite precision, so the lowest bits of a release are outside it and can tell neighbours apart (see SECURITY.md)."
+                "Floating-point arithmetic: the proof is for real-valued Gaussian noise, but here noise is drawn and added in finite precision. The lowest bits of a release are outside the proof and can tell neighbours apart (see SECURITY.md)."
             }
         };
         let mut lines = vec![
             "Hyperparameters, architectures or stopping rules chosen by looking at private data in other runs.".into(),
-            "The initial model, the schedule, the cohort size and the denominator, all taken as public.".into(),
+            "The initial model, the schedule, the cohort size and the denominator, which are all treated as public.".into(),
             key.into(),
             arithmetic.into(),
             format!(
-                "Scores and learning curves on held-out {}s: they are computed from their data, without noise.",
+                "Scores and learning curves on held-out {}s, which are computed from their data without noise.",
                 self.unit.name()
             ),
         ];
         if self.calibration.terms().sampled != Sampled::None {
             lines.push(
-                "The sampler: who takes part when must be drawn as stated, in secret and without looking at the data; whoever knows the draws is owed no more than the noise alone gives.".into(),
+                "The sampler, which must draw as stated, in secret and without looking at the data: against anyone who knows its draws, only the guarantee without amplification holds.".into(),
             );
         }
         if self.calibration.terms().adjacency == Adjacency::AddOrRemove {
             let unit = self.unit.name();
-            lines.insert(1, format!("An assignment to steps that moves when a {unit} joins or leaves."));
+            lines.insert(
+                1,
+                format!("An assignment to steps that changes for others when a {unit} joins or leaves."),
+            );
             lines.insert(
                 2,
                 format!(
@@ -315,13 +318,15 @@ impl fmt::Display for PrivacyStatement {
         )?;
         let relation = match terms.adjacency {
             Adjacency::ReplaceWithZero => {
-                format!("one {unit}'s data replaced with none, its contributions becoming zero")
+                format!("data sets that differ in one {unit}, whose contributions are replaced with zero")
             }
             Adjacency::AddOrRemove => {
-                format!("one {unit} added or removed, all others keeping their steps")
+                format!("data sets with and without one {unit}, in which all others keep their steps")
             }
             Adjacency::ReplaceOne => {
-                format!("one {unit}'s data replaced with any other (twice the sensitivity of removing it)")
+                format!(
+                    "data sets that differ in one {unit}, whose data is replaced with any other data (twice the sensitivity of removing it)"
+                )
             }
         };
         writeln!(f, "Neighbours: {relation} ({}).", terms.adjacency)?;
@@ -342,7 +347,7 @@ impl fmt::Display for PrivacyStatement {
                 "privacy loss distributions, rounded up"
             }
             _ if matches!(terms.sampled, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_)) => {
-                "random numbers that follow from the mechanism, with a bound that fails with a probability of 1e-9"
+                "Monte Carlo with random numbers derived from the mechanism; its bound fails with probability 1e-9"
             }
             Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
             Accountant::Zcdp => "zero-concentrated privacy, converted at the best real order",
@@ -356,7 +361,7 @@ impl fmt::Display for PrivacyStatement {
         writeln!(f, "Accountant: {accountant}{strength}.")?;
         writeln!(f, "Covered:")?;
         self.covers().iter().try_for_each(|line| writeln!(f, "  - {line}"))?;
-        writeln!(f, "Not covered, or taken for granted:")?;
+        writeln!(f, "Not covered, or assumed:")?;
         self.does_not_cover().iter().try_for_each(|line| writeln!(f, "  - {line}"))
     }
 }
@@ -401,7 +406,7 @@ mod tests {
         let text = statement(Adjacency::ReplaceWithZero, KeyOrigin::System).to_string();
         for part in [
             "(8, 1e-6)-differential privacy for every user, over 2048 steps.",
-            "one user's data replaced with none",
+            "data sets that differ in one user, whose contributions are replaced with zero",
             "each user takes part in at most one step",
             "sensitivity as deployed 1.5",
             "clipping norm 0.3",
@@ -428,7 +433,7 @@ mod tests {
         assert!(trained.contains("for every user that is trained on, over 2048 steps."), "{trained}");
         assert!(trained.contains("Scores and learning curves on held-out users"), "{trained}");
         let added = statement(Adjacency::AddOrRemove, KeyOrigin::System).to_string();
-        assert!(added.contains("An assignment to steps that moves when a user joins"));
+        assert!(added.contains("An assignment to steps that changes for others when a user joins"));
         assert!(added.contains("The number of users, which is treated as public"));
     }
 

@@ -175,14 +175,14 @@ pub fn audit_bits(
     let Some(statement) = mechanism.privacy() else {
         return Err(Error::Unsupported {
             what: "auditing an uncalibrated mechanism".into(),
-            hint: "it promises nothing yet: calibrate it first",
+            hint: "it has no guarantee yet: calibrate it first",
         });
     };
     if releases < 1000 {
         return Err(Error::argument("releases", releases, "at least a thousand are needed"));
     }
     if step >= mechanism.workload().steps() {
-        return Err(Error::argument("step", step, "the mechanism ends before it"));
+        return Err(Error::argument("step", step, "it must be below the number of steps of the mechanism"));
     }
     if !(confidence > 0.0 && confidence < 1.0) {
         return Err(Error::argument("confidence", confidence, "it must lie between 0 and 1"));

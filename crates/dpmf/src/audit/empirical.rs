@@ -32,7 +32,7 @@ impl TryFrom<&Calibration> for Promise {
     fn try_from(calibration: &Calibration) -> Result<Self> {
         let mu = calibration.mu().ok_or_else(|| Error::Unsupported {
             what: "the game against a mechanism that is not Gaussian".into(),
-            hint: "where units are sampled, play the sampled game",
+            hint: "with sampling, play the sampled game",
         })?;
         Ok(Self { epsilon: calibration.epsilon(), delta: calibration.delta(), mu })
     }

@@ -139,7 +139,7 @@ impl Neighbours {
             return Err(Error::Unsupported {
                 what: "the sampled game between data sets of which one record is replaced with another"
                     .into(),
-                hint: "one unit is there or not: use replace-with-zero or add-or-remove",
+                hint: "in the sampled game a unit is either there or not: use replace-with-zero or add-or-remove",
             });
         }
         Ok(Self { adjacency, clip, participations: steps, separation: 1, aligned: false })

@@ -188,7 +188,7 @@ impl Place {
         let mut bytes = Vec::new();
         (&mut file).take(most).read_to_end(&mut bytes).map_err(|cause| self.io(cause))?;
         if bytes.len() as u64 == most {
-            let reason = "it is no regular file, and does not end: a gigabyte was read".into();
+            let reason = "it is not a regular file and does not end (a gigabyte was read)".into();
             return Err(Error::Format { path: self.path.clone(), reason });
         }
         Ok(bytes)
@@ -242,7 +242,11 @@ impl Place {
             Found::Nothing => self.clone(),
             Found::File(path) => self.at(path),
             Found::Other => {
-                return Err(Error::argument("path", self.path.display(), "only a regular file is replaced"));
+                return Err(Error::argument(
+                    "path",
+                    self.path.display(),
+                    "only a regular file can be replaced",
+                ));
             }
         };
         let partial = target.beside(".partial")?;

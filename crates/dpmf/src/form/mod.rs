@@ -209,7 +209,7 @@ impl Form {
             structured::KIND => Self::Structured(Structured::read(steps, tensors)?),
             toeplitz::KIND => Self::Toeplitz(Toeplitz::read(steps, tensors)?),
             tree::KIND => Self::Tree(Tree::read(steps, tensors)?),
-            other => return Err(damaged(format!("{other:?} is no form that this version knows"))),
+            other => return Err(damaged(format!("this version does not know the form {other:?}"))),
         })
     }
 }

@@ -117,14 +117,14 @@ pub fn unpack(bytes: &[u8]) -> Result<File> {
         Some(2) => {}
         Some(1) => {
             return Err(damaged(
-                "it has format 1, of version 0.1, which bound the noise to the sentences in the file: make it anew \
+                "it has format 1, from version 0.1, which bound the noise to the sentences in the file: make it again \
                  with `dpmf factorize` and `dpmf calibrate`; a run that was begun with it ends with version 0.1"
                     .into(),
             ));
         }
         Some(other) => {
             return Err(damaged(format!(
-                "it has format {other}, but this version reads format {FORMAT}: a newer dpmf wrote it"
+                "it has format {other}, but this version of dpmf reads format {FORMAT}: it was written by a newer version"
             )));
         }
         None => return Err(damaged("its header states no format".into())),

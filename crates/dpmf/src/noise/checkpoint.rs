@@ -148,13 +148,13 @@ impl NoiseStream {
             ahead = match fields.number() {
                 0 => false,
                 1 if step < self.steps() => true,
-                _ => return Err(bad("it has rows ahead of its step that cannot be there")),
+                _ => return Err(bad("it has rows ahead of its step, which is not possible for this stream")),
             };
             if fields.take() != ranges(&self) {
                 return Err(bad("it is for other ranges of coordinates"));
             }
         } else if !whole(&self) {
-            return Err(bad("it is for one range of coordinates, and the stream has others"));
+            return Err(bad("it is for one range of coordinates, but the stream has several"));
         }
         let (header, state) = (stored.len() as u64, self.state_bytes(ahead));
         let expected = header + TAG as u64 + state;

@@ -43,7 +43,7 @@ impl DurableStream {
     /// Errors: a stream that has moved; a journal that exists already ([`Error::Io`]); [`Error::Locked`].
     pub fn create(stream: NoiseStream, place: impl Into<Place>, plan: [u8; 32]) -> Result<Self> {
         if stream.next_step() != 0 {
-            let rule = "a journal begins with the first step: open the one that was begun then";
+            let rule = "a journal starts at the first step; open the existing one";
             return Err(Error::argument("next step", stream.next_step(), rule));
         }
         let journal = Journal::create(&stream, place.into(), plan)?;
@@ -225,7 +225,8 @@ impl DurableStream {
 
     fn check_running(&self) -> Result<()> {
         if self.halted {
-            let reason = "a record may or may not have reached the disk; open the journal again".into();
+            let reason =
+                "a record may or may not have reached the disk; open the journal again to find out".into();
             return Err(Error::Halted { reason });
         }
         Ok(())

@@ -267,8 +267,7 @@ fn unhex<const N: usize>(text: &str) -> Option<Zeroizing<[u8; N]>> {
     Some(bytes)
 }
 
-const NO_KEY_FILES: &str =
-    "this system has no owner-only files; keep the key in memory for the length of the run";
+const NO_KEY_FILES: &str = "this system has no files that only their owner can read; keep the key in memory for the length of the run";
 
 fn no_key_files(place: &Place) -> Error {
     Error::Unsupported { what: place.path().display().to_string(), hint: NO_KEY_FILES }
@@ -279,7 +278,7 @@ fn no_key_files(place: &Place) -> Error {
 fn write_owner_only(place: &Place, bytes: &[u8]) -> Result<()> {
     let mut file = place.create_new(Access::Owner).map_err(|error| match error {
         Error::Io { path, source } if source.kind() == ErrorKind::AlreadyExists => {
-            Error::Key { path, reason: "it exists, and a key is never overwritten".into() }
+            Error::Key { path, reason: "it already exists, and a key is never overwritten".into() }
         }
         other => other,
     })?;
@@ -306,8 +305,8 @@ fn read_owner_only(place: &Place, limit: u64) -> Result<Zeroizing<String>> {
     let mode = metadata.mode.ok_or_else(|| no_key_files(place))?;
     if mode & 0o077 != 0 {
         return Err(bad(format!(
-            "its permissions are {mode:04o}, but a key may be open to its owner alone: \
-             treat it as disclosed, or chmod 600 if it is not"
+            "its permissions are {mode:04o}, but only its owner may have access to a key. Run chmod 600 if you are sure that nobody \
+             has read it; otherwise treat it as disclosed"
         )));
     }
     let mut text = Zeroizing::new(String::with_capacity(limit as usize + 1));

@@ -389,7 +389,7 @@ impl<T> Taken<T> {
 }
 
 pub(super) fn torn() -> Error {
-    Error::Halted { reason: "a step was torn by a panic; restore a checkpoint".into() }
+    Error::Halted { reason: "a panic interrupted a step; restore a checkpoint".into() }
 }
 
 pub(super) fn no_room(length: usize) -> Error {

@@ -120,7 +120,7 @@ impl Mechanism {
     fn noise_scale(&self) -> Result<f64> {
         let statement = self.privacy().ok_or_else(|| Error::Unsupported {
             what: "noise of a mechanism that is not calibrated".into(),
-            hint: "its scale is not known yet: calibrate it first, or ask for unit noise by name",
+            hint: "its noise has no scale yet: calibrate it first, or ask for unit noise explicitly",
         })?;
         Ok(statement.calibration().noise_std())
     }
@@ -187,7 +187,7 @@ impl NoiseStream {
             }
             (Arithmetic::Exact, Output::Iterate) => Err(Error::Unsupported {
                 what: "iterate noise in exact arithmetic".into(),
-                hint: "add exact noise to the gradients and let the optimizer run over them, which is as private; or use float arithmetic",
+                hint: "add exact noise to the gradients and run the optimizer on them, which is just as private, or use float arithmetic",
             }),
         }
     }
@@ -434,7 +434,7 @@ impl NoiseStream {
     /// Errors: a step that has passed, or one beyond the last.
     pub fn skip_to(&mut self, step: usize) -> Result<()> {
         if step < self.step || step > self.steps() {
-            let rule = "a stream moves forward only, up to its last step";
+            let rule = "a stream only moves forward, up to its last step";
             return Err(Error::argument("step", step, rule));
         }
         while self.step < step {
@@ -462,7 +462,7 @@ impl NoiseStream {
         }
         match first_not_finite(values) {
             Some(index) => {
-                let rule = "what is not finite shows through any noise: clip before adding noise";
+                let rule = "it must be finite, because no noise can hide it: clip before adding noise";
                 Err(Error::InvalidEntry { name: "values", index, value: values[index].into(), rule })
             }
             None => Ok(()),
@@ -511,9 +511,11 @@ impl NoiseStream {
     /// Errors: a stream in single precision; [`Error::Halted`] as good as never.
     pub(crate) fn resolve_sum(&self, step: usize, coordinate: u64, sum: i64, unit: f64) -> Result<i64> {
         match &self.source.motion {
-            Motion::Float(_) => {
-                Err(Error::argument("coordinate", coordinate, "only exact noise leaves numbers in doubt"))
-            }
+            Motion::Float(_) => Err(Error::argument(
+                "coordinate",
+                coordinate,
+                "only exact noise has coordinates that need resolving",
+            )),
             Motion::Exact(exact) => exact.resolve_sum(step, coordinate, sum, unit),
         }
     }
@@ -549,7 +551,7 @@ impl NoiseStream {
     ) -> Result<()> {
         let threads = self.threads_ahead();
         self.workers = None;
-        let rule = "a stream that others hold is not restored";
+        let rule = "a stream that is shared cannot be restored";
         let source =
             Arc::get_mut(&mut self.source).ok_or_else(|| Error::argument("stream", "shared", rule))?;
         source.restore(step, ahead, read)?;
@@ -598,7 +600,7 @@ impl ComingRow {
             return Err(Error::argument(
                 "row",
                 "of whole numbers",
-                "the noise does not fit them, or is not exact",
+                "the noise does not fit into 64-bit integers, or is not exact",
             ));
         };
         self.ship(place, to, |row, range, to| {

@@ -40,8 +40,8 @@ impl PrivateRun {
                 Ok(FixedRow { lift, shift, doubt, grid })
             }
             _ => Err(Error::Unsupported {
-                what: "this noise as whole numbers of 64 bits".into(),
-                hint: "it is too small or too large beside the clip, or not exact: release the sum itself",
+                what: "noise of this size in 64-bit integers".into(),
+                hint: "it is too small or too large relative to the clip, or not exact; release the sum itself",
             }),
         }
     }
@@ -71,7 +71,7 @@ impl PrivateRun {
             return Err(Error::argument(
                 "sum",
                 "elsewhere",
-                "the journal has this step with a digest that only the sum gives",
+                "the journal has a digest of this step that only the sum itself can confirm",
             ));
         }
         let (step, unit) = (self.next_step(), self.clip.unit());
@@ -82,7 +82,7 @@ impl PrivateRun {
             (Noise::Stream(stream), _) => stream.skip(),
             (Noise::Durable(durable), Some(digest)) => durable.commit_sum(digest),
             (Noise::Durable(_), None) => {
-                Err(Error::argument("digest", "none", "a run with a journal needs that of every sum"))
+                Err(Error::argument("digest", "none", "a run with a journal needs a digest of every sum"))
             }
         }?;
         self.advance();

@@ -39,14 +39,14 @@ impl PrivateRun {
         process: u64,
     ) -> Result<Self> {
         if parts.is_empty() {
-            return Err(Error::argument("coordinates", "none", "a run has at least one part"));
+            return Err(Error::argument("coordinates", "none", "a run needs at least one part"));
         }
         let stream = |coordinates| mechanism.stream(key, run, coordinates, Output::Gradient, arithmetic);
         // Beyond the model, so that no noise of it is used for marks.
         let begin = process
             .checked_mul(MARKS as u64)
             .and_then(|offset| dimension.checked_add(offset))
-            .ok_or_else(|| Error::argument("process", process, "there are fewer processes"))?;
+            .ok_or_else(|| Error::argument("process", process, "it must be below the number of processes"))?;
         let marks = Noise::Stream(stream(begin..begin + MARKS as u64)?);
         let mut made = Self::assemble(mechanism, marks, dimension)?;
         made.parts.streams = parts.iter().cloned().map(stream).collect::<Result<_>>()?;
@@ -70,7 +70,11 @@ impl PrivateRun {
     /// Errors: those of [`PrivateRun::check_release`] and of [`DurableStream::release`]; a run that is not in parts.
     pub fn commit(&mut self, mark: &[f32; MARKS]) -> Result<usize> {
         if self.parts.streams.is_empty() {
-            return Err(Error::argument("mark", "one", "the run is not in parts: release its sum"));
+            return Err(Error::argument(
+                "mark",
+                "one",
+                "this run is not split into parts: release its whole sum",
+            ));
         }
         self.check_release()?;
         let mut mark = *mark;

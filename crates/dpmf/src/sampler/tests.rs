@@ -166,7 +166,7 @@ fn bad_input_is_named() {
         result.err().unwrap().to_string()
     };
     let poisson = |bands, rate| Sampling::CyclicPoisson { bands, rate };
-    assert!(message(Sampling::None, 10, 10).contains("the order is yours"));
+    assert!(message(Sampling::None, 10, 10).contains("the order is up to you"));
     assert!(message(poisson(1, 0.5), 0, 10).starts_with("units is 0"));
     assert!(message(poisson(1, 0.5), 1 << 32, 10).starts_with("units is 4294967296"));
     assert!(message(poisson(1, 0.5), 10, 0).starts_with("steps is 0"));

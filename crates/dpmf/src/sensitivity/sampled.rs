@@ -45,7 +45,7 @@ pub(crate) fn under(
             if form.encoder_bands() > bands {
                 return Err(Error::Unsupported {
                     what: format!("sampling {sampling} of an encoder with more than {bands} diagonals"),
-                    hint: "what a unit adds at its steps must not meet: take as many parts as the encoder has bands",
+                    hint: "contributions of one unit at different steps must not overlap: use as many parts as the encoder has bands",
                 });
             }
             Ok(Participation::Single.sensitivity(form)?.gamma)
@@ -53,8 +53,8 @@ pub(crate) fn under(
         Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } => {
             if !form.encoder_is_nonnegative() {
                 return Err(Error::Unsupported {
-                    what: format!("sampling {sampling} of an encoder that is not seen to be non-negative"),
-                    hint: "only then are bins as good as they are counted: use banded, blt or banded-inverse mechanisms",
+                    what: format!("sampling {sampling} of an encoder that is not known to be non-negative"),
+                    hint: "amplification by bins holds only for non-negative encoders: use banded, blt or banded-inverse mechanisms",
                 });
             }
             match sampling {
@@ -97,7 +97,7 @@ pub(crate) fn allocation(form: &dyn Representation, bins: usize, sensitivity: f6
     if bins > TABLE || bins.saturating_mul(rows) > MOST {
         return Err(Error::Unsupported {
             what: format!("balls in {bins} bins over {n} steps"),
-            hint: "beyond 2048 bins only blt mechanisms are measured: their columns need not be written down",
+            hint: "above 2048 bins, only blt mechanisms are supported, because their columns need not be stored",
         });
     }
     let columns = form.encoder_columns();
@@ -135,7 +135,7 @@ pub(crate) fn reshuffled(form: &dyn Representation, bins: usize) -> Result<Reshu
     if form.noise_rows() != n {
         return Err(Error::Unsupported {
             what: format!("reshuffled bins with {} of {n} steps", form.kind()),
-            hint: "its noise has other rows than steps: use banded, blt or banded-inverse mechanisms",
+            hint: "its rows of noise do not correspond to steps: use banded, blt or banded-inverse mechanisms",
         });
     }
     let columns = form.encoder_columns();

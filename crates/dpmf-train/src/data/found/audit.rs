@@ -95,6 +95,7 @@ fn told(threshold: f64) -> u64 {
             words: &words,
             deviation,
             threshold: (threshold, 1.0),
+            users: 31.0,
         };
         released.column(3).told().iter().any(|(word, _)| word == "Zanzibar")
     };

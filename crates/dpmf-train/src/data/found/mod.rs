@@ -11,6 +11,7 @@
 mod noise;
 mod reading;
 mod survey;
+mod templates;
 
 #[cfg(test)]
 mod audit;
@@ -30,22 +31,29 @@ use super::schema::BUCKETS;
 use super::{DatePart, Feature, Label, Predict, Schema};
 use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
-use noise::Releases;
-use reading::{Kind, Range, Released, closer, moments, rough, scaled};
+use noise::{Once, Releases};
+use reading::{Classes, Kind, Range, Released, closer, moments, rough, scaled};
 use survey::{Survey, WHOLE_CELLS, Wanted, Weights};
+use templates::Family;
 
 /// Part of the μ² that the first look has.
 const FIRST: f64 = 0.6;
+/// Least and largest share of the budget for a schema where nothing is said.
+const SHARES: (f64, f64) = (0.05, 0.25);
+/// Share of the users that a word is to have in order to be told, if the budget allows.
+const TOLD: f64 = 0.1;
 /// What every look leaves of its μ, so that all of them together, each rounded up, stay within that of the schema.
 const ROUNDED: f64 = 1.0 - 1e-12;
 /// Users over the deviation of the noise from which a second look is repeated on a closer range.
 const CLEAR: f64 = 60.0;
 /// Noise of the second look, as a share of the users, beyond which it is not taken.
-const UNCLEAR: f64 = 0.25;
+const UNCLEAR: f64 = 0.1;
 /// Most users that are counted: sums of more might not be exact.
 const MOST_USERS: usize = 1 << 20;
 /// Values up to which a label of whole numbers is a class.
 const FEW_NUMBERS: usize = 20;
+/// Words of a usual group of classes, mostly.
+const GROUP_CELLS: usize = 2;
 /// Share of the numbers that small whole ones must be to be classes.
 const FEW_WHOLE: f64 = 0.7;
 
@@ -142,12 +150,14 @@ struct Spending {
     weights: Weights,
     /// μ of the first look.
     first: f64,
+    /// μ of what follows it; nothing where noise would hide what it shows, and the first look has all.
+    second: Option<f64>,
     /// Deviations that a word which nobody listed must exceed.
     threshold: f64,
 }
 
 impl Search {
-    fn spending(&self) -> Result<Spending> {
+    fn spending(&self, users: usize) -> Result<Spending> {
         let features = self.features.iter().filter(|column| !column.text).count();
         let mut wanted = vec![Wanted::Feature; features];
         let many = features.max(1) as f64;
@@ -166,10 +176,16 @@ impl Search {
         let words = wanted.iter().filter(|wanted| **wanted != Wanted::Scale).count().max(1);
         // Rounded down, so that all columns together stay within δ.
         let each = (self.beside.delta / words as f64).next_down();
+        let mu = self.beside.checked()?.mu * ROUNDED;
+        let (first, second) = (mu * FIRST.sqrt(), mu * (1.0 - FIRST).sqrt());
+        // At worst all columns hold numbers.
+        let noise = (2.0 * wanted.len() as f64).sqrt() / second;
+        let looks = noise <= UNCLEAR * users as f64;
         Ok(Spending {
             weights: Weights::new(&shares)?,
             wanted,
-            first: self.beside.checked()?.mu * FIRST.sqrt() * ROUNDED,
+            first: if looks { first } else { mu },
+            second: looks.then_some(second),
             threshold: gaussian::tail_deviations(each)?,
         })
     }
@@ -182,7 +198,7 @@ impl Search {
     ///
     /// Errors: too few users.
     pub(super) fn check(&self, users: usize) -> Result<()> {
-        let spending = self.spending()?;
+        let spending = self.spending(users)?;
         let largest = spending.weights.0.iter().max().copied().unwrap_or(1) as f64 / Weights::UNITS;
         let noise = noise::mechanism(spending.first, self.unit)?;
         let deviation = noise.privacy().map_or(f64::INFINITY, |s| s.calibration().noise_std());
@@ -215,6 +231,25 @@ impl Search {
         Ok(found)
     }
 
+    /// Finds the schema for a process that keeps nothing: the same release, without a directory.
+    ///
+    /// Guarantee: that of [`find`](Self::find), but for a second call, which is a second release.
+    ///
+    /// Errors: those of the key and the noise; too few classes.
+    pub(super) fn find_once(&self, key: &KeySource, rows: &[Vec<Field>]) -> Result<Found> {
+        let once = Once::new(key, &self.subject(rows)?)?;
+        self.look(rows, &|name, mu, sum| once.release(name, mu, self.unit, sum))
+    }
+
+    /// What a search may cost where nothing is said, as a share of the budget, by public numbers alone: as much as lets a word that
+    /// [`TOLD`] of the users have stand out of the noise, within [`SHARES`].
+    pub(super) fn usual_share(&self, users: usize, whole_mu: f64) -> Result<f64> {
+        let Spending { weights, threshold, .. } = self.spending(users)?;
+        let weight = weights.0.first().map_or(1.0, |units| *units as f64 / Weights::UNITS);
+        let mu = threshold / (TOLD * users.max(1) as f64 * weight * FIRST.sqrt());
+        Ok((mu / whole_mu).powi(2).clamp(SHARES.0, SHARES.1))
+    }
+
     /// Everything that decides what is released.
     fn subject(&self, rows: &[Vec<Field>]) -> Result<Vec<u8>> {
         let fault = |error: serde_json::Error| Error::argument("schema", error, "it cannot be written down");
@@ -238,8 +273,8 @@ impl Search {
 
     /// The looks and what they show; `release` adds noise of a μ to a sum, under a name.
     fn look(&self, rows: &[Vec<Field>], release: Release<'_>) -> Result<Found> {
-        let Spending { wanted, weights, first, threshold } = self.spending()?;
         let counted = &rows[..rows.len().min(MOST_USERS)];
+        let Spending { wanted, weights, first, second, threshold } = self.spending(counted.len())?;
         let users = counted.len() as f64;
         let mut survey = Survey::new(&wanted, &weights);
         counted.iter().for_each(|row| survey.add(row));
@@ -257,6 +292,7 @@ impl Search {
             words: &words,
             deviation: deviation(first)?,
             threshold: (threshold, least as f64),
+            users,
         };
         let mut reading = Reading { released: &released, users, remarks: Vec::new() };
         let features: Vec<Option<Kind>> = reading.features(&self.features);
@@ -274,7 +310,10 @@ impl Search {
         if let LabelKind::Number(range) = &label {
             ranges.push((wanted.len() - 1, *range));
         }
-        let scales = self.scales(counted, &ranges, &deviation, release, &released)?;
+        let scales = match second {
+            Some(mu) => self.scales(counted, &ranges, mu, &deviation, release, &released)?,
+            None => Vec::new(),
+        };
         let scale = |column: usize, range: &Range| {
             scales.iter().find(|(of, _)| *of == column).map_or_else(|| rough(range), |(_, scale)| *scale)
         };
@@ -309,7 +348,8 @@ impl Search {
             return Err(self.fault(text.into(), Hint::FewUsers));
         }
         remarks.sort_by(|a, b| a.text.cmp(&b.text));
-        let schema = Schema { features: schema_features, label, decimal: self.decimal }.checked()?;
+        let schema =
+            Schema { features: schema_features, label, decimal: self.decimal, found: true }.checked()?;
         let unit = self.unit.name();
         let note = format!(
             "Classes, categories and scales were found with noise, from one row of each {unit} that is trained on: they are a part \
@@ -323,6 +363,7 @@ impl Search {
         &self,
         rows: &[Vec<Field>],
         ranges: &[(usize, Range)],
+        mu: f64,
         deviation: &dyn Fn(f64) -> Result<f64>,
         release: Release<'_>,
         released: &Released<'_>,
@@ -330,17 +371,12 @@ impl Search {
         if ranges.is_empty() {
             return Ok(Vec::new());
         }
-        let mu = self.beside.mu * (1.0 - FIRST).sqrt() * ROUNDED;
         let weights = Weights::new(&vec![1.0; ranges.len()])?;
         let weight = weights.0[0] as f64 / Weights::UNITS;
         let once = deviation(mu)? / weight;
         let looks: usize = if rows.len() as f64 > CLEAR * once { 2 } else { 1 };
         let each = mu / (looks as f64).sqrt();
         let noise = deviation(each)? / weight;
-        // Where the noise would move a centre by much of the range, the first look knows better.
-        if noise * std::f64::consts::SQRT_2 > UNCLEAR * rows.len() as f64 {
-            return Ok(Vec::new());
-        }
         let mut ranges = ranges.to_vec();
         let mut scales = Vec::new();
         for look in 0..looks {
@@ -387,6 +423,14 @@ impl Reading<'_> {
     /// The kinds of the features; nothing for texts, and for what is left out.
     fn features(&mut self, columns: &[Column]) -> Vec<Option<Kind>> {
         let together = self.released.together();
+        let looked = columns.iter().filter(|column| !column.text).count();
+        let faint: Vec<Vec<f64>> = (0..looked)
+            .map(|place| self.released.column(place))
+            .filter(|counts| counts.clear_kind().is_none())
+            .map(|counts| counts.numbers_by_cell())
+            .collect();
+        let noise = if looked > 0 { self.released.column(0).noise } else { 0.0 };
+        let prior = Family::fixed().learned(&faint, noise, self.users);
         let mut place = 0;
         let mut shared = Vec::new();
         let mut kinds = Vec::new();
@@ -406,10 +450,11 @@ impl Reading<'_> {
                     format!("column `{name}` has nothing in about {percent:.0} % of the rows, which counts as the middle").into(),
                 );
             }
-            let kind = match (counts.kind(), column.declared) {
-                (Kind::Numbers(range), None | Some(Declared::Number)) => Kind::Numbers(range),
-                (_, Some(Declared::Number)) => counts.numbers().map_or(Kind::Unseen, Kind::Numbers),
-                (kind, _) => kind,
+            let is_number = column.declared == Some(Declared::Number);
+            let kind = match counts.clear_kind() {
+                Some(Kind::Numbers(range)) => Kind::Numbers(range),
+                Some(kind) if !is_number => kind,
+                _ => counts.probable_kind(&prior, is_number, together.is_some()),
             };
             kinds.push(match kind {
                 Kind::Formatted => {
@@ -464,11 +509,12 @@ impl Reading<'_> {
         let told = counts.told();
         let named: f64 = told.iter().map(|(_, users)| users).sum();
         let numeric = told.iter().all(|(word, _)| word.parse::<f64>().is_ok());
-        let (whole, numbers_between) = counts.whole();
+        let (whole, group) = (counts.whole(), counts.group());
         // Numbers that are nearly all small and whole are classes.
         let few = numeric
-            && numbers
-                .is_some_and(|range| named < FEW_WHOLE * range.users && whole > FEW_WHOLE * range.users);
+            && numbers.is_some_and(|range| {
+                named < FEW_WHOLE * range.users && whole.users > FEW_WHOLE * range.users
+            });
         let is_number = match wanted {
             Some(Wanted::Scale) => true,
             Some(Wanted::Classes) => false,
@@ -477,25 +523,24 @@ impl Reading<'_> {
                 Some(range) => {
                     numeric && !few && (told.len() > FEW_NUMBERS || named < FEW_WHOLE * range.users)
                 }
-                None => false,
+                // Nothing stands out of the noise: if it were classes, known ones most probably would.
+                None => told.is_empty() && !whole.is_probable() && !group.is_probable(),
             },
         };
         if is_number {
-            return match numbers {
-                Some(range) => Ok(LabelKind::Number(range)),
-                None => refuse(
-                    format!("the noise hides the scale of the label `{name}`, or it holds no numbers"),
-                    Hint::Describe,
-                ),
-            };
+            return Ok(LabelKind::Number(counts.scale()));
         }
-        let mut classes: Vec<String> = told.iter().map(|(word, _)| word.clone()).collect();
-        if few && numbers_between.len() >= classes.len() {
-            classes = numbers_between;
-        }
+        let told =
+            Classes { names: told.into_iter().map(|(word, _)| word).collect(), users: named, evidence: 0.0 };
+        let cells = told.names.len();
+        let from_whole = few || (numeric && whole.is_probable() && whole.evidence >= group.evidence);
         // Each cell that was added up has brought its noise, and so has that of missing ones.
-        let cells = if few { WHOLE_CELLS } else { told.len() };
-        let rest = self.users - counts.missing().max(0.0) - if few { whole } else { named };
+        let (Classes { names: mut classes, users: named, .. }, cells) = match cells {
+            _ if from_whole && whole.names.len() >= cells.max(2) => (whole, WHOLE_CELLS),
+            0 | 1 if group.is_probable() => (group, GROUP_CELLS),
+            cells => (told, cells),
+        };
+        let rest = self.users - counts.missing().max(0.0) - named;
         let other = (rest > 3.0 * noise * (cells as f64 + 1.0).sqrt()).then(|| "other".to_owned());
         if let Some(other) = other.clone().filter(|_| !classes.is_empty()) {
             self.remarks.push(Remark::hinted(

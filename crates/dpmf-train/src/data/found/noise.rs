@@ -87,7 +87,7 @@ impl Releases {
             }
         };
         let bound = key.mark("schema", &[subject]);
-        let hex: String = bound.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex(&bound);
         let run = match begun {
             Some(begun) if begun.bound != hex => {
                 return Err(refused(
@@ -97,12 +97,7 @@ impl Releases {
             }
             Some(begun) => begun.run.parse()?,
             None => {
-                let run = match source {
-                    KeySource::Seed(_) => {
-                        RunId::from_label(&format!("{} schema {hex}", env!("CARGO_PKG_VERSION")))
-                    }
-                    _ => RunId::generate()?,
-                };
+                let run = run_of(source, &hex)?;
                 let text =
                     serde_json::to_vec_pretty(&Manifest { schema: SCHEMA, run: run.to_string(), bound: hex })
                         .map_err(|error| refused(&error.to_string()))?;
@@ -125,24 +120,79 @@ impl Releases {
         mut sum: Vec<i64>,
     ) -> Result<Vec<f32>> {
         let mechanism = mechanism(mu, unit)?;
-        let dimension = sum.len() as u64;
-        // Every sum has a name of its own under the run.
-        let mut hash = Sha256::new();
-        hash.update(self.run.0);
-        hash.update(name.as_bytes());
-        let mut id = [0; 16];
-        id.copy_from_slice(&hash.finalize()[..16]);
-        let run =
-            PrivateRun::new(&mechanism, &self.key, RunId(id), 0..dimension, dimension, Arithmetic::Exact)?;
+        let run = begun(&mechanism, &self.key, self.run, name, &sum)?;
         let journal = self.place.join(format!("{name}.journal"));
         let mut run = match journal.exists()? {
             true => run.resumed(journal, self.bound, None)?,
             false => run.with_journal(journal, self.bound)?,
         };
-        run.set_denominator(1.0)?;
-        run.contribute(1)?;
-        let mut released = vec![0.0; sum.len()];
-        run.release(&mut sum, &mut released)?;
-        Ok(released)
+        released(&mut run, &mut sum)
     }
+}
+
+/// The releases of one schema that is found in memory: each name is released once.
+pub(super) struct Once {
+    key: NoiseKey,
+    run: RunId,
+}
+
+impl Once {
+    /// `subject` is everything that decides what is released but the key: under a repeatable key, other sums meet other noise.
+    ///
+    /// Errors: a key that cannot be read or drawn.
+    pub(super) fn new(source: &KeySource, subject: &[u8]) -> Result<Self> {
+        let key = match source {
+            KeySource::File(path) => NoiseKey::read_file(path)?,
+            KeySource::Seed(seed) => NoiseKey::from_seed(*seed),
+            KeySource::System => NoiseKey::generate()?,
+        };
+        let run = run_of(source, &hex(&key.mark("schema", &[subject])))?;
+        Ok(Self { key, run })
+    }
+
+    /// Releases a sum of contributions of norm at most 1, in units of `2⁻³²`, with noise of this μ.
+    ///
+    /// Errors: those of the noise.
+    pub(super) fn release(
+        &self,
+        name: &str,
+        mu: f64,
+        unit: PrivacyUnit,
+        mut sum: Vec<i64>,
+    ) -> Result<Vec<f32>> {
+        let mechanism = mechanism(mu, unit)?;
+        let mut run = begun(&mechanism, &self.key, self.run, name, &sum)?;
+        released(&mut run, &mut sum)
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The name of the runs under a key: new, unless the key is a repeatable one. Then it follows from what is released.
+fn run_of(source: &KeySource, bound: &str) -> Result<RunId> {
+    Ok(match source {
+        KeySource::Seed(_) => RunId::from_label(&format!("{} schema {bound}", env!("CARGO_PKG_VERSION"))),
+        _ => RunId::generate()?,
+    })
+}
+
+/// The run that releases a sum: every sum has a name of its own under the run.
+fn begun(mechanism: &Mechanism, key: &NoiseKey, run: RunId, name: &str, sum: &[i64]) -> Result<PrivateRun> {
+    let dimension = sum.len() as u64;
+    let mut hash = Sha256::new();
+    hash.update(run.0);
+    hash.update(name.as_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&hash.finalize()[..16]);
+    Ok(PrivateRun::new(mechanism, key, RunId(id), 0..dimension, dimension, Arithmetic::Exact)?)
+}
+
+fn released(run: &mut PrivateRun, sum: &mut [i64]) -> Result<Vec<f32>> {
+    run.set_denominator(1.0)?;
+    run.contribute(1)?;
+    let mut released = vec![0.0; sum.len()];
+    run.release(sum, &mut released)?;
+    Ok(released)
 }

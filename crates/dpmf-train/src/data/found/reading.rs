@@ -4,18 +4,26 @@ use dpmf::accounting::gaussian;
 
 use super::super::fields::Field;
 use super::survey::{
-    CELLS, DATES, FORMATTED, MISSING, NUMBERS, Wanted, Weights, date_bounds, listed_words, number_bounds,
+    CELLS, DATES, FORMATTED, GROUPS, MISSING, NUMBERS, Wanted, Weights, date_bounds, listed, listed_words,
+    number_bounds,
 };
+use super::templates::{self, Family};
 
 /// Standard deviations of the noise that a run of cells must have more users than to count as seen: among so many cells, chance alone
 /// reaches it once in about fifty columns.
 const SEEN: f64 = 4.5;
 /// The probability that noise alone shows a listed word in any of the columns.
 const MISTAKEN: f64 = 0.05;
+/// Standard deviations of the noise from which what most users have is read cell by cell; below, templates are compared with it.
+const CLEAR: f64 = 12.0;
+/// Logarithms of how probable a column is one of known words, of dates, or of numbers as people write them, next to one of numbers.
+const USUAL: [f64; 3] = [-1.5, -2.5, -3.5];
+/// Logarithm of how much more probable than noise classes must be.
+const PROBABLE: f64 = 1.0;
 /// Standard deviations above which a small whole number counts as seen, once it is known that labels are such.
 const WHOLE_SEEN: f64 = 2.5;
 /// Interquartile ranges around the middle that the second look goes over.
-const REACH: f64 = 3.0;
+pub(super) const REACH: f64 = 3.0;
 /// The interquartile range of a normal distribution in standard deviations.
 const NORMAL: f64 = 1.349;
 
@@ -29,6 +37,8 @@ pub(super) struct Counts<'a> {
     seen: f64,
     /// Standard deviation of the noise, in users.
     pub(super) noise: f64,
+    /// All users.
+    all: f64,
 }
 
 /// Where the numbers of a column lie.
@@ -62,6 +72,23 @@ pub(super) enum Kind {
     Unseen,
 }
 
+/// Classes, or categories, that a column may have.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Classes {
+    pub(super) names: Vec<String>,
+    /// Users who have one of them.
+    pub(super) users: f64,
+    /// Logarithm of how much more probable the counts are with them than without.
+    pub(super) evidence: f64,
+}
+
+impl Classes {
+    /// Whether they are more than noise.
+    pub(super) fn is_probable(&self) -> bool {
+        self.evidence > PROBABLE
+    }
+}
+
 /// A release of the survey, read column by column.
 pub(super) struct Released<'a> {
     pub(super) wanted: &'a [Wanted],
@@ -74,6 +101,8 @@ pub(super) struct Released<'a> {
     pub(super) deviation: f64,
     /// Noise that a word which nobody listed must exceed, in standard deviations, and what comes on top in users.
     pub(super) threshold: (f64, f64),
+    /// Users who were counted.
+    pub(super) users: f64,
 }
 
 impl<'a> Released<'a> {
@@ -94,7 +123,7 @@ impl<'a> Released<'a> {
         let words = self.words.iter().enumerate().filter_map(told).collect();
         let cells_in_all = (CELLS * self.wanted.len()) as f64;
         let seen = gaussian::tail_deviations(MISTAKEN / cells_in_all).unwrap_or(SEEN);
-        Counts { cells, words, times, seen, noise }
+        Counts { cells, words, times, seen, noise, all: self.users }
     }
 
     /// Users that a word which nobody listed needs to be told.
@@ -142,33 +171,108 @@ impl Counts<'_> {
         words
     }
 
-    /// Users whose label is a small whole number, and the numbers between the first and the last that are seen.
-    pub(super) fn whole(&self) -> (f64, Vec<String>) {
+    /// Users whose label is a small whole number, and the numbers between the first and the last that are seen, or that most probably
+    /// are the classes.
+    pub(super) fn whole(&self) -> Classes {
         let cells: Vec<(String, f64)> = listed_words()
             .filter(|(_, word)| word.parse::<i64>().is_ok())
             .map(|(cell, word)| (word, self.users(cell)))
             .collect();
-        let seen = |(_, users): &(String, f64)| *users > WHOLE_SEEN * self.noise;
-        let (first, last) = (cells.iter().position(seen), cells.iter().rposition(seen));
-        let numbers = match (first, last) {
-            (Some(first), Some(last)) => cells[first..=last].iter().map(|(word, _)| word.clone()).collect(),
-            _ => Vec::new(),
+        let counts: Vec<f64> = cells.iter().map(|(_, users)| *users).collect();
+        let seen = |users: &f64| *users > WHOLE_SEEN * self.noise;
+        let (evidence, run) = templates::run(&counts, self.noise, self.all);
+        let mut between = match (counts.iter().position(seen), counts.iter().rposition(seen)) {
+            (Some(first), Some(last)) => first..last + 1,
+            _ => 0..0,
         };
-        (cells.iter().map(|(_, users)| users).sum(), numbers)
+        if evidence > PROBABLE {
+            between = match between.is_empty() {
+                true => run,
+                false => between.start.min(run.start)..between.end.max(run.end),
+            };
+        }
+        let names = cells[between].iter().map(|(word, _)| word.clone()).collect();
+        Classes { names, users: counts.iter().sum(), evidence }
+    }
+
+    /// The words of the group that the users most probably have one of.
+    pub(super) fn group(&self) -> Classes {
+        let many = (GROUPS.len() as f64).ln();
+        let of = |words: &[&str]| {
+            let counts: Vec<f64> =
+                words.iter().filter_map(|word| listed(word)).map(|cell| self.users(cell)).collect();
+            let evidence = templates::together(&counts, self.noise, self.all) - many;
+            let names = words.iter().map(|word| (*word).to_owned()).collect();
+            Classes { names, users: counts.iter().sum(), evidence }
+        };
+        let groups = GROUPS.iter().map(|words| of(words));
+        groups.reduce(|best, one| if one.evidence > best.evidence { one } else { best }).unwrap_or_default()
+    }
+
+    /// The counts of numbers, by cell.
+    pub(super) fn numbers_by_cell(&self) -> Vec<f64> {
+        (0..NUMBERS).map(|cell| self.users(cell)).collect()
+    }
+
+    /// Where the numbers of the column lie if it is one of numbers, as far as that is known.
+    pub(super) fn scale(&self) -> Range {
+        match self.numbers() {
+            Some(range) if range.users > CLEAR * self.noise => range,
+            _ => Family::fixed().read(&self.numbers_by_cell(), self.noise, self.all, None).range,
+        }
+    }
+
+    /// What most users have, if it stands out of the noise so far that cells can be read one by one.
+    pub(super) fn clear_kind(&self) -> Option<Kind> {
+        let most = self.most().into_iter().fold(0.0, f64::max);
+        (most > CLEAR * self.noise).then(|| self.kind())
+    }
+
+    /// What the column most probably is, by templates; `prior` is what its columns of numbers have in common. Nothing if that is not at
+    /// all sure and `known` says where to look otherwise.
+    pub(super) fn probable_kind(&self, prior: &[f64], declared_number: bool, known: bool) -> Kind {
+        let (noise, all) = (self.noise, self.all);
+        let numbers = Family::fixed().read(&self.numbers_by_cell(), noise, all, Some(prior));
+        let days: Vec<f64> = (NUMBERS..NUMBERS + DATES).map(|cell| self.users(cell)).collect();
+        let (dated, dates) = templates::dates(&days, noise, all);
+        let told = self.told();
+        let group = self.group();
+        let square: f64 = told.iter().map(|(_, users)| users * users).sum();
+        // Each word that is told was one of many.
+        let named = 0.5 * square / (noise * noise) - told.len() as f64 * 4.0;
+        let (words, values) = match named > group.evidence {
+            true => (named, told.into_iter().map(|(word, _)| word).collect()),
+            false => (group.evidence, group.names),
+        };
+        let formatted = templates::together(&[self.users(FORMATTED)], noise, all);
+        let others =
+            [(words, Kind::Words(values)), (dated, Kind::Dates(dates)), (formatted, Kind::Formatted)];
+        let others = others.into_iter().zip(USUAL).map(|((evidence, kind), usual)| (evidence + usual, kind));
+        let other = others.fold((0.0, Kind::Unseen), |best, one| if one.0 > best.0 { one } else { best });
+        match other {
+            (evidence, kind) if !declared_number && evidence > numbers.evidence => match kind {
+                Kind::Unseen if !known => Kind::Numbers(numbers.range),
+                kind => kind,
+            },
+            _ if known && numbers.sure < 0.5 => Kind::Unseen,
+            _ => Kind::Numbers(numbers.range),
+        }
+    }
+
+    /// How many users have words, numbers, dates, and numbers as people write them.
+    fn most(&self) -> [f64; 4] {
+        let named = self.told().iter().map(|(_, users)| users).sum();
+        let of = |range: Option<Range>| range.map_or(0.0, |range| range.users);
+        [named, of(self.numbers()), of(self.dates()), self.users(FORMATTED)]
     }
 
     /// What most users have.
-    pub(super) fn kind(&self) -> Kind {
-        let words = self.told();
-        let named: f64 = words.iter().map(|(_, users)| users).sum();
-        let (numbers, dates) = (self.numbers(), self.dates());
-        let of = |range: &Option<Range>| range.map_or(0.0, |range| range.users);
-        let formatted = self.users(FORMATTED);
-        let most = named.max(of(&numbers)).max(of(&dates)).max(formatted);
-        match (numbers, dates) {
-            _ if most < self.seen * self.noise => Kind::Unseen,
+    fn kind(&self) -> Kind {
+        let [named, numbers, dates, formatted] = self.most();
+        let most = named.max(numbers).max(dates).max(formatted);
+        match (self.numbers(), self.dates()) {
             _ if most == formatted => Kind::Formatted,
-            _ if most == named => Kind::Words(words.into_iter().map(|(word, _)| word).collect()),
+            _ if most == named => Kind::Words(self.told().into_iter().map(|(word, _)| word).collect()),
             (Some(range), _) if most == range.users => Kind::Numbers(range),
             (_, Some(range)) => Kind::Dates(range),
             _ => Kind::Unseen,

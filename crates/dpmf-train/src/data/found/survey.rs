@@ -53,6 +53,33 @@ const WORDS: [&str; 62] = [
     "unknown", "Unknown", "a", "b", "c", "d", "e", "A", "B", "C", "D", "E", "single", "married", "divorced",
     "widowed", "positive", "negative", "on", "off",
 ];
+/// Words of which a column has all, often, and no others.
+pub(super) const GROUPS: [&[&str]; 24] = [
+    &["yes", "no"],
+    &["Yes", "No"],
+    &["YES", "NO"],
+    &["y", "n"],
+    &["Y", "N"],
+    &["true", "false"],
+    &["True", "False"],
+    &["TRUE", "FALSE"],
+    &["t", "f"],
+    &["T", "F"],
+    &["male", "female"],
+    &["Male", "Female"],
+    &["MALE", "FEMALE"],
+    &["m", "f"],
+    &["M", "F"],
+    &["m", "w"],
+    &["M", "W"],
+    &["low", "medium", "high"],
+    &["Low", "Medium", "High"],
+    &["small", "medium", "large"],
+    &["good", "bad"],
+    &["single", "married", "divorced"],
+    &["positive", "negative"],
+    &["on", "off"],
+];
 /// Whole numbers that classes are called by.
 const WHOLE: std::ops::RangeInclusive<i64> = -1..=20;
 /// Cells of such numbers.
@@ -94,7 +121,7 @@ pub(super) fn date_bounds(cell: usize) -> (f64, f64) {
 }
 
 /// The listed cell of a word, or of a whole number.
-fn listed(text: &str) -> Option<usize> {
+pub(super) fn listed(text: &str) -> Option<usize> {
     if let Some(at) = WORDS.iter().position(|word| *word == text) {
         return Some(LISTED + at);
     }

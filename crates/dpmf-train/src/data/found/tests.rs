@@ -158,3 +158,71 @@ fn the_looks_together_cost_what_is_stated() {
         assert!(mu <= 0.3 && (users < 1000 || mu > 0.2999), "{users}: {mu}");
     }
 }
+
+#[test]
+fn a_schema_is_found_in_memory_as_in_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let search = search(&NAMES, None, 0.3);
+    let rows = rows(6000, |user| Field::Number((user % 2) as f64));
+    let kept = search.find(folder.path(), &KeySource::Seed(1), &rows).unwrap();
+    assert_eq!(search.find_once(&KeySource::Seed(1), &rows).unwrap(), kept);
+    assert!(kept.schema.found);
+    // A key of the system's own gives other noise every time.
+    let once = || search.find_once(&KeySource::System, &rows).unwrap().schema;
+    assert_ne!(once(), once());
+}
+
+/// 300 users at μ = 0.12: noise of more than a tenth of them in every cell. What most columns are is found all the same.
+#[test]
+fn few_users_are_read_by_what_is_probable() {
+    let rows: Vec<Vec<Field>> = rows(300, |user| Field::Number(f64::from(user as u32 % 97) * 1.7));
+    let (mut ages, mut labels) = (0, 0);
+    const SEEDS: u64 = 24;
+    for seed in 0..SEEDS {
+        let search = search(&NAMES, Some(Predict::Regression), 0.12);
+        let found = search.find_once(&KeySource::Seed(seed), &rows).unwrap().schema;
+        let age = found.features.iter().find(|feature| feature.column() == "age");
+        if let Some(Feature::Number { center, scale, .. }) = age {
+            ages += u32::from((20.0..90.0).contains(center) && (6.0..60.0).contains(scale));
+        }
+        // Where a column is taken for another kind, what it holds counts as the middle.
+        assert!(found.found && found.row(|_| Some("x".into())).is_ok());
+        let (center, scale) = found.scale().unwrap();
+        labels += u32::from((25.0..200.0).contains(&center) && (15.0..200.0).contains(&scale));
+    }
+    assert!(ages >= 14 && labels >= 18, "{ages} {labels} of {SEEDS}");
+}
+
+#[test]
+fn classes_that_are_small_numbers_or_usual_words_are_found_among_few_users() {
+    const SEEDS: u64 = 20;
+    let found = |label: fn(usize) -> Field, expected: &[&str]| {
+        let rows = rows(250, label);
+        let search = search(&NAMES, Some(Predict::Classification), 0.1);
+        let right = |seed: &u64| {
+            let found = search.find_once(&KeySource::Seed(*seed), &rows);
+            found.is_ok_and(|found| {
+                let classes = found.schema.classes().unwrap().to_vec();
+                expected.iter().all(|class| classes.iter().any(|other| other == class))
+            })
+        };
+        (0..SEEDS).filter(right).count()
+    };
+    let numbers = found(|user| Field::Number((user % 3) as f64), &["0", "1", "2"]);
+    let words = found(|user| Field::Word(["Yes", "No"][user % 2].into()), &["Yes", "No"]);
+    assert!(numbers >= 14 && words >= 16, "{numbers} {words} of {SEEDS}");
+    // Power: words that nobody listed are not told of so few.
+    assert!(found(|user| Field::Word(["Asa", "Bea", "Eva"][user % 3].into()), &["Asa", "Bea", "Eva"]) <= 4);
+}
+
+#[test]
+fn the_share_for_a_schema_follows_from_public_numbers() {
+    let share = |columns: usize, users: usize, mu: f64| {
+        let names: Vec<String> = (0..columns).map(|column| format!("c{column}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        search(&names, None, mu).usual_share(users, mu).unwrap()
+    };
+    assert_eq!((share(10, 100, 0.2), share(10, 100_000, 0.2)), (0.25, 0.05));
+    let (few, many) = (share(5, 800, 0.9), share(10, 800, 0.9));
+    assert!(0.05 < few && few < many && many < 0.25, "{few} {many}");
+}

@@ -161,7 +161,7 @@ impl Allocation {
         if matches!(self.source, Source::Stream(_)) {
             return Err(Error::Unsupported {
                 what: format!("a release beside {} bins", self.bins),
-                hint: "take larger batches, or release nothing beside",
+                hint: "use larger batches, or drop the other release",
             });
         }
         let common = (Interval::exact(mu).square() + self.common).hi;
@@ -252,7 +252,7 @@ impl Allocation {
                 return Ok(sigma);
             }
         }
-        Err(Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))
+        Err(Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it"))
     }
 
     /// About the noise multiplier that [`Allocation::noise_multiplier`] finds, from fewer samples: nothing is proved of it.
@@ -265,7 +265,8 @@ impl Allocation {
     fn searched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
         check_epsilon(epsilon)?;
         check_delta(delta)?;
-        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
+        let out_of_reach =
+            || Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it");
         let mut log_sigma = self.guess(epsilon, delta);
         for share in PILOT {
             let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, share, watch);
@@ -338,7 +339,8 @@ impl Allocation {
         let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma)?.joining(samples, 1, &mut unwatched)?));
         let leaving =
             |log_sigma: f64| Ok(excess(sampler(log_sigma)?.leaving(samples, 1, 0.0, &mut unwatched)?));
-        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
+        let out_of_reach =
+            || Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it");
         let join =
             solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), joining)?.ok_or_else(out_of_reach)?;
         let spectrum = sampler(join)?.spectrum(Side::Joining, samples);

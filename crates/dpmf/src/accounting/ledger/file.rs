@@ -20,7 +20,7 @@ impl LedgerFile {
         let place = place.into();
         let lock = place.lock_beside()?;
         if place.exists()? {
-            let rule = "it exists, and an account is never begun anew";
+            let rule = "it already exists, and a ledger is never overwritten";
             return Err(Error::argument("ledger", place.path().display(), rule));
         }
         let file = Self { place, ledger, _lock: lock };

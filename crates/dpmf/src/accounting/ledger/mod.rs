@@ -276,7 +276,7 @@ impl Ledger {
                 None => all.push(release),
                 Some(known) if known.same(&release) => {}
                 Some(_) => {
-                    let rule = "its name stands for another release";
+                    let rule = "the ledger already has a different release of this name";
                     return Err(Error::argument("release", release.id, rule));
                 }
             }
@@ -289,12 +289,13 @@ impl Ledger {
     /// Errors: [`Error::InvalidArgument`].
     pub fn check(&self, statement: &PrivacyStatement) -> Result<()> {
         if statement.unit() != self.unit {
-            let rule = "the ledger counts what is released about the other unit of privacy: begin a ledger for this one";
+            let rule = "the ledger counts releases for the other unit of privacy; create a separate ledger for this unit";
             return Err(Error::argument("privacy unit", statement.unit().name(), rule));
         }
         let adjacency = statement.calibration().terms().adjacency;
         if adjacency != self.adjacency {
-            let rule = "the ledger counts by another relation: begin a ledger for this one";
+            let rule =
+                "the ledger uses a different neighbouring relation; create a separate ledger for this one";
             return Err(Error::argument("adjacency", adjacency, rule));
         }
         Ok(())

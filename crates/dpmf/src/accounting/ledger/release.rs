@@ -19,7 +19,7 @@ pub struct Release {
     pub id: String,
     /// When it was recorded, in words for people.
     pub time: String,
-    /// What it is, in words for people.
+    /// Description of the release for people.
     pub what: String,
     /// Standard deviation of the noise over sensitivity times clip; none for a release of which only a guarantee is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,7 +41,8 @@ pub struct Release {
 }
 
 impl Release {
-    /// What a privacy statement is about, run to its end. What was released beside it is counted by [`Release::beside`] but, where
+    /// What a privacy statement is about, run to its end. What was released beside it is counted by [`Release::beside`]
+    /// but, where
     /// units hide in bins, here.
     ///
     /// Cost: for balls in bins, some estimates of δ; nothing else takes time.
@@ -133,7 +134,8 @@ impl Release {
         Ok(release)
     }
 
-    /// Refuses pairs outside ε ≥ 0, 0 ≤ δ < 1, since a negative one would give budget back, and a release of which nothing is
+    /// Refuses pairs outside ε ≥ 0, 0 ≤ δ < 1, since a negative one would give budget back, and a release of which
+    /// nothing is
     /// known.
     pub(super) fn check(&self) -> Result<()> {
         for [epsilon, delta] in self.pairs() {

@@ -338,7 +338,7 @@ fn files_keep_the_account_and_refuse_one_beyond_its_budget() {
     file.record(vec![release("a", sigma())]).unwrap();
     assert!(file.record(vec![release("b", 0.5)]).is_err());
     drop(file);
-    assert!(LedgerFile::create(&path, ledger(9.0)).err().unwrap().to_string().contains("never begun anew"));
+    assert!(LedgerFile::create(&path, ledger(9.0)).err().unwrap().to_string().contains("never overwritten"));
     let file = LedgerFile::open(&path).unwrap();
     assert_eq!(file.ledger().releases(), [release("a", sigma())]);
     drop(file);

@@ -158,7 +158,7 @@ impl PoissonCurve {
         check_delta(delta)?;
         let upper = self.upper(Question::Epsilon { delta });
         if upper.is_infinite() {
-            let rule = "no finite epsilon can be shown for it at this noise";
+            let rule = "no finite epsilon can be proved for it with this noise";
             return Err(Error::argument("delta", shown(delta), rule));
         }
         Ok(upper)

@@ -209,7 +209,7 @@ fn bad_input_is_named() {
     assert!(one.delta(f64::NAN).unwrap_err().to_string().starts_with("epsilon is NaN"));
     let refused =
         PrivacyCurve::poisson(&[phase(1.0, 0.5, 1)], Adjacency::ReplaceOne).unwrap_err().to_string();
-    assert!(refused.starts_with("replacing a record with another one under sampling"), "{refused}");
+    assert!(refused.starts_with("the relation replace-one with sampling"), "{refused}");
     // Without sampling it costs twice.
     let twice = PrivacyCurve::poisson(&[phase(1.0, 1.0, 1)], Adjacency::ReplaceOne).unwrap();
     assert!((twice.mu().unwrap() - 2.0).abs() < 1e-14);

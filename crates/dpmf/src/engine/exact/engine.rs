@@ -82,9 +82,9 @@ impl ExactEngine {
         if most.is_nan() || most > 0.5 * MOST_DOUBTFUL {
             return Err(Error::Unsupported {
                 what: format!(
-                    "exact noise for these coefficients, of which double precision leaves {most:.1e} in doubt"
+                    "exact noise for these coefficients, which double precision only knows to within {most:.1e}"
                 ),
-                hint: "their rounding errors add up to too much beside the noise; use float arithmetic",
+                hint: "rounding errors add up to too much relative to the noise; use float arithmetic",
             });
         }
         Ok(Self {

@@ -61,7 +61,8 @@ pub(super) struct Records {
 }
 
 /// What ends a run whose files are lost or damaged, in errors.
-const END: &str = "The run cannot be resumed; what it released stays private. Begin a new run with a new key";
+const END: &str =
+    "This run cannot be resumed, but what it released stays private. Begin a new run with a new key";
 
 impl Records {
     /// None yet.
@@ -257,22 +258,22 @@ fn open_header<'a>(header: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     match u32::from_le_bytes(fields.take()) {
         VERSION => Ok(fields.0),
         1 | 2 => refused(
-            "it is a journal of version 0.1 or of one before exact noise, whose noise this version does not make: end \
-             that run with the version that began it",
+            "it was written by version 0.1, or by a version without exact noise. This version cannot make that noise: finish the run with \
+             the version that began it",
         ),
-        _ => refused("it is a journal of a newer version"),
+        _ => refused("it was written by a newer version of dpmf"),
     }
 }
 
 /// Refuses a journal: a row that it no longer shows could be released twice.
 pub(super) fn damaged(path: &Path, what: &str) -> Error {
     let reason =
-        format!("the journal is damaged: {what}, and without it a row could be released twice. {END}");
+        format!("the journal is damaged: {what}. Without it, a row of noise could be released twice. {END}");
     Error::Format { path: path.into(), reason }
 }
 
 /// Refuses a stream whose journal is not there.
 pub(super) fn gone(path: &Path) -> Error {
-    let reason = format!("the journal is gone, and without it a row could be released twice. {END}");
+    let reason = format!("the journal is missing. Without it, a row of noise could be released twice. {END}");
     Error::Io { path: path.into(), source: std::io::Error::new(std::io::ErrorKind::NotFound, reason) }
 }

@@ -167,7 +167,7 @@ fn a_journal_shorter_than_its_header_is_damage_and_never_begun_again() {
     }
     fs::remove_file(run.journal()).unwrap();
     let message = run.open().err().unwrap().to_string();
-    assert!(message.contains("the journal is gone") && message.contains("new key"), "{message}");
+    assert!(message.contains("the journal is missing") && message.contains("new key"), "{message}");
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn a_journal_opens_for_its_own_plan_alone() {
     bytes[8] = 1;
     fs::write(run.journal(), &bytes).unwrap();
     let error = run.open().err().unwrap().to_string();
-    assert!(error.contains("of version 0.1"), "{error}");
+    assert!(error.contains("by version 0.1"), "{error}");
 }
 
 /// The bytes in the order of the format; the last tag, which covers all before it, from a second implementation in
