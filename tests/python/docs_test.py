@@ -40,6 +40,7 @@ NOT_RUN = [
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
     ("how-to/opacus.md", "diff", "a difference between two scripts; the one it leads to follows"),
     ("how-to/plan.md", "sh", "takes a while; the command's own tests run it"),
+    ("how-to/transformers.md", "diff", "a difference between two scripts; the one it leads to follows"),
     ("index.md", "sh", "builds the package; scripts/wheel tests what it builds"),
 ]
 

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 
 
@@ -32,3 +34,22 @@ def test_streaming_counts():
         assert abs(float(released) - float(total)) < 5 * float(ours)
     # Fresh noise every hour adds up; ours does not.
     assert float(rows[-1][6]) > 5 * float(rows[-1][4])
+
+
+def test_trainer_text(tmp_path):
+    pytest.importorskip("transformers", reason="Transformers is not installed: scripts/setup-frameworks has it")
+    options = ("--accounts", "400", "--epochs", "2", "--batch-size", "40", "--output", str(tmp_path / "model"))
+    printed = run("trainer_text.py", *options)
+    before, after = map(float, re.search(r"accounts: ([\d.]+) before, ([\d.]+) after", printed).groups())
+    assert after < 0.8 * before
+    assert "-differential privacy for every record" in (tmp_path / "model" / "privacy.txt").read_text()
+
+
+def test_lora_text(tmp_path):
+    pytest.importorskip("peft", reason="PEFT is not installed: scripts/setup-frameworks has it")
+    options = ("--accounts", "800", "--epochs", "2", "--batch-size", "40", "--epsilon", "8", "--output", str(tmp_path))
+    printed = run("lora_text.py", *options)
+    before, after = map(float, re.search(r"accounts: ([\d.]+) before, ([\d.]+) after", printed).groups())
+    assert after < before
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "merged" / "model.safetensors").exists()

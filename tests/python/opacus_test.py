@@ -263,7 +263,7 @@ def test_a_loop_over_epochs_stays_as_it_is(poisson_sampling, workers, caplog):
     for part in (plan.chosen["mechanism"], f"sampling {plan.sampling}", f"{better:.2f} times less error than DP-SGD"):
         assert part in line
     assert "\n" not in line and (plan.sampling == "none") == (not poisson_sampling)
-    assert optimizer.expected_batch_size == pytest.approx(COUNT / STEPS)
+    assert optimizer.expected_batch_size == COUNT // STEPS
 
     epochs, place = [], {tuple(inputs.tolist()): index for index, inputs in enumerate(data().tensors[0])}
     for epoch in range(EPOCHS):
@@ -368,7 +368,7 @@ def test_a_noise_multiplier_is_an_epsilon():
     assert engine.plan.statement.epsilon == spent and engine.plan.statement.clip == 1.0
     # The planner's DP-SGD has that ε too; it draws batches of 8 on average, of 44, and Opacus a sixth of the data.
     noise = engine.plan.dp_sgd["noise_multiplier"]
-    assert dpmf.poisson_epsilon(noise, BATCH / COUNT, STEPS * EPOCHS, 1e-5)[0] == pytest.approx(spent, rel=1e-3)
+    assert dpmf.poisson_epsilon(noise, engine.plan.batch / COUNT, STEPS * EPOCHS, 1e-5)[0] == pytest.approx(spent, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
@@ -688,6 +688,61 @@ def test_what_opacus_engine_takes():
     iterable = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(data())})()
     with pytest.raises(dpmf.MismatchError, match="IterableDataset"):
         private(loader=DataLoader(iterable, batch_size=BATCH))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("poisson_sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("batch", [8, 9, 10, 13, 44])
+def test_steps_and_denominator_are_those_of_opacus(batch, poisson_sampling, drop_last):
+    def made(engine):
+        model = model_of()
+        loader = DataLoader(data(), batch_size=batch, shuffle=not poisson_sampling, drop_last=drop_last)
+        budget = dict(target_epsilon=2.0, target_delta=1e-5, epochs=EPOCHS, max_grad_norm=0.4)
+        _, optimizer, loader = engine.make_private_with_epsilon(
+            module=model, optimizer=sgd(model), data_loader=loader, poisson_sampling=poisson_sampling, **budget
+        )
+        return len(loader), optimizer.expected_batch_size
+
+    assert made(dpmf.opacus.PrivacyEngine()) == made(opacus.PrivacyEngine())
+
+
+def test_arguments_that_nobody_knows():
+    for wrong, near in (("poison_sampling", "poisson_sampling"), ("grad_sample_modus", "grad_sample_mode")):
+        for value in (False, None, 3):
+            with pytest.raises(ValueError, match=f"{wrong} is no argument of the engine: did you mean {near}"):
+                private(**{wrong: value})
+    with pytest.raises(ValueError, match="xyz is no argument of the engine: leave it out"):
+        private(xyz=None)
+
+
+@pytest.mark.skipif(not hasattr(opacus.grad_sample.grad_sample_module, "GradSampleHooks"), reason="Opacus has it since 1.6")
+def test_a_model_that_is_not_wrapped():
+    """Hooks on the model itself: the same bits as with a wrapper, and the checks of a wrapper."""
+    states = []
+    for wrap_model in (True, False):
+        engine = dpmf.opacus.PrivacyEngine(key=dpmf.NoiseKey.from_seed(3), experiment="wrapped")
+        model = model_of()
+        hooks, optimizer, loader = private(engine, model, wrap_model=wrap_model)
+        assert isinstance(hooks, torch.nn.Module) == wrap_model
+        train(model if not wrap_model else hooks, optimizer, loader)
+        states.append(flat(model.parameters()))
+    assert torch.equal(*states)
+
+    class Sorted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = torch.nn.Linear(5, 3)
+
+        def forward(self, inputs):
+            return self.inside(inputs[inputs[:, 0].argsort()])
+
+    model = Sorted()
+    _, optimizer, loader = private(model=model, wrap_model=False)
+    with pytest.raises(dpmf.MismatchError, match="sorts, shuffles or mixes"):
+        train(model, optimizer, loader)
+    wrapped, *_ = private()
+    with pytest.raises(ValueError, match="wrap_model is False, but the module is wrapped"):
+        private(model=wrapped, wrap_model=False)
 
 
 def test_opacus_own_parameters():

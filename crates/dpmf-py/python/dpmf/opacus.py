@@ -18,6 +18,8 @@ engine.plan has the rest. The data loader that it returns draws as the plan coun
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import math
 import os
 import warnings
@@ -39,7 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from . import torch as _torch
 from ._announce import announced
 from ._checks import check_experiment, check_unit, participation_of, statement_of
-from ._core import Mechanism, NoiseKey, Plan, PrivateRun, Sampler, new_run, poisson_epsilon
+from ._core import Mechanism, NoiseKey, Plan, PrivateRun, Sampler, _planned_steps, new_run, poisson_epsilon
 from ._errors import BindingError, MismatchError
 from ._plan import NOISE_DECAY
 from ._remedies import remedies
@@ -227,6 +229,12 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
                     "count twice: call zero_grad() before the backward() of each batch, and split large batches with "
                     "Opacus' BatchMemoryManager"
                 )
+            if row.shape[1:] != p.shape:
+                raise ValueError(
+                    f"parameter {number} has shape {tuple(p.shape)}, but Opacus' hooks made gradients of shape {tuple(row.shape[1:])} for "
+                    "each sample: they do not know how the module uses it. Train with dpmf.torch, whose accumulate(…) differentiates "
+                    "the module itself"
+                )
             if getattr(row, "_processed", False):
                 raise ValueError("these gradients were released by the last step: call optimizer.zero_grad() between steps")
             rows[number] = row
@@ -368,6 +376,12 @@ def _joint_clip(clips: Sequence[float]) -> float:
 #: Arguments of Opacus that say how its own accountants compute, which are not asked.
 _OF_ACCOUNTANTS = {"alphas", "eps_error", "delta_error", "epsilon_tolerance"}
 
+#: Arguments that have a place of their own.
+_OF_ENGINE = (
+    "module optimizer data_loader mechanism noise_multiplier max_grad_norm epochs target_epsilon target_delta schedule poisson_sampling "
+    "clipping"
+).split()
+
 #: What to do instead of arguments of Opacus that do not go with correlated noise.
 _INSTEAD = {
     "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
@@ -451,7 +465,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         _check_other(other)
         self.plan = announced(
             examples=length,
-            batch=batch_size,
+            batch=_batch_for(length, len(data_loader), batch_size),
             epochs=epochs,
             epsilon=target_epsilon,
             delta=target_delta,
@@ -557,6 +571,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
         grad_sample_mode: Literal["hooks", "functorch"] = "hooks",
+        wrap_model: bool = True,
         check: bool = True,
         **other: Any,
     ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
@@ -572,6 +587,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if grad_sample_mode not in ("hooks", "functorch"):
             raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks or functorch")
         self._check_unused()
+        if not wrap_model:
+            _hooks_of_opacus()
+            if isinstance(module, AbstractGradSampleModule):
+                raise ValueError("wrap_model is False, but the module is wrapped in a GradSampleModule: give the module inside")
         of_module = set(module.parameters())
         if any(p not in of_module for group in optimizer.param_groups for p in group["params"]):
             raise ValueError("the optimizer has parameters that are not the module's")
@@ -581,10 +600,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         key, name = self._key_and_name()
         loader, own = self._loader(data_loader, mechanism, epochs, key, name)
         batches: Any = loader.batch_sampler
+        # Batches that are made here have the denominator that Opacus gives its own.
+        of_opacus = max(len(data_loader.dataset) // batches.per_epoch, 1)  # type: ignore[arg-type]
         private = CorrelatedOptimizer(
             optimizer,
             mechanism,
-            expected_batch_size=batches.expected_batch,
+            expected_batch_size=of_opacus if own else batches.expected_batch,
             loss_reduction=loss_reduction,
             key=key,
             experiment=self._experiment,
@@ -597,18 +618,19 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
         private._own_cohorts = own
         # After all checks: Opacus leaves hooks in the module.
+        hooks: Any = module
         if not isinstance(module, AbstractGradSampleModule):
-            module = GradSampleModule(
+            hooks = (GradSampleModule if wrap_model else _hooks_of_opacus())(
                 module,
                 batch_first=batch_first,
                 loss_reduction=loss_reduction,
                 force_functorch=grad_sample_mode == "functorch",
             )
-        watch(module)
-        check_rows(module, batch_first=batch_first, mean=loss_reduction == "mean")
+        watch(hooks if wrap_model else module)
+        check_rows(hooks if wrap_model else _Hooked(hooks), batch_first=batch_first, mean=loss_reduction == "mean")
         self.accountant.of, self.accountant.noise = mechanism, private._noise
         private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
-        return module, private, loader
+        return hooks, private, loader
 
     def _key_and_name(self) -> tuple[NoiseKey | None, str]:
         """The key of the run, unless it lacks one, and its name: that of its journal, where it was begun."""
@@ -666,14 +688,20 @@ class PrivacyEngine(opacus.PrivacyEngine):
             # Its participation tells no epochs: a unit may take part in any two steps of neighbouring ones.
             several, times = True, mechanism.steps // int(mechanism.sampling.partition(":")[2])
         if mechanism.sampling == "none":
-            batches = _torch.Cohorts(length, batch_size, epochs=times, seed=self._seed)
+            per_epoch = mechanism.steps // times
+            if per_epoch not in (len(data_loader), round(length / batch_size)):
+                raise MismatchError(
+                    f"the data loader has {len(data_loader)} batches, but the mechanism was planned for {per_epoch} an epoch: give it that "
+                    "batch_size, or plan for this one"
+                )
+            batches = _torch.Cohorts(length, _batch_for(length, per_epoch, batch_size), epochs=times, seed=self._seed)
         else:
             if key is None:
                 raise ValueError("a run with a journal needs its key: PrivacyEngine(key=NoiseKey.create(path), journal=…)")
             sampler = Sampler(mechanism.sampling, key, units=length, steps=mechanism.steps, run=name)
             times = times if several else 1 if epochs is None else epochs
             batches = _torch.SampledBatches(sampler, epochs=times)
-            if round(length / sampler.expected_batch) != round(length / batch_size):
+            if batches.per_epoch not in (len(data_loader), round(length / batch_size)):
                 raise MismatchError(
                     f"the data loader has batches of {batch_size}, but the mechanism draws {sampler.expected_batch:.1f} examples a "
                     "step on average: give it that batch_size, or plan for this one"
@@ -744,10 +772,50 @@ def _clips_of(max_grad_norm: float | Sequence[float], clipping: Literal["flat", 
     )
 
 
+#: What is handled by name, and arguments of Opacus that may be there while they are off.
+_KNOWN = {"batch_first", "loss_reduction", "grad_sample_mode", "wrap_model", "check"} | _OF_ACCOUNTANTS
+_OFF = {"noise_multiplier", "rand_on_empty", *_INSTEAD}
+
+
 def _check_other(other: Mapping[str, Any]) -> None:
-    """Refuses arguments that would mean another run; those that are off, or only about accountants, change nothing."""
-    known = {"batch_first", "loss_reduction", "grad_sample_mode", "check"} | _OF_ACCOUNTANTS
+    """Refuses arguments that would mean another run, and those that nobody knows; what is off, or only about accountants, changes
+    nothing."""
     for name, value in other.items():
-        if name in known or value is None or value is False:
+        if name in _KNOWN:
+            continue
+        if name not in _OFF:
+            near = difflib.get_close_matches(name, [*_KNOWN, *_OFF, *_OF_ENGINE], 1)
+            raise ValueError(f"{name} is no argument of the engine" + (f": did you mean {near[0]}?" if near else ": leave it out"))
+        if value is None or value is False:
             continue
         raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: leave it out')}")
+
+
+def _batch_for(length: int, per_epoch: int, batch_size: int) -> int:
+    """The batch whose plan has as many steps an epoch as Opacus' own loader; where there is none, that of the loader.
+
+    A plan rounds the number of examples over the batch, and Opacus takes the length of the loader.
+    """
+    for batch in (batch_size, round(length / per_epoch), length // per_epoch, -(-length // per_epoch)):
+        if 1 <= batch <= length and _planned_steps(length, batch, 1) == per_epoch:
+            return batch
+    return batch_size
+
+
+def _hooks_of_opacus() -> Any:
+    """Hooks without a module around, which Opacus has since 1.6."""
+    try:
+        return importlib.import_module("opacus.grad_sample.grad_sample_module").GradSampleHooks
+    except AttributeError:
+        raise ValueError(f"wrap_model is False, which needs Opacus 1.6 or newer, and this is {opacus.__version__}") from None
+
+
+class _Hooked:
+    """Hooks and the module that they are on, as one."""
+
+    def __init__(self, hooks: Any) -> None:
+        self._hooks = hooks
+
+    def __getattr__(self, name: str) -> Any:
+        hooks = vars(self)["_hooks"]
+        return getattr(hooks if hasattr(hooks, name) else hooks._module, name)

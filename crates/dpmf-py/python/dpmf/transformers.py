@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pathlib
 import warnings
@@ -30,13 +31,14 @@ require("dpmf.transformers", "torch", "transformers")
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ._announce import announced, say
 from ._checks import statement_of
 from ._core import Mechanism, NoiseKey, Plan, PrivacyStatement, Sampler, _planned_steps
 from ._errors import MismatchError
 from ._plan import NOISE_DECAY
-from .torch import Cohorts, PrivateOptimizer, SampledBatches
+from .torch import MOST_ROWS, Cohorts, PrivateOptimizer, SampledBatches
 from .torch._gradients import NotVectorizedError
 
 if TYPE_CHECKING:
@@ -158,7 +160,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
     smaller, and the mean divides by the planned size. max_grad_norm is not used.
 
     plan is a dpmf.Plan or a mechanism that was saved of one, in place of epsilon, delta and clip. sampling="none" counts on no secret
-    draws. noise_decay is as in dpmf.plan. clipping is as in dpmf.torch.PrivateOptimizer.accumulate.
+    draws. noise_decay is as in dpmf.plan.
+
+    clipping is as in dpmf.torch.PrivateOptimizer.accumulate: "auto" makes the gradients of a micro-batch one by one where they take at
+    most 512 MiB, and otherwise clips without making them, where the loss is known to follow from the model's outputs and the labels.
 
     A run that saves checkpoints keeps its key, readable by its owner alone, its journal and its mechanism in output_dir/_dpmf, and
     train(resume_from_checkpoint=True) goes on with the bits of a run that was never interrupted. Keep the folder as secret as the
@@ -184,8 +189,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         key: NoiseKey | None = None,
         journal: str | os.PathLike[str] | None = None,
         experiment: str | None = None,
+        clipping: Literal["auto", "per-example", "ghost"] = "auto",
         **named: Any,
     ) -> None:
+        if clipping not in ("auto", "per-example", "ghost"):
+            raise ValueError(f'clipping is {clipping!r}, but it must be "auto", "per-example" or "ghost"')
         if plan is None and (epsilon is None or delta is None):
             raise ValueError("epsilon or delta is not given: say PrivateTrainer(…, epsilon=…, delta=…), or give plan=")
         if plan is not None and (epsilon is not None or delta is not None):
@@ -215,6 +223,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         self._resumes = self._begun = False
         self._batches: Cohorts | SampledBatches | None = None
         self._losses: _Loss | None = None
+        self._outputs: _Outputs | None = None
+        self._clipping = clipping
+        #: Whether the loss follows from the outputs and the labels; None before that was seen.
+        self._as_outputs: bool | None = None
         self._vectorize = True
         # The loop of Trainer takes one batch a step, which is a whole cohort, begins epochs where the run is, and leaves clipping to us.
         self.args = copy.copy(self.args)
@@ -440,7 +452,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         optimizer = self.optimizer
         self.model.train()
         if self._losses is None:
-            self._losses = _Loss(self.model, self._loss_of_one)
+            self._losses, self._outputs = _Loss(self.model, self._loss_of_one), _Outputs(self.model)
         total, examples = 0.0, 0
         for micro in inputs:
             seen = self._accumulate(optimizer, micro.examples, dict(self._prepare_inputs(micro.batch)))
@@ -458,7 +470,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 f"data_collator made {shapes} of {examples} examples, but every tensor needs one entry for every example, and of it alone: "
                 "use a collator that pads, and neither flattens nor packs"
             )
-        assert self._losses is not None
+        assert self._losses is not None and self._outputs is not None
+        if self._clips_by_layers(batch):
+            labels = batch.pop("labels")
+            with self.compute_loss_context_manager():
+                return optimizer.accumulate(
+                    self._outputs, self._loss_of_outputs, batch, labels, chunk=max(examples, 1), clipping="ghost"
+                )
         while True:
             try:
                 with self.compute_loss_context_manager():
@@ -471,6 +489,50 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
                 why = str(failed).partition("(")[2].partition(")")[0]
                 if not self._vectorize:
                     say(f"gradients are taken one example at a time, which is slow: vmap does not go through this model ({why})")
+
+    def _clips_by_layers(self, batch: dict[str, Any]) -> bool:
+        """Whether gradients of examples are not made: decided once, by sizes that a resumed run has too."""
+        if self._clipping == "auto":
+            trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+            small = 4 * trained * self.args.per_device_train_batch_size <= MOST_ROWS
+            self._clipping = "per-example" if small or not self._follows_from_outputs(batch) else "ghost"
+        elif self._clipping == "ghost" and not self._follows_from_outputs(batch):
+            raise MismatchError(
+                'clipping="ghost" needs a loss of the model\'s outputs and the labels, but what compute_loss gives for an example is '
+                'another: give compute_loss_func=, or clipping="per-example"'
+            )
+        return self._clipping == "ghost"
+
+    @torch.no_grad()
+    def _follows_from_outputs(self, batch: dict[str, Any]) -> bool:
+        """Whether the loss of an example is that of its outputs and labels; seen once, for the first one."""
+        if self._as_outputs is None and "labels" in batch and len(batch["labels"]):
+            one = {name: value[:1] for name, value in batch.items()}
+            self.model.eval()
+            try:
+                expected = float(self._loss_of_one(self.model, dict(one)))
+                labels = one.pop("labels")
+                found = float(self._loss_of_outputs(self.model(**one), labels))
+                if math.isfinite(expected):  # otherwise the example has no labels, and tells nothing
+                    self._as_outputs = abs(expected - found) <= 1e-4 * max(1.0, abs(expected))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                self._as_outputs = False
+            finally:
+                self.model.train()
+        return self._as_outputs is not False
+
+    def _loss_of_outputs(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        """As in compute_loss."""
+        loss: torch.Tensor
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=None)
+        elif self.label_smoother is not None:
+            loss = self.label_smoother(outputs, labels, shift_labels=self.model.loss_function is ForCausalLMLoss)
+        else:
+            logits = outputs["logits"]
+            more = dict(pooled_logits=logits, vocab_size=logits.shape[-1], config=self.model.config)
+            loss = self.model.loss_function(logits=logits, labels=labels, **more)
+        return loss
 
     def _simplify(self) -> bool:
         """Takes another way to the gradients of single examples, where vmap fails: attention that it knows, then one by one."""
@@ -557,6 +619,17 @@ class _Loss(torch.nn.Module):
 
     def forward(self, **inputs: Any) -> torch.Tensor:
         return self.loss(self.model, inputs)
+
+
+class _Outputs(torch.nn.Module):
+    """A model without its loss."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
 
 
 class _Micro:

@@ -312,6 +312,11 @@ class FlatRun:
 
     def _check_parameters(self) -> None:
         for number, p in enumerate(self.parameters):
+            if p.is_meta:
+                raise ValueError(
+                    f"parameter {number} is on the device meta, where it has no values: give them to the model first, with "
+                    "model.to_empty(device=…) and what initialises it"
+                )
             check_dtype(p, str(number))
 
     def _check_unchanged(self) -> None:
