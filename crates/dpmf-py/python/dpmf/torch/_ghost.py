@@ -622,12 +622,18 @@ class Ghost:
 
     # Gradients
 
-    def contributions(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> Contributions:
-        """Of all examples of some parts of a batch, which needs to be opened."""
-        examples = _length_of(parts)
+    def forward(self, parts: Any, examples: int) -> Any:
+        """The outputs of the module, whose layers keep what finish() needs."""
         kept = Kept(self.module, values=True)
         outputs = self._run("record", parts, examples)
         kept.check()
+        self._phase = "off"
+        return outputs
+
+    def contributions(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> Contributions:
+        """Of all examples of some parts of a batch, which needs to be opened."""
+        examples = _length_of(parts)
+        outputs = self.forward(parts, examples)
         with torch.enable_grad():
             losses = losses_of(loss, outputs, parts[2], examples, vectorize=vectorize)
         return self.finish(losses)
@@ -635,6 +641,8 @@ class Ghost:
     def finish(self, losses: torch.Tensor) -> Contributions:
         """Takes the gradients of losses, one for each example, of the outputs of the last call."""
         calls = self._calls
+        if len(losses) != self._examples:
+            raise ValueError(f"there are {len(losses)} losses for {self._examples} examples: give one loss for each example")
         self._phase = "again"
         outside = list(self._live.values())
         if losses.requires_grad:
@@ -652,6 +660,8 @@ class Ghost:
                     )
         self._phase = "off"
         self._anchors, self._calls = [], []
+        if calls and losses.requires_grad and all(call.gradient is None for call in calls):
+            raise ValueError("no layer that is trained has a share in these losses: take the losses of the last forward pass")
         return Contributions(calls, losses.detach(), self.shapes, self.dimension)
 
     # Checks
