@@ -38,6 +38,7 @@ NOT_RUN = [
     ("how-to/accelerators.md", "sh", "needs an accelerator"),
     ("how-to/flower.md", "sh", "six processes that stay; a_deployment_on_loopback in flower_test.py runs them"),
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
+    ("how-to/large-models.md", "python", "two lines of a script of Opacus; the tests of dpmf.opacus run them"),
     ("how-to/opacus.md", "diff", "a difference between two scripts; the one it leads to follows"),
     ("how-to/plan.md", "sh", "takes a while; the command's own tests run it"),
     ("how-to/transformers.md", "diff", "a difference between two scripts; the one it leads to follows"),

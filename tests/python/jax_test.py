@@ -1317,6 +1317,31 @@ def test_marks_are_salted_with_a_secret():
     assert not np.array_equal(*found)
 
 
+def test_a_state_tells_nothing_about_sums_and_batches():
+    """It is kept and passed on. How many took part, who, and the mark of the sum are masked, for every step otherwise."""
+    plan = planned()
+    loop = Loop(dpmf.jax.Run(plan, KEY, tree(0), experiment="test"))
+    sums, logs, chains = tree(0), [], []
+    for step in range(3):
+        loop(lambda batch: dpmf.jax.Sum.of(sums, batch=batch))
+        logs.append(np.asarray(loop.state.log[step]))
+        chains.append(np.asarray(loop.state.chain))
+    release = dpmf.jax._release
+    digests = release.digests_of([jnp.asarray(sums[name]) for name in sorted(sums)], loop.run._salt)
+    mark = np.asarray(release.mark_of(digests, jnp.uint32(0), ()))
+    for step, log in enumerate(logs):
+        opened = loop.run._outcome(step, dpmf.jax._run.on_host(loop.state))
+        # The same sum has the same mark, which the run finds under the mask.
+        assert opened[release.MARKED].tolist() == mark.tolist()
+        assert (int(opened[2]), int(opened[4])) == loop.run.drawn.known(step)
+        shown = log[release.MASKED]
+        assert not np.isin(shown, opened[release.MASKED]).any()
+        assert not any(np.isin(shown, other[release.MASKED]).any() for other in logs[:step])
+    # Of another key with the same draws and sums everything is another.
+    pads = {begun(key=dpmf.NoiseKey.from_seed(seed))._pad(0).tobytes() for seed in range(3)}
+    assert len(pads) == 3 and all(len(np.unique(pad)) == 4 for pad in chains)
+
+
 def test_sums_add_up_and_batches_fall_into_parts():
     batches = dpmf.jax.Batches(made("recall", None, "epochs:4"), KEY, examples=EXAMPLES)
     batch = batches.at(3)

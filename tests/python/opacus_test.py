@@ -5,6 +5,7 @@ import functools
 import gzip
 import importlib.util
 import json
+import math
 import pathlib
 import sys
 from fractions import Fraction
@@ -679,8 +680,9 @@ def test_what_opacus_engine_takes():
     for wrong, match in [
         (dict(normalize_clipping=True), "divide the learning rate by max_grad_norm"),
         (dict(total_steps=18), "say epochs"),
-        (dict(grad_sample_mode="ghost"), "hooks or functorch"),
-        (dict(criterion=torch.nn.CrossEntropyLoss()), "ghost clipping"),
+        (dict(grad_sample_mode="ghost_fsdp"), "hooks, functorch or ghost"),
+        (dict(grad_sample_mode="ghost", batch_first=False), "batch_first=True"),
+        (dict(criterion=torch.nn.CrossEntropyLoss()), 'only grad_sample_mode="ghost"'),
         (dict(max_grad_norm=-1.0), "clip"),
     ]:
         with pytest.raises(ValueError, match=match):
@@ -861,3 +863,100 @@ def test_a_plan_with_its_sampler():
     train(model, optimizer, batches)
     assert torch.allclose(flat(model.parameters()), flat(reference.parameters()), atol=1e-5)
     assert engine.get_epsilon(1e-5) == 2.0 and engine.get_epsilon(1e-6) > 2.0
+
+
+# Ghost clipping
+
+ghosts = pytest.mark.skipif(dpmf._opacus_ghost._Criterion is object, reason="this Opacus has no ghost clipping")
+
+
+def test_ghost_clipping_needs_its_criterion_of_opacus(monkeypatch):
+    monkeypatch.setattr(dpmf._opacus_ghost, "_Criterion", object)
+    with pytest.raises(ValueError, match="needs Opacus 1.5"):
+        private(grad_sample_mode="ghost")
+
+
+@ghosts
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ghost_clipping_trains_as_hooks_do(reduction):
+    """Called as in Opacus, which returns a criterion too; with large batches in parts as well."""
+    key, results = dpmf.NoiseKey.from_seed(3), []
+    for mode in ("hooks", "ghost", "parts"):
+        engine = dpmf.opacus.PrivacyEngine(key=key, experiment="ghosts")
+        given = dict(loss_reduction=reduction)
+        if mode != "hooks":
+            given.update(grad_sample_mode="ghost", criterion=torch.nn.CrossEntropyLoss(reduction=reduction))
+        model, optimizer, *criterion, loader = private(engine, **given)
+        criterion = criterion[0] if criterion else torch.nn.CrossEntropyLoss(reduction=reduction)
+        parts = BatchMemoryManager(data_loader=loader, max_physical_batch_size=5, optimizer=optimizer)
+        with parts if mode == "parts" else contextlib.nullcontext(loader) as batches:
+            for inputs, targets in batches:
+                optimizer.zero_grad()
+                loss = criterion(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+        assert optimizer.next_step == STEPS and math.isfinite(loss.item())
+        assert not any(part._forward_hooks for part in model._module.modules()) or mode == "hooks"
+        results.append(flat(model.parameters()))
+    assert (results[0] - flat(model_of().parameters())).abs().max() > 0.02
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=2e-6 * (1 if reduction == "mean" else BATCH))
+
+
+def ghost_engine():
+    return dpmf.opacus.PrivacyEngine(key=dpmf.NoiseKey.from_seed(3), experiment="ghosts")
+
+
+@ghosts
+def test_losses_of_examples_are_scaled_and_added_like_losses():
+    model, optimizer, criterion, loader = private(ghost_engine(), grad_sample_mode="ghost")
+    inputs, targets = next(iter(loader))
+    outputs = model(inputs)
+    loss = criterion(outputs, targets)
+    once = cross_entropy(outputs, targets).item()
+    mixed = 1.0 - (2 * loss + loss / 2 - 0.25 * loss)
+    assert mixed.item() == pytest.approx(1.0 - 2.25 * once, rel=1e-5) and repr(loss).startswith("ExampleLosses(")
+    assert mixed.detach().item() == mixed.item()
+
+
+@ghosts
+def test_ghost_clipping_refuses_what_would_count_twice_or_not_at_all():
+    model, optimizer, criterion, loader = private(ghost_engine(), grad_sample_mode="ghost")
+    inputs, targets = next(iter(loader))
+    with pytest.raises(ValueError, match="no backward"):
+        optimizer.step()
+    loss = criterion(model(inputs), targets)
+    loss.backward()
+    with pytest.raises(ValueError, match="without a forward pass"):
+        loss.backward()
+    with pytest.raises(ValueError, match="several backward"):
+        criterion(model(inputs), targets).backward()
+    optimizer.zero_grad()
+    first = criterion(model(inputs), targets)
+    model(inputs)
+    with pytest.raises(ValueError, match="last forward pass"):
+        first.backward()
+    with pytest.raises(ValueError, match="losses for"):
+        criterion(model(inputs)[:3], targets[:3]).backward()
+    optimizer.zero_grad()
+    criterion(model(inputs), targets).backward()
+    released(optimizer)
+    assert optimizer.next_step == 1
+
+
+class Sorted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.layer(x[order])[order.argsort()]
+
+
+@ghosts
+def test_ghost_clipping_refuses_modules_that_mix_examples():
+    model, *_, loader = private(ghost_engine(), model=Sorted(), grad_sample_mode="ghost")
+    with pytest.raises(dpmf.MismatchError, match="sorts, shuffles or mixes"):
+        for inputs, _ in loader:
+            model(inputs)

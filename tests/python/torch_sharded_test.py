@@ -45,10 +45,10 @@ def private(model, **arguments):
     return dpmf.torch.PrivateOptimizer(sgd, mechanism(), denominator=8, key=KEY, experiment="cut", **arguments)
 
 
-def train(optimizer, model, data, mine=slice(None)):
+def train(optimizer, model, data, mine=slice(None), **how):
     for inputs, targets in data:
         # One example at a time, since vmap rounds otherwise beside others.
-        optimizer.accumulate(model, cross_entropy, inputs[mine], targets[mine], chunk=1)
+        optimizer.accumulate(model, cross_entropy, inputs[mine], targets[mine], chunk=1, **how)
         optimizer.step()
 
 
@@ -75,6 +75,12 @@ def of_rank(rank, port, directory):
         after = {name: p.full_tensor() for name, p in model.state_dict().items()}
         torch.save({"model": weights, "optimizer": state, "after": after, "memory": memory}, directory / f"{place}-{rank}.pt")
         torch.distributed.barrier()
+    if hasattr(torch, "func"):
+        model = cut(model_of(), mesh)
+        optimizer = private(model, group=True)
+        train(optimizer, model, cohorts()[:SAVED], slice(rank, None, WORLD), clipping="ghost")
+        assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in model.parameters())
+        torch.save({name: p.full_tensor() for name, p in model.state_dict().items()}, directory / f"ghost-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -115,6 +121,16 @@ def test_shards_are_one_process_bit_for_bit_with_half_of_its_state(directory, pl
     packets = 8 * 64 * (mechanism().buffers + 1)
     whole = alone._noise.run.memory
     assert all(int(one["memory"]) <= whole / 2 + 8 * packets for one in saved)
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="ghost clipping needs PyTorch 2.0")
+def test_ghost_clipping_of_shards_is_that_of_one_process_bit_for_bit(directory):
+    model = model_of()
+    train(private(model), model, cohorts()[:SAVED], clipping="ghost")
+    expected = bits(model.state_dict())
+    assert not np.array_equal(expected, bits(model_of().state_dict()))
+    for rank in range(WORLD):
+        assert np.array_equal(bits(torch.load(directory / f"ghost-{rank}.pt", weights_only=False)), expected)
 
 
 @pytest.mark.parametrize("place", PLACES)

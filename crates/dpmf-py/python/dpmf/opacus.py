@@ -38,6 +38,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from . import _opacus_ghost as _ghosts
 from . import torch as _torch
 from ._announce import announced
 from ._checks import check_experiment, check_unit, participation_of, statement_of
@@ -181,6 +182,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             group=None,
             name=_name,
         )
+        #: Whether what examples add comes by backward() of a wrapped criterion, and whether it has since the last step.
+        self._by_ghosts = self._added = False
+        self._numbers: dict[str, int] = {}
         self._clips = None if clips is None else _checked_clips(clips, statement.clip, self._noise.parameters)
         self._cohorts: Batches | None = cohorts
         #: Whether the cohorts were made for this run, whose state then says where they go on.
@@ -209,9 +213,46 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         self._is_last_step_skipped = False
         return self.next_step
 
+    def add_contributions(self, examples: int, made: Any) -> None:
+        """Clips what examples add to the gradients, with ghost clipping, and adds it to the coming step."""
+        noise = self._noise
+        if self._added:
+            raise ValueError(
+                "there were several backward() since the last step() or zero_grad(), and an example that came twice would count twice: "
+                "call zero_grad() before the backward() of each batch, and split large batches with Opacus' BatchMemoryManager"
+            )
+        if made is not None:
+            made.charge()  # refuses before anything is counted
+        with remedies(REMEDIES):
+            noise.begin_adding(examples)
+        self._added = True
+        if made is None:
+            return
+        numbers = self._numbers
+        try:
+            made.add(noise.live().clip, lambda name, first, values: noise.add_rows(numbers[name], first, values))
+        except BaseException:
+            noise.clear()
+            raise
+
+    def _trained(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The parameters of a module that a step would move, by name."""
+        noise = self._noise
+        found = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
+        self._numbers = {name: noise.numbers[id(p)] for name, p in found.items()}
+        return found
+
     def clip_and_accumulate(self) -> None:
         """Clips the per-sample gradients of the last backward() and adds them to the coming step."""
         noise = self._noise
+        if self._by_ghosts:
+            if not self._added:
+                raise ValueError(
+                    "there was no backward() since the last step() or zero_grad(): call criterion(model(inputs), targets).backward(), with the "
+                    "criterion that make_private returned"
+                )
+            self._added = False
+            return
         rows = {}
         for number, p in enumerate(noise.parameters):
             if not p.requires_grad:
@@ -288,6 +329,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         """Forgets the per-sample gradients and every .grad and, unless the last step was put off, what was accumulated."""
         for p in self._noise.parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
+        self._added = False
         if not self._is_last_step_skipped:
             self._noise.clear()
         self.original_optimizer.zero_grad(set_to_none)
@@ -387,7 +429,6 @@ _INSTEAD = {
     "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
     "normalize_clipping": "gradients are clipped to max_grad_norm and the noise is for that: divide the learning rate by max_grad_norm",
     "total_steps": "say epochs: the loader gives the steps of each",
-    "criterion": "ghost clipping is not used here: leave grad_sample_mode out, and the loss as it was",
 }
 
 
@@ -450,11 +491,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
         poisson_sampling: bool = True,
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
-    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+    ) -> Any:
         """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
 
         schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and all
         other optimizers but SGD are planned for as running sums.
+
+        Returns module, optimizer and data loader; with grad_sample_mode="ghost" module, optimizer, criterion and data loader, as Opacus
+        does: criterion(model(inputs), targets).backward() then takes the place of the loss's.
 
         poisson_sampling=True lets the plan count on secret sampling, of whatever kind has the least error. False counts on none:
         the data is shuffled once and cut into batches, which come in the same order in every epoch.
@@ -502,10 +546,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         poisson_sampling: bool | None = None,
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
-    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+    ) -> Any:
         """The module with per-sample gradients, the optimizer with correlated noise, and the data as the mechanism counts on it.
 
         mechanism is one of dpmf.plan, or the Plan itself, or what was saved of it.
+
+        grad_sample_mode="ghost" and criterion are as in make_private_with_epsilon.
 
         noise_multiplier says how much independent noise each step of DP-SGD would have. With epochs and target_delta, that is
         an ε, and the plan is for the same.
@@ -570,11 +616,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
         clipping: Literal["flat", "per_layer"],
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
-        grad_sample_mode: Literal["hooks", "functorch"] = "hooks",
+        grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks",
+        criterion: Any = None,
         wrap_model: bool = True,
         check: bool = True,
         **other: Any,
-    ) -> tuple[GradSampleModule, CorrelatedOptimizer, DataLoader[Any]]:
+    ) -> Any:
         _check_other(other)
         statement = statement_of(mechanism)
         clip, clips = (statement.clip, None) if max_grad_norm is None else _clips_of(max_grad_norm, clipping)
@@ -584,8 +631,18 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError(
                 f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: leave it out, or plan anew"
             )
-        if grad_sample_mode not in ("hooks", "functorch"):
-            raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks or functorch")
+        if grad_sample_mode not in ("hooks", "functorch", "ghost"):
+            raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks, functorch or ghost")
+        ghost = grad_sample_mode == "ghost"
+        if criterion is not None and not ghost:
+            raise ValueError('criterion is given, but only grad_sample_mode="ghost" wraps it: leave it out')
+        if ghost and (not batch_first or clipping != "flat" or isinstance(module, AbstractGradSampleModule) or not wrap_model):
+            raise ValueError(
+                'grad_sample_mode="ghost" wraps a module that is not wrapped yet (wrap_model=True), with examples along the first axis '
+                '(batch_first=True) and one clip over all parameters (clipping="flat")'
+            )
+        if ghost and _ghosts._Criterion is object:
+            raise ValueError('grad_sample_mode="ghost" needs Opacus 1.5 or newer: update it, or leave grad_sample_mode out')
         self._check_unused()
         if not wrap_model:
             _hooks_of_opacus()
@@ -619,17 +676,24 @@ class PrivacyEngine(opacus.PrivacyEngine):
         private._own_cohorts = own
         # After all checks: Opacus leaves hooks in the module.
         hooks: Any = module
-        if not isinstance(module, AbstractGradSampleModule):
+        if ghost:
+            hooks = _ghosts.GhostModule(module, private._trained, loss_reduction)
+        elif not isinstance(module, AbstractGradSampleModule):
             hooks = (GradSampleModule if wrap_model else _hooks_of_opacus())(
                 module,
                 batch_first=batch_first,
                 loss_reduction=loss_reduction,
                 force_functorch=grad_sample_mode == "functorch",
             )
-        watch(hooks if wrap_model else module)
-        check_rows(hooks if wrap_model else _Hooked(hooks), batch_first=batch_first, mean=loss_reduction == "mean")
+        if not ghost:
+            watch(hooks if wrap_model else module)
+            check_rows(hooks if wrap_model else _Hooked(hooks), batch_first=batch_first, mean=loss_reduction == "mean")
         self.accountant.of, self.accountant.noise = mechanism, private._noise
         private.attach_step_hook(self.accountant.get_optimizer_hook_fn(sample_rate=1 / max(len(loader), 1)))
+        if ghost:
+            private._by_ghosts = True
+            criterion = torch.nn.CrossEntropyLoss(reduction=loss_reduction) if criterion is None else criterion
+            return hooks, private, _ghosts.GhostCriterion(hooks, private, criterion, loss_reduction), loader
         return hooks, private, loader
 
     def _key_and_name(self) -> tuple[NoiseKey | None, str]:
@@ -773,7 +837,7 @@ def _clips_of(max_grad_norm: float | Sequence[float], clipping: Literal["flat", 
 
 
 #: What is handled by name, and arguments of Opacus that may be there while they are off.
-_KNOWN = {"batch_first", "loss_reduction", "grad_sample_mode", "wrap_model", "check"} | _OF_ACCOUNTANTS
+_KNOWN = {"batch_first", "loss_reduction", "grad_sample_mode", "criterion", "wrap_model", "check"} | _OF_ACCOUNTANTS
 _OFF = {"noise_multiplier", "rand_on_empty", *_INSTEAD}
 
 

@@ -22,10 +22,12 @@ from ._layout import Layout
 #: Steps that a state remembers the outcome of, and so the most that are handed out at once.
 DEPTH = 128
 
-#: Words of a ticket, and where they are: the step, flags, what its sum must have, and by which its devices mark it.
-TICKET = 21
+#: Words of a ticket, and where they are: the step, flags, what its sum must have, by which its devices mark it, and what its outcome is
+#: masked with: who took part is secret where a guarantee counts on sampling, and a mark tells sums apart.
+TICKET = 28
 STEP, FLAGS, MEMBERS, PLACE, STAMPS = range(5)
 RUN, FOLLOWS, MARK, SALT = (slice(5 + 4 * part, 9 + 4 * part) for part in range(4))
+PAD = slice(21, 28)
 
 #: The step was burned: it has no noise. It goes on from one state alone. Its sum must have the mark. It has so many members at most,
 #: and these.
@@ -35,8 +37,9 @@ BURNED, BOUND, REPEATED, COUNTED, STAMPED = (1 << bit for bit in range(5))
 OTHER_RUN, OTHER_STEP, OTHER_BRANCH, DIFFERING, NOT_FINITE, TOO_MANY, OTHER_MEMBERS, OTHER_SUM, STUCK = (1 << bit for bit in range(9))
 
 #: Words of an outcome: the step after it, the fault, contributions, stamp, mark, numbers that are not finite, arrays that differ, and
-#: the step of the state.
+#: the step of the state. Those from contributions to mark are masked.
 OUTCOME = 12
+MASKED, MARKED = slice(2, 9), slice(5, 9)
 
 #: Most units of the grid that a sum is taken for, in magnitude: what is beyond is pulled back, which brings no two sums further apart.
 LARGEST = 2.0**30
@@ -186,12 +189,13 @@ class Device:
         after = ticket[STEP] + 1
         given = jnp.where(uneven, jnp.uint32(0), jnp.stack([counted, stamp[0], stamp[1], step.astype(jnp.uint32)]))
         numbers = [not_finite.astype(jnp.uint32), differing.astype(jnp.uint32)]
-        outcome = jnp.concatenate([jnp.stack([after, faults]), given[:3], mark, jnp.stack(numbers), given[3:]])
+        masked = jnp.concatenate([given[:3], mark]) ^ ticket[PAD]
+        outcome = jnp.concatenate([jnp.stack([after, faults]), masked, jnp.stack(numbers), given[3:]])
         log = jax.lax.dynamic_update_index_in_dim(log, outcome, (ticket[STEP] % DEPTH).astype(jnp.int32), 0)
         noisy = [jnp.where(released, self._added(leaf, *words), 0.0) for leaf, *words in zip(leaves, *rows)]
         return [
             jnp.where(goes_on, after.astype(jnp.int32), step),
-            jnp.where(goes_on, chained(chain, mark), chain),
+            jnp.where(goes_on, chained(chain, masked[3:]), chain),
             jnp.where(goes_on, jnp.uint32(0), faults),
             log,
             *noisy,

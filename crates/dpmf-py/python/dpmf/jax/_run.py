@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 from collections.abc import Iterator
@@ -348,9 +349,21 @@ class Run:
             flags |= release.COUNTED
         ticket[release.FLAGS] = flags
         ticket[release.RUN], ticket[release.FOLLOWS], ticket[release.SALT] = self.words, self._chain, self._salt
+        ticket[release.PAD] = self._pad(step)
         if mark is not None:
             ticket[release.MARK] = mark
         return ticket, row
+
+    def _pad(self, step: int) -> np.ndarray[Any, Any]:
+        """What the outcome of a step is masked with in a state, which people keep and pass on."""
+        words = hmac.digest(self._salt.tobytes(), b"outcome" + step.to_bytes(8, "little"), "sha256")
+        return np.frombuffer(words, np.uint32)[:7]
+
+    def _outcome(self, step: int, found: CorrelatedNoiseState) -> np.ndarray[Any, Any]:
+        """The outcome of a step, without its mask."""
+        outcome: np.ndarray[Any, Any] = np.array(found.log[step % release.DEPTH])
+        outcome[release.MASKED] ^= self._pad(step)
+        return outcome
 
     def _row(self, step: int, stacked: bool) -> Any:
         """The row of the coming step: leaves on the devices if they are under way, or words on the host."""
@@ -419,11 +432,11 @@ class Run:
         step = int(found.step) - 1
         if step < 0 or step in self._burned:
             return
-        outcome = found.log[step % release.DEPTH]
+        outcome = self._outcome(step, found)
         if step >= self._next or outcome[0] != step + 1:
             raise MismatchError(f"the state is at step {step + 1}, but no step is outstanding: take the batches of run.batches(state)")
         try:
-            self._run.settle(step, outcome[5:9].tolist())
+            self._run.settle(step, outcome[release.MARKED].tolist())
         except StepReusedError as reused:
             raise StepReusedError(
                 f"step {step} was committed, and comes back with another sum: its noise was used twice, and the difference of the two "
@@ -432,7 +445,7 @@ class Run:
 
     def _commit(self, step: int, found: CorrelatedNoiseState) -> None:
         assert self._run is not None
-        outcome = found.log[step % release.DEPTH]
+        outcome = self._outcome(step, found)
         if outcome[0] != step + 1:
             raise MismatchError(
                 f"the state is at step {int(found.step)}, and holds no outcome of step {step}, which was handed out: commit the state that "
@@ -444,7 +457,7 @@ class Run:
                 self._burned.add(step)
             elif step not in self._burned:
                 self._contribute(step, outcome)
-                self._run.settle(step, outcome[5:9].tolist())
+                self._run.settle(step, outcome[release.MARKED].tolist())
         except BaseException:
             self._run.clear()
             raise

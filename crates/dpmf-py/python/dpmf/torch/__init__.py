@@ -413,7 +413,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 ghost.check(batch.parts, loss, vectorize=vectorize)
                 self._ghost = ghost
                 made = (ghost.contributions(parts, loss, vectorize=vectorize) for parts in chunks)
-                return self._add_contributions(batch.length, made)
+                return self._add_contributions(batch.length, trained, made)
         if noise.sharded and not vectorize:
             raise ValueError("vectorize=False goes through the module itself, whose parameters are cut over ranks: leave it out")
         gradients = PerExample(module, loss, trained, grouped=grouped or views > 1, sharded=noise.sharded)
@@ -447,10 +447,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 noise.begin_adding(examples)
         return seen
 
-    def _add_contributions(self, examples: int, made: Iterable[Contributions]) -> Seen:
+    def _add_contributions(self, examples: int, trained: Mapping[str, torch.Tensor], made: Iterable[Contributions]) -> Seen:
         """Adds what layers have kept of examples."""
         noise = self._noise
-        numbers = {name: noise.numbers[id(p)] for name, p in self._ghost.trained.items()}
+        numbers = {name: noise.numbers[id(p)] for name, p in trained.items()}
         charges = [0.0]
 
         def add(one: Contributions) -> torch.Tensor:

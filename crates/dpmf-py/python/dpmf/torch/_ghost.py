@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from .._core import _Clip
 from .._errors import MismatchError
-from ._gradients import Kept, cut_examples, check_module, vmap
+from ._gradients import Kept, check_module, cut_examples
 from ._rows import EXAMPLES, TOLERANCE, UncheckedModelWarning, undisturbed, warn_unchecked
 from ._sharded import whole, without_gathering
 
@@ -355,7 +355,7 @@ def _convolution(call: Call) -> Pieces:
 def _any(call: Call) -> Pieces:
     """A layer of any kind, differentiated for each example by vmap: its parameters are taken to be small."""
     part = call.place.part
-    own = {name: part._parameters[name].detach() for name in call.place.own}  # type: ignore[union-attr]
+    own = {name: part._parameters[name].detach() for name in call.place.own}
 
     def one(inputs: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor], gradient: torch.Tensor) -> dict[str, torch.Tensor]:
         def run(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -368,7 +368,7 @@ def _any(call: Call) -> Pieces:
         found: dict[str, torch.Tensor] = back(gradient.unsqueeze(0))[0]
         return found
 
-    found = vmap(one)(call.inputs, call.named, _given(call))
+    found = torch.func.vmap(one)(call.inputs, call.named, _given(call))
     for name, values in found.items():
         yield name, _summed(values.detach().reshape(call.examples, -1, own[name].numel()))
 
@@ -622,12 +622,18 @@ class Ghost:
 
     # Gradients
 
-    def contributions(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> Contributions:
-        """Of all examples of some parts of a batch, which needs to be opened."""
-        examples = _length_of(parts)
+    def forward(self, parts: Any, examples: int) -> Any:
+        """The outputs of the module, whose layers keep what finish() needs."""
         kept = Kept(self.module, values=True)
         outputs = self._run("record", parts, examples)
         kept.check()
+        self._phase = "off"
+        return outputs
+
+    def contributions(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> Contributions:
+        """Of all examples of some parts of a batch, which needs to be opened."""
+        examples = _length_of(parts)
+        outputs = self.forward(parts, examples)
         with torch.enable_grad():
             losses = losses_of(loss, outputs, parts[2], examples, vectorize=vectorize)
         return self.finish(losses)
@@ -635,6 +641,8 @@ class Ghost:
     def finish(self, losses: torch.Tensor) -> Contributions:
         """Takes the gradients of losses, one for each example, of the outputs of the last call."""
         calls = self._calls
+        if len(losses) != self._examples:
+            raise ValueError(f"there are {len(losses)} losses for {self._examples} examples: give one loss for each example")
         self._phase = "again"
         outside = list(self._live.values())
         if losses.requires_grad:
@@ -652,6 +660,8 @@ class Ghost:
                     )
         self._phase = "off"
         self._anchors, self._calls = [], []
+        if calls and losses.requires_grad and all(call.gradient is None for call in calls):
+            raise ValueError("no layer that is trained has a share in these losses: take the losses of the last forward pass")
         return Contributions(calls, losses.detach(), self.shapes, self.dimension)
 
     # Checks
@@ -873,7 +883,7 @@ def losses_of(
     if not vectorize or examples == 1:
         return torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
     try:
-        found: torch.Tensor = vmap(one, randomness="different")(batched)
+        found: torch.Tensor = torch.func.vmap(one, randomness="different")(batched)
     except RuntimeError as failed:
         raise ValueError(
             f"torch's vmap cannot compute this loss for all examples at once ({failed}): give vectorize=False, which calls it for one "
