@@ -1,10 +1,10 @@
 //! `dpmf account` and `dpmf calibrate`.
 
-use crate::caution;
 use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, table};
-use crate::words;
+use crate::value_parsers;
+use crate::warnings;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::accounting::pld::{DEFAULT_WIDTH, LEAST_NOISE};
@@ -71,7 +71,7 @@ pub struct Args {
     /// Which data sets are neighbours: replace-with-zero, add-or-remove or, without sampling, replace-one
     #[arg(
         long, default_value = "replace-with-zero",
-        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+        value_parser = value_parsers::of::<Adjacency>(value_parsers::ADJACENCY), hide_possible_values = true
     )]
     adjacency: Adjacency,
 }
@@ -101,8 +101,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     let found = |name: &str| report.json()[name].as_f64();
     let epsilon = args.epsilon.or_else(|| found("epsilon_exact")).or_else(|| found("epsilon_pld"));
     let delta = args.delta.or_else(|| found("delta_exact")).or_else(|| found("delta_pld"));
-    let warnings = caution::about(epsilon, delta, None);
-    caution::tell(&warnings);
+    let warnings = warnings::about(epsilon, delta, None);
+    warnings::tell(&warnings);
     Ok(report.warned(warnings))
 }
 
@@ -349,7 +349,7 @@ pub struct CalibrateArgs {
     /// The mechanism to make
     #[arg(
         long, value_name = "NAME", default_value = "optimal", conflicts_with = "file",
-        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+        value_parser = value_parsers::mechanism::<Selector>(), hide_possible_values = true
     )]
     mechanism: Selector,
 
@@ -377,7 +377,7 @@ pub struct CalibrateArgs {
     /// Unit of privacy: user or record [default: that of the file, or user]
     #[arg(
         long,
-        value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
+        value_parser = value_parsers::of::<PrivacyUnit>(value_parsers::UNIT), hide_possible_values = true
     )]
     unit: Option<PrivacyUnit>,
 
@@ -385,14 +385,14 @@ pub struct CalibrateArgs {
     /// replace-with-zero]
     #[arg(
         long,
-        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+        value_parser = value_parsers::of::<Adjacency>(value_parsers::ADJACENCY), hide_possible_values = true
     )]
     adjacency: Option<Adjacency>,
 
     /// How ε is computed from the noise: exact, zcdp, rdp or paper [default: that of the file, or exact]
     #[arg(
         long,
-        value_parser = words::of::<Accountant>(words::ACCOUNTANT), hide_possible_values = true
+        value_parser = value_parsers::of::<Accountant>(value_parsers::ACCOUNTANT), hide_possible_values = true
     )]
     accountant: Option<Accountant>,
 
@@ -449,8 +449,8 @@ pub fn calibrate(args: &CalibrateArgs) -> anyhow::Result<Report> {
         text += &format!("\nwritten to {}\n", path.display());
     }
     let (epsilon, delta) = (statement.calibration().epsilon(), statement.calibration().delta());
-    let warnings = caution::about(Some(epsilon), Some(delta), None);
-    caution::tell(&warnings);
+    let warnings = warnings::about(Some(epsilon), Some(delta), None);
+    warnings::tell(&warnings);
     Ok(Report::new(json, text).warned(warnings))
 }
 

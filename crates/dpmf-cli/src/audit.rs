@@ -7,7 +7,7 @@ use crate::output;
 use crate::plot::{self, figure};
 use crate::progress::{Bar, Spinner};
 use crate::report::{Report, number, table};
-use crate::words;
+use crate::value_parsers;
 use crate::workload::count;
 use anyhow::bail;
 use counted::Counted;
@@ -62,14 +62,14 @@ pub struct Args {
     /// lowest bits and sizes of the released f32 numbers, in both arithmetics
     #[arg(
         long, default_value = "worst-column",
-        value_parser = words::of::<Player>(words::ADVERSARY), hide_possible_values = true
+        value_parser = value_parsers::of::<Player>(value_parsers::ADVERSARY), hide_possible_values = true
     )]
     adversary: Player,
 
     /// For bits: the arithmetic that the command must not refute
     #[arg(
         long, value_name = "exact|float", default_value = "exact",
-        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+        value_parser = value_parsers::of::<Arithmetic>(value_parsers::ARITHMETIC), hide_possible_values = true
     )]
     arithmetic: Arithmetic,
 

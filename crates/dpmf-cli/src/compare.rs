@@ -2,7 +2,7 @@
 
 use crate::progress::Spinner;
 use crate::report::{Report, note, number, table};
-use crate::words;
+use crate::value_parsers;
 use crate::workload::{SolverArgs, WorkloadArgs, count};
 use dpmf::Selector;
 use dpmf::comparison::Row;
@@ -32,7 +32,7 @@ pub struct Args {
     /// Compare only these mechanisms, by name or with a choice such as optimal:buffers=3
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
-        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+        value_parser = value_parsers::mechanism::<Selector>(), hide_possible_values = true
     )]
     mechanism: Vec<Selector>,
 }

@@ -39,7 +39,7 @@ pub fn kind(error: &anyhow::Error) -> &'static str {
 }
 
 /// The whole story of an error. A cause that the sentence before already tells is not told again.
-pub fn told(error: &anyhow::Error) -> String {
+pub fn error_chain(error: &anyhow::Error) -> String {
     let mut story = String::new();
     for cause in error.chain().map(hints::error) {
         if story.is_empty() {
@@ -60,15 +60,15 @@ mod tests {
     fn a_cause_is_told_once() {
         let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let library = dpmf::Error::Io { path: "m".into(), source: io() };
-        assert_eq!(told(&library.into()), "m: entity not found");
+        assert_eq!(error_chain(&library.into()), "m: entity not found");
         let plain = Err::<(), _>(io()).context("cannot read m").unwrap_err();
-        assert_eq!(told(&plain), "cannot read m: entity not found");
+        assert_eq!(error_chain(&plain), "cannot read m: entity not found");
     }
 
     #[test]
     fn kinds_survive_what_is_added_to_a_failure() {
         let error = Err::<(), _>(Failure::interrupted("stopped")).context("while training").unwrap_err();
-        assert_eq!((kind(&error), told(&error).as_str()), ("interrupted", "while training: stopped"));
+        assert_eq!((kind(&error), error_chain(&error).as_str()), ("interrupted", "while training: stopped"));
         assert_eq!(kind(&anyhow::anyhow!("words")), "failure");
     }
 }

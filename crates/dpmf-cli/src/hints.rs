@@ -94,7 +94,7 @@ mod tests {
             error: Box::new(Error::Data { path: "t.csv".into(), message: "no users".into() }),
             hint: Hint::Schema,
         };
-        let story = crate::failure::told(&anyhow::Error::from(fault()).context("cannot train"));
+        let story = crate::failure::error_chain(&anyhow::Error::from(fault()).context("cannot train"));
         assert_eq!(story, "cannot train: t.csv: no users: describe the columns with --schema");
         assert_eq!(fault().to_string(), "t.csv: no users: give a schema that describes the columns");
         let cut = Remark { text: "3 texts are cut".into(), hint: Some(Hint::ExampleLength) };

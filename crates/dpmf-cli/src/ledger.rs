@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::output;
 use crate::report::{Report, number, table};
-use crate::words;
+use crate::value_parsers;
 use anyhow::bail;
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Adjacency, Ledger, LedgerFile, PrivacyStatement, PrivacyUnit, Release};
@@ -50,14 +50,14 @@ enum Action {
         /// Unit of privacy: user or record
         #[arg(
             long, default_value = "user",
-            value_parser = words::of::<PrivacyUnit>(words::UNIT), hide_possible_values = true
+            value_parser = value_parsers::of::<PrivacyUnit>(value_parsers::UNIT), hide_possible_values = true
         )]
         unit: PrivacyUnit,
 
         /// Which data sets are neighbours: replace-with-zero, add-or-remove or replace-one
         #[arg(
             long, default_value = "replace-with-zero",
-            value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+            value_parser = value_parsers::of::<Adjacency>(value_parsers::ADJACENCY), hide_possible_values = true
         )]
         adjacency: Adjacency,
     },

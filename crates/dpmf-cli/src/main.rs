@@ -6,7 +6,6 @@
 mod account;
 mod audit;
 mod bench;
-mod caution;
 mod clock;
 mod compare;
 mod factorize;
@@ -28,7 +27,8 @@ mod progress;
 mod report;
 mod sweep;
 mod train;
-mod words;
+mod value_parsers;
+mod warnings;
 mod workload;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     });
     printed.unwrap_or_else(|error| {
         let kind = failure::kind(&error);
-        report::fail(kind, &failure::told(&error));
+        report::fail(kind, &failure::error_chain(&error));
         if kind == "interrupted" { ExitCode::from(interrupt::CODE) } else { ExitCode::FAILURE }
     })
 }

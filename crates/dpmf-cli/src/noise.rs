@@ -4,7 +4,7 @@ use crate::memory;
 use crate::output;
 use crate::progress::Bar;
 use crate::report::{Report, note};
-use crate::words;
+use crate::value_parsers;
 use crate::workload::count;
 use anyhow::bail;
 use dpmf::accounting::KeyOrigin;
@@ -29,7 +29,7 @@ pub struct KeyArgs {
 enum KeyAction {
     /// Write a new key from the operating system to a file that only its owner can read
     ///
-    /// An existing file is never overwritten. A key belongs to one run of one mechanism; whoever has it can
+    /// An existing file is never overwritten. A key belongs to one run of one mechanism. Anyone who has it can
     /// subtract the noise, and without it a run cannot be resumed.
     New {
         /// The key file
@@ -80,7 +80,7 @@ pub struct Args {
     /// Noise for the gradients, or the noise that it causes in the iterates
     #[arg(
         long, value_name = "gradient|iterate", default_value = "gradient",
-        value_parser = words::of::<Output>(words::OUTPUT), hide_possible_values = true
+        value_parser = value_parsers::of::<Output>(value_parsers::OUTPUT), hide_possible_values = true
     )]
     output: Output,
 
@@ -88,7 +88,7 @@ pub struct Args {
     /// iterates
     #[arg(
         long, value_name = "exact|float",
-        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+        value_parser = value_parsers::of::<Arithmetic>(value_parsers::ARITHMETIC), hide_possible_values = true
     )]
     arithmetic: Option<Arithmetic>,
 

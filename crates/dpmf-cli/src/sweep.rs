@@ -3,7 +3,6 @@
 mod page;
 mod row;
 
-use crate::caution;
 use crate::failure::{self, Failure};
 use crate::interrupt::{self, Hold};
 use crate::memory;
@@ -13,7 +12,8 @@ use crate::progress::Bar;
 use crate::report::{Report, small, table};
 use crate::train::task::TaskArgs;
 use crate::train::{budgeted, fits, repeatable};
-use crate::words;
+use crate::value_parsers;
+use crate::warnings;
 use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
@@ -109,7 +109,7 @@ struct Grid {
     /// Mechanisms, or none for no noise; with --epochs also planned and dp-sgd
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
-        value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
+        value_parser = value_parsers::trained::<MechanismChoice>(), hide_possible_values = true
     )]
     mechanism: Vec<MechanismChoice>,
 
@@ -728,8 +728,8 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     });
     let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
     let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);
-    let warnings = caution::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
-    caution::tell(&warnings);
+    let warnings = warnings::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
+    warnings::tell(&warnings);
     let text = format!(
         "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
         table(&head(Measure::new(sweep.task)), &cells),

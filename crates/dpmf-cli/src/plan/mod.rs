@@ -3,12 +3,12 @@
 mod page;
 mod server;
 
-use crate::caution;
 use crate::memory;
 use crate::output;
 use crate::progress::Spinner;
 use crate::report::{Report, duration, number, table};
-use crate::words;
+use crate::value_parsers;
+use crate::warnings;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use dpmf::accounting::{Adjacency, PrivacyUnit};
 use dpmf::mechanism::Conditions;
@@ -114,7 +114,7 @@ struct RunArgs {
     /// Which data sets are neighbours: replace-with-zero or add-or-remove
     #[arg(
         long, default_value = "replace-with-zero",
-        value_parser = words::of::<Adjacency>(words::ADJACENCY), hide_possible_values = true
+        value_parser = value_parsers::of::<Adjacency>(value_parsers::ADJACENCY), hide_possible_values = true
     )]
     adjacency: Adjacency,
 
@@ -201,8 +201,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     if let Some(path) = &args.out {
         json["out"] = json!(path);
     }
-    let warnings = caution::about(args.epsilon, args.delta, args.run.examples);
-    caution::tell(&warnings);
+    let warnings = warnings::about(args.epsilon, args.delta, args.run.examples);
+    warnings::tell(&warnings);
     Ok(Report::new(json, text(args, &plan, seconds)).warned(warnings))
 }
 

@@ -87,7 +87,7 @@ fn read(query: &[(String, String)]) -> Result<Fields, String> {
 
 impl Fields {
     fn request(&self, epsilon: f64) -> Result<Request, String> {
-        self.run.request(epsilon, self.delta).map_err(|error| failure::told(&error))
+        self.run.request(epsilon, self.delta).map_err(|error| failure::error_chain(&error))
     }
 }
 

@@ -6,7 +6,7 @@ use super::scale::Scale;
 use super::svg::{AXIS, Anchor, Color, Ground, Svg};
 use crate::progress::Spinner;
 use crate::report::Report;
-use crate::words;
+use crate::value_parsers;
 use crate::workload::{SolverArgs, WorkloadArgs};
 use anyhow::bail;
 use dpmf::{Representation, Selector};
@@ -32,7 +32,7 @@ pub struct Args {
     /// The mechanism to show
     #[arg(
         long, value_name = "NAME", default_value = "optimal:dense",
-        value_parser = words::mechanism::<Selector>(), hide_possible_values = true
+        value_parser = value_parsers::mechanism::<Selector>(), hide_possible_values = true
     )]
     mechanism: Selector,
 

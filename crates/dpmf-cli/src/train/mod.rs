@@ -3,7 +3,6 @@
 pub mod html;
 pub mod task;
 
-use crate::caution;
 use crate::clock;
 use crate::failure::Failure;
 use crate::hints;
@@ -14,7 +13,8 @@ use crate::output;
 use crate::plan::shelf;
 use crate::progress::{Bar, Spinner};
 use crate::report::{Report, duration, note, table};
-use crate::words;
+use crate::value_parsers;
+use crate::warnings;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
@@ -78,7 +78,7 @@ pub struct Args {
     /// with dpmf, also others for comparison
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
-        value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
+        value_parser = value_parsers::trained::<MechanismChoice>(), hide_possible_values = true
     )]
     mechanism: Vec<MechanismChoice>,
 
@@ -157,7 +157,7 @@ pub struct RecipeArgs {
     /// proof does not cover
     #[arg(
         long, value_name = "exact|float", default_value = "exact",
-        value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
+        value_parser = value_parsers::of::<Arithmetic>(value_parsers::ARITHMETIC), hide_possible_values = true
     )]
     pub arithmetic: Arithmetic,
 
@@ -356,7 +356,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             let task = beside.map_or_else(|| args.task.open(), |beside| args.task.outline(beside))?;
             fits(&task)?;
             let Planned { plans, rehearsed, settings } = plans(args, &task, beside)?;
-            caution::tell(&cautions(plans.iter().map(|(_, plan)| plan), &task));
+            warnings::tell(&plan_warnings(plans.iter().map(|(_, plan)| plan), &task));
             // From here on there is something to lose.
             let kept = Hold::new();
             let (experiment, lock) = begin(args, &task, &folder, plans, beside, rehearsed)?;
@@ -417,13 +417,13 @@ fn beside(args: &Args) -> anyhow::Result<Option<Beside>> {
 }
 
 /// What is to be warned of in any of these plans.
-fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<String> {
+fn plan_warnings<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<String> {
     let statements = plans.filter_map(|plan| plan.mechanism()?.privacy());
     let budgets =
         statements.map(|statement| (statement.calibration().epsilon(), statement.calibration().delta()));
     let largest = budgets.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)));
     let (epsilon, delta) = largest.unzip();
-    caution::about(epsilon, delta, Some(task.users().0))
+    warnings::about(epsilon, delta, Some(task.users().0))
 }
 
 /// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread,
@@ -866,7 +866,7 @@ fn finish(
             diverged.join(", ")
         );
     }
-    let mut warnings = cautions(ended.iter().map(|ended| &ended.plan), task);
+    let mut warnings = plan_warnings(ended.iter().map(|ended| &ended.plan), task);
     let is_useless = useless.is_some();
     warnings.extend(useless);
     let mut report = Report::new(json, text).warned(warnings);
