@@ -249,7 +249,7 @@ fn control_c_ends_a_training_that_can_go_on() {
     let rounds = last.strip_prefix("interrupted after ").unwrap();
     let (rounds, how) = rounds.split_once(' ').unwrap();
     assert!((1..2000).contains(&rounds.parse::<usize>().unwrap()), "{last}");
-    assert_eq!(how, "rounds; go on with dpmf train --resume run");
+    assert_eq!(how, "rounds; continue with dpmf train --resume run");
     let resumed = desk.dpmf(&["train", "--resume", "run", "--json"]);
     let answer: Value = serde_json::from_str(&resumed.out).unwrap();
     // A model of so little may be no better than the trivial one.
