@@ -176,7 +176,7 @@ fn resumed_as_it_was(train: &ArgMatches) -> Result<(), clap::Error> {
         return Ok(());
     }
     let settings = settings.join(", ");
-    let rule = format!("a run that goes on with --resume has its settings: leave out {settings}");
+    let rule = format!("--resume keeps the original settings: remove {settings}");
     Err(command.error(ErrorKind::ArgumentConflict, rule))
 }
 

@@ -177,16 +177,16 @@ struct FixedArgs {
     #[arg(long, value_name = "δ", default_value_t = usual::DELTA)]
     delta: f64,
 
-    /// Examples in a user's batch
+    /// Examples in a user's local batch
     #[arg(long, value_name = "b", value_parser = count, default_value_t = usual::CLIENT_BATCH)]
     client_batch: usize,
 
-    /// Optimal mechanisms as dense rows instead of streams of a few buffers
+    /// Use optimal mechanisms as dense rows instead of streams with a few buffers
     #[arg(long)]
     dense: bool,
 
-    /// Model-sized buffers that the noise may take; by default 8 for a plan, and for the optimal streams as many as stay
-    /// within 1e-4 of the bound
+    /// Largest number of model-sized buffers for the noise [default: 8 for a plan; for optimal streams, as few as stay
+    /// within 1e-4 of the bound]
     #[arg(long, value_name = "R", value_parser = count)]
     buffers: Option<usize>,
 }

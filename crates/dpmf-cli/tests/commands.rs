@@ -250,7 +250,7 @@ fn help_teaches_and_its_short_form_is_short() {
         ("compare", "√loss is the root of the total squared error"),
         ("sample", "one token after another"),
         ("verify", "The hash detects damage, not malice"),
-        ("train", "goes on with --resume DIR"),
+        ("train", "continue a run with --resume DIR"),
         ("audit", "A lower bound above the promised ε refutes the promise"),
     ] {
         let text = |flag: &str| {

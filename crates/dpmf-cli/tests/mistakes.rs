@@ -203,7 +203,7 @@ fn a_typo_is_answered_with_the_nearest_word() {
          mean optimal?)\n\nFor more information, try '--help'.\n"
     );
     assert_eq!(desk.dpmf(&["train", "--mechanism", "optmal"]), said(2, &name));
-    let wish = "error: invalid value 'planed' for '--mechanism <NAME,…>': mechanism is planed, but there is no such (did you mean \
+    let wish = "error: invalid value 'planed' for '--mechanism <NAME,…>': mechanism is planed, but no mechanism has that name (did you mean \
                 planned?)\n\nFor more information, try '--help'.\n";
     assert_eq!(desk.dpmf(&["train", "--mechanism", "planed"]), said(2, wish));
     let large = "error: invalid value '1e30' for '--steps <STEPS>': it must be at most 9e15\n\nFor more information, try \
@@ -376,7 +376,7 @@ fn a_run_goes_on_from_another_working_directory() {
 fn flags_that_contradict_each_other_are_named() {
     let desk = Desk::new();
     let words = ["train", "--resume", "run", "--epsilon", "1", "--data", "names", "--burn"];
-    let message = "error: a run that goes on with --resume has its settings: leave out --data, --epsilon\n\nUsage: dpmf train \
+    let message = "error: --resume keeps the original settings: remove --data, --epsilon\n\nUsage: dpmf train \
                    [OPTIONS]\n\nFor more information, try '--help'.\n";
     assert_eq!(desk.dpmf(&words), said(2, message));
     let told = desk.dpmf(&[&words[..], &["--json"]].concat());

@@ -115,10 +115,7 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     let written = folder.path().join("p.csv");
     let output = dpmf(&["predict", text(&out), text(&new), "--out", text(&written)]);
     assert!(output.status.success());
-    assert!(
-        String::from_utf8_lossy(&output.stderr)
-            .contains("`town` has a value that is not among the known ones in some rows")
-    );
+    assert!(String::from_utf8_lossy(&output.stderr).contains("`town` has an unknown value in some rows"));
     let rows: Vec<String> = std::fs::read_to_string(&written).unwrap().lines().map(str::to_owned).collect();
     assert_eq!((rows.len(), rows[0].as_str()), (3, "bought,p(no),p(yes)"));
     assert!(rows[1].starts_with("yes,") && rows[2].starts_with("no,"), "{rows:?}");
@@ -222,7 +219,7 @@ fn a_model_that_is_no_better_than_the_trivial_one_is_written_with_status_3() {
         said.contains("Try more data, a larger --epsilon") && said.contains("trivial (the mean)"),
         "{said}"
     );
-    assert!(said.contains("Scores are of held-out users: ε does not cover them."), "{said}");
+    assert!(said.contains("Scores are on held-out users; ε does not cover them."), "{said}");
     let results: serde_json::Value =
         serde_json::from_slice(&std::fs::read(out.join("results.json")).unwrap()).unwrap();
     assert!(results["baseline"]["test_rmse"].is_number() && results["rehearsed"].is_null(), "{results}");

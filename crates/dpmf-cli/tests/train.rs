@@ -552,15 +552,15 @@ fn all_rounds_that_come_out_differently_are_burned_in_one_start() {
     bytes[last..].copy_from_slice(&7.5_f32.to_le_bytes());
     fs::write(&checkpoint, bytes).unwrap();
     let message = refusal(&["train", "--resume", out.to_str().unwrap()]);
-    assert!(message.contains("--burn gives up all such rounds"), "{message}");
+    assert!(message.contains("pass --burn to give up all rounds of this kind"), "{message}");
     let resumed = program().args(["train", "--burn", "--resume", out.to_str().unwrap()]).output().unwrap();
     assert!(resumed.status.success(), "{resumed:?}");
     let told = String::from_utf8(resumed.stderr).unwrap();
     let burned: Vec<&str> =
-        told.lines().filter(|line| line.contains(" burned: its noise is never used")).collect();
+        told.lines().filter(|line| line.contains(" given up: its noise is never used")).collect();
     assert!(burned.len() >= 5, "{told}");
     for (round, line) in burned.iter().enumerate() {
-        assert_eq!(*line, format!("round {round} burned: its noise is never used"));
+        assert_eq!(*line, format!("round {round} given up: its noise is never used"));
     }
 }
 

@@ -13,7 +13,8 @@ use std::io::Write;
 
 /// Everything that decides a run but data, model and key.
 ///
-/// No fact stands twice: clip, participation, sampling, step sizes and privacy are the mechanism's, and the recipe holds what the
+/// No fact stands twice: clip, participation, sampling, step sizes and privacy are the mechanism's, and the recipe
+/// holds what the
 /// mechanism does not.
 ///
 /// The file is that of the mechanism, with the recipe in it, so that everything which reads mechanisms reads plans.
@@ -67,7 +68,8 @@ impl Plan {
         Self::packed(settings.recipe.clone(), Basis::Plain(plain, workload))
     }
 
-    /// The plan of a calibrated mechanism that somebody else made, such as the planner, for the step sizes of the settings. What
+    /// The plan of a calibrated mechanism that somebody else made, such as the planner, for the step sizes of the
+    /// settings. What
     /// else the mechanism holds is not the settings' to say.
     ///
     /// Errors: a mechanism that is not calibrated, has no family, or is for another unit of privacy or another number of
@@ -148,7 +150,7 @@ impl Plan {
         };
         if value.get("version").and_then(|version| version.as_u64()) != Some(VERSION.into()) {
             return Err(Error::plan(
-                "it is the plan of a run of another version of dpmf: end that run with the version that began it, or \
+                "it is a plan from another version of dpmf: finish that run with the version that began it, or \
                  begin a new run"
                     .into(),
             ));
@@ -394,7 +396,7 @@ mod tests {
         assert!(write(&named, None).unwrap_err().contains("taken out"));
         // As 0.2 wrote it: the recipe beside the mechanism, with a copy of what that holds.
         let old = serde_json::json!({"mechanism": "optimal", "clip": 0.5, "rounds": 64});
-        assert!(write(&old, private.mechanism()).unwrap_err().contains("end that run with the version"));
+        assert!(write(&old, private.mechanism()).unwrap_err().contains("finish that run with the version"));
         let bare = settings("optimal");
         let problem = dpmf::Problem::new(bare.workload().unwrap(), bare.participation).unwrap();
         let bare = problem.mechanism("tree".parse().unwrap(), &mut dpmf::factorize::quiet).unwrap();

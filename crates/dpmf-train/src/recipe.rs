@@ -59,7 +59,7 @@ impl FromStr for MechanismChoice {
             match (nearest(text, &names), error) {
                 (Some(near), dpmf::Error::Selector { value, .. }) => dpmf::Error::Selector {
                     value,
-                    reason: format!("there is no such (did you mean {near}?)"),
+                    reason: format!("no mechanism has that name (did you mean {near}?)"),
                 },
                 (_, error) => error,
             }

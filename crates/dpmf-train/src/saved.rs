@@ -36,7 +36,7 @@ pub enum Input {
         tokens: Tokens,
         /// The symbols, after the three special ones.
         symbols: Vec<String>,
-        /// Most tokens to predict in an example it was trained on.
+        /// Largest number of tokens to predict in an example it was trained on.
         length: usize,
     },
     /// Features.
@@ -61,7 +61,8 @@ pub struct Card {
 
 /// A trained model, with everything that is needed to use it.
 ///
-/// The file is in the safetensors format: a tensor for each block of [`Network::layout`], and one entry of metadata, `dpmf`, with
+/// The file is in the safetensors format: a tensor for each block of [`Network::layout`], and one entry of metadata,
+/// `dpmf`, with
 /// all the rest as JSON. Any reader of that format opens it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedModel {
@@ -94,13 +95,13 @@ struct Header {
 pub struct Writing {
     /// How many.
     pub count: usize,
-    /// Most tokens of a text, beside those it begins with.
+    /// Maximum length of a text in tokens, beside those it begins with.
     pub length: usize,
-    /// What every text begins with.
+    /// Text that every sample begins with.
     pub start: String,
-    /// Below 1 likelier tokens are favoured, above 1 less likely ones.
+    /// Sampling temperature: below 1 favours likely tokens, above 1 unlikely ones.
     pub temperature: f64,
-    /// Number that the draws follow from.
+    /// Seed of the random draws.
     pub seed: u64,
 }
 

@@ -31,7 +31,7 @@ pub enum ModelKind {
 pub struct ModelOptions {
     /// Its kind; by default an LSTM for text, one hidden layer for images, none for tables.
     pub kind: Option<ModelKind>,
-    /// Width of the embedding of a token.
+    /// Width of the token embedding.
     pub embedding: usize,
     /// Width of the hidden layer.
     pub hidden: usize,
@@ -58,9 +58,9 @@ pub const MOMENTUM: f64 = 0.9;
 pub const DELTA: f64 = 1e-6;
 /// ε of the guarantee where nothing is said.
 pub const EPSILON: f64 = 2.0;
-/// Passes of a user over its examples where nothing is said.
+/// Local passes of a user over their own examples where nothing is said.
 pub const CLIENT_PASSES: usize = 1;
-/// Examples in a user's batch where nothing is said.
+/// Examples in a user's local batch where nothing is said.
 pub const CLIENT_BATCH: usize = 16;
 /// Users in a round where nothing is said.
 const CLIENTS: usize = 100;
@@ -74,7 +74,7 @@ pub enum Task {
         data: TextData,
         /// The model.
         model: Lstm,
-        /// Most tokens to predict in an example.
+        /// Largest number of tokens to predict in an example.
         length: usize,
     },
     /// Classes, by a hidden layer.

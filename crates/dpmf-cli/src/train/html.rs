@@ -118,7 +118,9 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
             page.list(task.notes());
         }
     } else {
-        page.paragraph("No noise was added: the model says about its users whatever it has learnt.");
+        page.paragraph(
+            "No noise was added: the model may reveal anything that it has learned about its users.",
+        );
     }
 
     let [right, lost] = scores(task);
@@ -188,11 +190,11 @@ pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> S
 /// What the scores of a task count, by unit: accuracy and loss.
 fn scores(task: &Task) -> [&'static str; 2] {
     match task {
-        Task::Text { .. } => ["share of tokens named rightly", "cross-entropy, nats per token"],
+        Task::Text { .. } => ["share of tokens predicted correctly", "cross-entropy, nats per token"],
         Task::Regressor { .. } => {
             ["in the unit of the label", "half the squared error, in squares of the scale"]
         }
-        _ => ["share of examples named rightly", "cross-entropy, nats per example"],
+        _ => ["share of examples predicted correctly", "cross-entropy, nats per example"],
     }
 }
 

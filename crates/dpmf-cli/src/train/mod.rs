@@ -42,19 +42,20 @@ use task::TaskArgs;
 
 /// Train a model under differential privacy, for one epoch or several.
 ///
-/// With --epochs K every user takes part about K times, and mechanism and sampler are planned: the choice of least error for
-/// ε, δ, the cohort and the optimizer. On public data DP-SGD at the same ε runs beside it. --plan FILE trains with a file of
-/// `dpmf plan`.
+/// With --epochs K, each user takes part about K times, and the planner chooses the mechanism and sampler with the
+/// least error for ε, δ, the batch size and the optimizer. On public data, DP-SGD at the same ε is trained too, for
+/// comparison. --plan FILE trains with a file from `dpmf plan`.
 ///
-/// Without options: a character model of package names, private for every owner at ε = 2, everybody taking part once,
-/// trained with the optimal mechanism and, beside it, tree aggregation and DP-SGD at the same ε; under two minutes on two
-/// cores. The directory of the run holds the models, the keys, the journals and a report.html.
+/// Without options, it trains a character model of package names, private for every package owner at ε = 2, in one
+/// pass. It uses the optimal mechanism and, for comparison, tree aggregation and DP-SGD at the same ε, and takes less
+/// than two minutes on two cores. The run directory holds the models, keys, journals and a report.html.
 ///
-/// On a table with --label, settings that you do not give are rehearsed: chosen on made-up tables with as many users, columns and
-/// classes, which costs no privacy. Exit code 3 means that training ended, but the model is no better than the trivial one (the
-/// mean, or the commonest class) on held-out users; everything is written all the same.
+/// On a table with --label, settings that you leave out are rehearsed: they are chosen on made-up tables with the same
+/// number of users, columns and classes, which costs no privacy. Exit status 3 means that training finished, but that
+/// on held-out users the model is no better than the trivial one (the mean, or the most common class). All files are
+/// written even then.
 ///
-/// Interrupted by Ctrl-C or a crash, a run goes on with --resume DIR.
+/// After Ctrl-C or a crash, continue a run with --resume DIR.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
@@ -71,18 +72,18 @@ pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
 
-    /// Mechanisms to train with, one after the other: planned, which needs --epochs; dp-sgd for independent noise and Poisson
-    /// sampling; a name of `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4; none for no
-    /// noise. By default planned with --epochs and optimal without; for the data sets that come with dpmf, which are public,
-    /// others beside it
+    /// Mechanisms to train with, one after another: planned, which needs --epochs; dp-sgd for independent noise and
+    /// Poisson sampling; a name from `dpmf compare`, also with a choice such as optimal:dense or state-space:buffers=4;
+    /// or none for no noise. By default planned with --epochs and optimal without; on the public data sets that come
+    /// with dpmf, also others for comparison
     #[arg(
         long, value_name = "NAME,…", value_delimiter = ',',
         value_parser = words::trained::<MechanismChoice>(), hide_possible_values = true
     )]
     mechanism: Vec<MechanismChoice>,
 
-    /// Train with the mechanism, the sampler, the optimizer and the clip of this file of `dpmf plan --out`; step sizes are its
-    /// own times --server-lr
+    /// Train with the mechanism, sampler, optimizer and clip in this file from `dpmf plan --out`; its step sizes are
+    /// multiplied by --server-lr
     #[arg(long, value_name = "FILE", conflicts_with_all = ["mechanism", "epsilon", "noise_multiplier", "epochs", "rounds",
         "clip", "delta", "momentum", "nesterov", "weight_decay", "coupled", "average", "schedule", "schedule_file", "dense",
         "buffers", "participation", "sampling", "noise_decay"])]
@@ -92,36 +93,35 @@ pub struct Args {
     #[arg(long, value_name = "ε", default_value_t = usual::EPSILON, conflicts_with = "noise_multiplier")]
     epsilon: f64,
 
-    /// Take this noise multiplier and state the ε it gives
+    /// Use this noise multiplier and state the ε that it gives
     #[arg(long, value_name = "σ")]
     noise_multiplier: Option<f64>,
 
-    /// Runs of each mechanism, with other first parameters, other cohorts and other noise
+    /// Number of runs of each mechanism, with different initial parameters, batches and noise
     #[arg(long, value_name = "K", value_parser = count, default_value = "1")]
     repeats: usize,
 
-    /// Take the noise from this key instead of a new one
+    /// Use the key in this file instead of a new one
     #[arg(long, value_name = "FILE", conflicts_with = "seed")]
     key_file: Option<PathBuf>,
 
-    /// Derive the key from a number, for experiments: the guarantee then holds only if the number is secret
+    /// Derive the key from this number, for experiments; the guarantee then holds only if the number is secret
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 
-    /// Record the private models in this ledger before anything is released, and refuse to begin if its budget does not
-    /// hold them
+    /// Record the private models in this ledger before anything is released, and refuse to start if they exceed its budget
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     ledger: Option<PathBuf>,
 
-    /// Directory of the run, new; runs/<date>-<time> by default
+    /// New directory for the run; runs/<date>-<time> by default
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Go on with the run in this directory, with the settings it has: no others can be given, but --burn
+    /// Continue the run in this directory with its original settings; only --burn can be added
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     resume: Option<PathBuf>,
 
-    /// With --resume: give up the rounds whose input is not what it was before the crash
+    /// With --resume: give up rounds whose input differs from the one before the crash
     #[arg(long, requires = "resume")]
     burn: bool,
 }
@@ -130,21 +130,22 @@ pub struct Args {
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Training")]
 pub struct RecipeArgs {
-    /// Passes over the users: each takes part this often, on average, in users / clients rounds a pass [default: 1; for a table
-    /// with a label rehearsed]
+    /// Passes over the users, of users / clients rounds each; each user takes part this many times, on average
+    /// [default: 1; rehearsed for a table with a label]
     #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "participation"])]
     pub epochs: Option<usize>,
 
-    /// Rounds of training, of which nobody is in two unless --participation says so; by default a pass, but at most 1024
+    /// Number of rounds; nobody takes part in two of them unless --participation says so. By default one pass, but at
+    /// most 1024
     #[arg(long, value_name = "n", value_parser = count)]
     pub rounds: Option<usize>,
 
-    /// Users in a round (examples, for images), on average where they are sampled [default: 100, of fewer than a
-    /// thousand users a tenth; for a table with a label rehearsed, mostly all]
+    /// Users in a round (examples, for images), on average if they are sampled [default: 100, or a tenth of fewer than
+    /// a thousand users; rehearsed for a table with a label, mostly all users]
     #[arg(long, value_name = "c", value_parser = count)]
     pub clients: Option<usize>,
 
-    /// Norm ζ that a user's update is clipped to [default: 1; for a table with a label rehearsed]
+    /// Norm ζ that each user's update is clipped to [default: 1; rehearsed for a table with a label]
     #[arg(long, value_name = "ζ")]
     pub clip: Option<f64>,
 
@@ -152,55 +153,57 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "δ", default_value_t = usual::DELTA)]
     pub delta: f64,
 
-    /// Noise that is correct to the last bit, or faster in single precision, whose lowest bits no proof covers
+    /// exact: noise that is correct to the last bit; float: faster noise in single precision, whose lowest bits the
+    /// proof does not cover
     #[arg(
         long, value_name = "exact|float", default_value = "exact",
         value_parser = words::of::<Arithmetic>(words::ARITHMETIC), hide_possible_values = true
     )]
     pub arithmetic: Arithmetic,
 
-    /// Server momentum β [default: 0.9; for a table with a label 0]
+    /// Server momentum β [default: 0.9, or 0 for a table with a label]
     #[arg(long, value_name = "β")]
     pub momentum: Option<f64>,
 
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
 
-    /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s, exp:r
+    /// Server step sizes relative to --server-lr: constant, cooldown:f:e, decay:f:c, cosine:e, warmup:s or exp:r
     #[arg(long, default_value = usual::SCHEDULE)]
     pub schedule: String,
 
-    /// Server step sizes from a file, one number a round
+    /// Read server step sizes from a file with one number for each round
     #[arg(long, value_name = "FILE", conflicts_with = "schedule")]
     pub schedule_file: Option<PathBuf>,
 
-    /// Server learning rate [default: 0.25 for texts and 0.5 for images, less where there is much noise; for a table with a label
-    /// rehearsed]
+    /// Server learning rate [default: 0.25 for texts and 0.5 for images, less if there is much noise; rehearsed for a
+    /// table with a label]
     #[arg(long, value_name = "η")]
     pub server_lr: Option<f64>,
 
-    /// Learning rate of a user's own passes [default: 2 for texts; for tables none, each user gives one gradient]
+    /// Learning rate of a user's local passes [default: 2 for texts; none for tables, where each user contributes one
+    /// gradient]
     #[arg(long, value_name = "η")]
     pub client_lr: Option<f64>,
 
-    /// Passes of a user over its examples
+    /// Local passes of a user over their own examples
     #[arg(long, value_name = "k", value_parser = count, default_value_t = usual::CLIENT_PASSES)]
     pub client_passes: usize,
 
-    /// Examples in a user's batch
+    /// Examples in a user's local batch
     #[arg(long, value_name = "b", value_parser = count, default_value_t = usual::CLIENT_BATCH)]
     pub client_batch: usize,
 
-    /// Share of users that fail to turn up; the denominator stays
+    /// Share of users that drop out of a round; the denominator stays the same
     #[arg(long, value_name = "p", default_value_t = 0.0)]
     pub dropout: f64,
 
-    /// Optimal mechanisms as dense rows instead of streams of a few buffers
+    /// Use optimal mechanisms as dense rows instead of streams with a few buffers
     #[arg(long)]
     pub dense: bool,
 
-    /// Model-sized buffers that the noise may take; by default 8 for a plan, and for the optimal streams as many as stay
-    /// within 1e-4 of the bound
+    /// Largest number of model-sized buffers for the noise [default: 8 for a plan; for optimal streams, as few as stay
+    /// within 1e-4 of the bound]
     #[arg(long, value_name = "R", value_parser = count)]
     pub buffers: Option<usize>,
 
@@ -212,8 +215,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "PATTERN")]
     pub participation: Option<Participation>,
 
-    /// By what secret chance users come into rounds: auto leaves it to the plan; none counts on no chance; for mechanisms by
-    /// name also cyclic-poisson:G:Q, balls-in-bins:B or reshuffled-bins:B
+    /// How users are sampled in secret: auto lets the planner choose; none does not rely on sampling; mechanisms by
+    /// name also take cyclic-poisson:G:Q, balls-in-bins:B or reshuffled-bins:B
     #[arg(long, value_name = "SAMPLING", default_value = "auto")]
     pub sampling: Chance,
 }
@@ -423,7 +426,8 @@ fn cautions<'a>(plans: impl Iterator<Item = &'a Plan>, task: &Task) -> Vec<Strin
     caution::about(epsilon, delta, Some(task.users().0))
 }
 
-/// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread, noise.
+/// Refuses a model that does not fit in memory with what training keeps of it: parameters, gradients of every thread,
+/// noise.
 pub fn fits(task: &Task) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // A thread's parameters and gradient, and its sum of integers that are twice as long.
@@ -437,7 +441,7 @@ pub fn fits(task: &Task) -> Result<(), Failure> {
 fn vacant(folder: &Path) -> anyhow::Result<()> {
     if folder.join(EXPERIMENT).exists() {
         let name = folder.display();
-        bail!("{name} holds a run: go on with --resume {name}, or choose another --out");
+        bail!("{name} already holds a run: continue it with --resume {name}, or choose another --out");
     }
     Ok(())
 }
@@ -527,13 +531,14 @@ fn enter(path: &Path, task: &Task, plans: &[(String, Plan)]) -> anyhow::Result<(
 }
 
 impl Experiment {
-    /// Gives the plans the learning rate that suits what was found in private: whether the label is a class or a number, how many
+    /// Gives the plans the learning rate that suits what was found in private: whether the label is a class or a
+    /// number, how many
     /// classes and categories there are. Mechanisms, noise and clip stay: a rate is no part of the guarantee.
     fn suit(&mut self, folder: &Path, task: &Task, mut settings: Settings) -> anyhow::Result<()> {
         let (Some(shape), Some(rehearsed)) = (task.shape(), &mut self.rehearsed) else { return Ok(()) };
         let given = Given { learning_rate: false, length: true, clients: true, clip: true };
         let mut planner = RunPlanner::new(Planner::new(shelf(false)));
-        let spinner = Spinner::new("rehearsing with what was found");
+        let spinner = Spinner::new("rehearsing with the schema that was found");
         let mut listen = |line: &str| {
             spinner.say(line);
             ControlFlow::Continue(())
@@ -577,7 +582,7 @@ impl Experiment {
         let Version { schema } = serde_json::from_slice(&text).with_context(cannot)?;
         if schema != SCHEMA {
             bail!(
-                "{} is of another version of dpmf: end the run with the version that began it",
+                "{} was written by another version of dpmf: finish the run with the version that began it",
                 path.display()
             );
         }
@@ -724,10 +729,10 @@ fn planned(args: &Args, task: &Task, path: &Path, seed: u64, beside: Option<Besi
         mechanism = mechanism.calibrated(calibration.epsilon(), calibration.delta(), clip, conditions)?;
     }
     let Some((optimizer, rates)) = mechanism.workload().optimizer() else {
-        bail!("{} is for a matrix, and training needs the step sizes of an optimizer", path.display());
+        bail!("{} is a plan for a matrix, but training needs an optimizer with step sizes", path.display());
     };
     let Some(selector) = mechanism.family() else {
-        bail!("{} does not say of which family its mechanism is", path.display());
+        bail!("{} does not name the family of its mechanism", path.display());
     };
     let (users, rounds) = (task.users().0, mechanism.workload().steps());
     let phases = mechanism.participation().spacing(rounds)?.max(1);
@@ -770,7 +775,7 @@ where
             run.checkpoint()?;
             drop(bar);
             let (done, name) = (run.done(), folder.display());
-            let how = format!("interrupted after {done} rounds; go on with dpmf train --resume {name}");
+            let how = format!("interrupted after {done} rounds; continue with dpmf train --resume {name}");
             bail!(Failure::interrupted(how));
         }
         match run.advance() {
@@ -778,12 +783,12 @@ where
             Ok(false) => break,
             Err(dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) if burn => {
                 let step = run.burn()?;
-                bar.println(&format!("round {step} burned: its noise is never used"));
+                bar.println(&format!("round {step} given up: its noise is never used"));
             }
             Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
                 drop(bar);
                 return Err(anyhow::Error::new(error)
-                    .context("the round was released before the crash, and now comes out differently; --burn gives up all such rounds"));
+                    .context("the round was released before the crash, but its result differs now; pass --burn to give up all rounds of this kind"));
             }
             Err(error) => return Err(error.into()),
         }
@@ -843,7 +848,7 @@ fn finish(
         }
     }
     text += &format!(
-        "{}\nScores are of held-out {}s: ε does not cover them.\n\nreport: {}",
+        "{}\nScores are on held-out {}s; ε does not cover them.\n\nreport: {}",
         table(&html::head(&summary), &html::cells(task, &summary)),
         task.unit().name(),
         report.display()

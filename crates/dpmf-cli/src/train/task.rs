@@ -13,39 +13,40 @@ use std::path::{Path, PathBuf, absolute};
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[command(next_help_heading = "Task")]
 pub struct TaskArgs {
-    /// A table of yours: a .csv, .tsv, .jsonl (also with .gz or .zst) or .parquet file, or - for standard input; or names, quotes[:FILE], fashion-mnist[:DIR],
+    /// Your own table: a .csv, .tsv, .jsonl (also with .gz or .zst) or .parquet file, or - for standard input; or a
+    /// data set: names, quotes[:FILE], fashion-mnist[:DIR],
     /// stackoverflow:FILE (if built with --features stackoverflow)
     #[arg(long, value_name = "DATA", default_value = "names")]
     data: String,
 
-    /// Column of the table that says whose a row is [default: user]
+    /// Column with the user that a row belongs to [default: user]
     #[arg(long, value_name = "COLUMN")]
     user: Option<String>,
 
-    /// Every row of the table is of another person: the guarantee is for rows
+    /// Every row belongs to a different person, so the guarantee is for rows
     #[arg(long, conflicts_with = "user")]
     #[serde(default)]
     rows_are_users: bool,
 
-    /// Column with a text: without --label a model of texts learns to write such [default: text]; with it, the words of the
-    /// text are what the label is predicted from
+    /// Column with a text. Without --label, a text model learns to write similar texts [default: text]; with --label,
+    /// the label is predicted from the words of this text
     #[arg(long, value_name = "COLUMN")]
     text: Option<String>,
 
-    /// Column to predict from the others
+    /// Column to predict from the other columns
     #[arg(long, value_name = "COLUMN")]
     label: Option<String>,
 
-    /// Columns to predict the label from; all others by default, or the text alone where one is named
+    /// Columns to predict the label from; by default all others, or only the text if --text is given
     #[arg(long, value_name = "COLUMN,…", value_delimiter = ',', requires = "label")]
     features: Option<Vec<String>>,
 
-    /// Columns not to predict from
+    /// Columns to leave out of the prediction
     #[arg(long, value_name = "COLUMN,…", value_delimiter = ',', requires = "label")]
     #[serde(default)]
     exclude: Vec<String>,
 
-    /// The classes of the label, if they are known; else they are found in private
+    /// Classes of the label; by default they are found privately, with noise
     #[arg(
         long,
         value_name = "CLASS,…",
@@ -56,18 +57,18 @@ pub struct TaskArgs {
     #[serde(default)]
     classes: Option<Vec<String>>,
 
-    /// Leave out rows without a label, instead of stopping
+    /// Skip rows without a label instead of stopping
     #[arg(long, requires = "label")]
     #[serde(default)]
     drop_unlabelled: bool,
 
-    /// The decimal sign of numbers that are written as people do: . for 1,234.50 and , for 1.234,50; currencies and % are then read
-    /// over [default: numbers as programs write them]
+    /// Decimal sign of formatted numbers: . for 1,234.50 and , for 1.234,50; currency signs and % are then ignored
+    /// [default: plain numbers such as 1234.5]
     #[arg(long, value_enum, requires = "label", conflicts_with = "schema")]
     #[serde(default)]
     decimal: Option<DecimalName>,
 
-    /// Parts of dates to predict from, beside their days
+    /// Parts of dates to predict from, in addition to the day
     #[arg(
         long,
         value_name = "PART,…",
@@ -79,66 +80,67 @@ pub struct TaskArgs {
     #[serde(default)]
     date_parts: Vec<DatePartName>,
 
-    /// Share of the budget, as μ², that finding classes, categories and scales in private may cost; training has the rest [default:
+    /// Share of the budget (of μ²) for finding classes, categories and scales privately; training gets the rest [default:
     /// what tells a word that a tenth of the users have, from 0.05 to 0.25]
     #[arg(long, value_name = "SHARE", value_parser = schema_share, requires = "label",
         conflicts_with_all = ["schema", "vocabulary_from_training", "public_share"])]
     #[serde(default)]
     schema_share: Option<f64>,
 
-    /// Whether the label is a class or a number; found in private by default
+    /// Whether the label is a class or a number; by default this is found privately
     #[arg(long, value_enum, requires = "label")]
     task: Option<TaskName>,
 
-    /// What the columns mean (classes, categories, scales), in a JSON file; by default it is found in private
+    /// JSON file that describes the columns (classes, categories, scales); by default they are found privately
     #[arg(long, value_name = "FILE", requires = "label")]
     schema: Option<PathBuf>,
 
-    /// Leave out rows that cannot be read, and tell of each, instead of stopping
+    /// Skip rows that cannot be read, with a message, instead of stopping
     #[arg(long)]
     #[serde(default)]
     skip_malformed: bool,
 
-    /// Most users of each set
+    /// Largest number of users in each set
     #[arg(long, value_name = "k", value_parser = count)]
     users: Option<usize>,
 
-    /// What a token of text is
+    /// What a token of the text is
     #[arg(long, value_enum)]
     tokens: Option<TokenName>,
 
-    /// Take this share of the users for public: words, or classes and scales of a table, come from them. They are chosen by a hash
-    /// of their names, never trained or tested on, and ε does not cover them [default: 0; of the quotations, which are public, 0.1]
+    /// Treat this share of the users as public: words, or classes and scales of a table, are taken from them. These
+    /// users are chosen by a hash of their names, are never trained or tested on, and are not covered by ε [default: 0;
+    /// for the quotations, which are public, 0.1]
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with_all = ["vocabulary", "schema", "vocabulary_from_training"])]
     #[serde(default)]
     public_share: Option<f64>,
 
-    /// Words from a public list, one a line
+    /// File with a public list of words, one in each line
     #[arg(long, value_name = "FILE")]
     vocabulary: Option<PathBuf>,
 
-    /// Words, or classes and scales of a table, from the training users themselves, which ε does not cover
+    /// Take words, or classes and scales of a table, from the training users themselves; ε does not cover this
     #[arg(long, conflicts_with_all = ["vocabulary", "schema"], visible_alias = "schema-from-training")]
     vocabulary_from_training: bool,
 
-    /// Most words of a vocabulary
+    /// Largest size of the vocabulary
     #[arg(long, value_name = "k", value_parser = count)]
     vocabulary_size: Option<usize>,
 
-    /// Most examples of a user
+    /// Largest number of examples of a user
     #[arg(long, value_name = "k", value_parser = count)]
     examples_per_user: Option<usize>,
 
-    /// Most tokens to predict in an example
+    /// Largest number of tokens to predict in an example
     #[arg(long, value_name = "k", value_parser = count)]
     example_length: Option<usize>,
 
-    /// The model: lstm for text; mlp or logistic for classes, mlp or linear for numbers [default: mlp for images, without a
-    /// hidden layer for tables]
+    /// Model: lstm for text; mlp or logistic for classes; mlp or linear for numbers [default: mlp for images; logistic
+    /// or linear for tables]
     #[arg(long, value_enum)]
     model: Option<ModelName>,
 
-    /// Width of the embedding of a token
+    /// Width of the token embedding
     #[arg(long, value_name = "k", value_parser = count, default_value = "16")]
     embedding: usize,
 
@@ -146,7 +148,7 @@ pub struct TaskArgs {
     #[arg(long, value_name = "k", value_parser = count, default_value = "64")]
     hidden: usize,
 
-    /// Width of the projection before the softmax of the lstm; 0 for none
+    /// Width of the lstm's projection before the softmax; 0 for none
     #[arg(long, value_name = "k", value_parser = count, default_value = "32")]
     projection: usize,
 }
@@ -206,9 +208,9 @@ fn schema_share(text: &str) -> Result<f64, String> {
 enum TokenName {
     /// Every character
     Characters,
-    /// Lower-cased words and marks
+    /// Lower-case words and punctuation marks
     Words,
-    /// Whatever stands between white space
+    /// Text between white space
     Separated,
 }
 
@@ -236,7 +238,8 @@ impl TaskArgs {
         Ok(Self { data: data.to_string(), vocabulary, schema, ..self.clone() })
     }
 
-    /// What finding the schema in private may cost; nothing where there is none to find. `mu` is that of the whole budget at a δ.
+    /// What finding the schema in private may cost; nothing where there is none to find. `mu` is that of the whole
+    /// budget at a δ.
     pub fn beside(
         &self,
         mu: impl FnOnce(f64) -> dpmf_train::Result<f64>,

@@ -24,7 +24,7 @@ pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<Sa
         None => PLACES.map(Path::new).into_iter().find(|place| place.is_dir()).ok_or_else(|| Error::Data {
             path: PLACES[0].into(),
             message: format!(
-                "neither this directory nor {} is there; `scripts/data/fashion-mnist` fetches the files, or give their directory",
+                "neither this directory nor {} exists; download the files with `scripts/data/fashion-mnist`, or pass their directory",
                 PLACES[1]
             ),
         })?,

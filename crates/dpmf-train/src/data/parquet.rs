@@ -105,7 +105,7 @@ fn open(path: &Path, bytes: Option<&Arc<[u8]>>) -> Result<Box<dyn FileReader>> {
 fn fault(path: &Path, error: parquet::errors::ParquetError) -> Error {
     let message = match error.to_string() {
         text if text.contains("codec") || text.contains("Disabled feature at compile time") => format!(
-            "it is compressed in a way that dpmf does not read ({text}): write it with zstd, snappy, gzip, brotli or no compression"
+            "its compression is not supported ({text}): write it with zstd, snappy, gzip, brotli or no compression"
         ),
         text => format!("it cannot be read as Parquet: {text}"),
     };

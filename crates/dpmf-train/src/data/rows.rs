@@ -176,7 +176,7 @@ impl Table {
         };
         // It is read more than once.
         if bytes.is_none() && std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            let message = "it is not a regular file; - reads standard input".into();
+            let message = "it is not a regular file; pass - to read standard input".into();
             return Err(Error::Data { path: path.into(), message });
         }
         let mut table = Self {
@@ -443,7 +443,8 @@ fn object(
     each(&fields.iter().map(Option::as_deref).collect::<Vec<_>>())
 }
 
-/// A number as it is written plainly: 7, 7.0 and 7e0 are one number, hence one user. The text "7" is the same user, since programs
+/// A number as it is written plainly: 7, 7.0 and 7e0 are one number, hence one user. The text "7" is the same user,
+/// since programs
 /// write one identifier both ways, and two people taken for one are both protected; the text "7.0" is another.
 fn written(number: &serde_json::Number) -> String {
     match number.as_f64() {

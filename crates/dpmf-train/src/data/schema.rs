@@ -47,7 +47,8 @@ pub struct Schema {
     /// How numbers are written.
     #[serde(default, skip_serializing_if = "Decimal::is_plain")]
     pub decimal: Decimal,
-    /// Noise has told what most rows of a column hold: what is of no such kind counts as missing, in training as in predictions.
+    /// Noise has told what most rows of a column hold: what is of no such kind counts as missing, in training as in
+    /// predictions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub found: bool,
 }
@@ -157,7 +158,8 @@ pub enum Predict {
     Regression,
 }
 
-/// In which columns something was filled in while rows became features. In how many rows nobody needs to know, and ε would not cover.
+/// In which columns something was filled in while rows became features. In how many rows nobody needs to know, and ε
+/// would not cover.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
     odd: BTreeSet<String>,
@@ -170,9 +172,9 @@ impl Filled {
     /// Sentences for whoever holds the data.
     pub(super) fn remarks(&self) -> Vec<String> {
         let kinds: [(&BTreeSet<String>, &'static str, &'static str); 4] = [
-            (&self.odd, "something that is not of its kind", "counts as the middle"),
+            (&self.odd, "a value of the wrong kind", "counts as the middle"),
             (&self.missing, "nothing", "counts as the middle"),
-            (&self.unknown, "a value that is not among the known ones", "counts as none of them"),
+            (&self.unknown, "an unknown value", "counts as none of them"),
             (&self.far, "a number more than 8 scales from the centre", "counts as 8"),
         ];
         let of = |(columns, what, counts): (&BTreeSet<String>, &'static str, &'static str)| {
@@ -386,7 +388,8 @@ impl Schema {
 
     /// The schema itself if it makes sense.
     ///
-    /// Errors: no features, or too many; a scale that is not positive and finite; a value given twice; fewer than two classes;
+    /// Errors: no features, or too many; a scale that is not positive and finite; a value given twice; fewer than two
+    /// classes;
     /// a label among the features.
     pub fn checked(self) -> Result<Self> {
         let refuse = |name: &str, rule| Err(Error::argument("schema", format!("{name:?}"), rule));
@@ -663,7 +666,7 @@ impl<'a> Draft<'a> {
                 let only = seen.sorted().remove(0);
                 return Err(Remark::hinted(
                     format!(
-                        "the label `{column}` is {only:?} in all rows that were looked at, so that nothing can be learned from it"
+                        "the label `{column}` is {only:?} in all rows that were examined, so there is nothing to learn"
                     ),
                     Hint::Classes,
                 ));
@@ -708,7 +711,7 @@ mod tests {
         let remarks = filled.remarks().join("\n");
         for part in [
             "`c` has nothing in some rows, which",
-            "`b` has a value that is not among the known ones in some rows",
+            "`b` has an unknown value in some rows",
             "`a` has a number more than 8 scales",
         ] {
             assert!(remarks.contains(part), "{remarks}");
@@ -754,7 +757,7 @@ mod tests {
         let fault = schema(numbers(|i| format!("n{i}")), Some(Predict::Regression)).unwrap_err();
         assert!(fault.contains("which is not a number"), "{fault}");
         let fault = schema(numbers(|_| "same".into()), None).unwrap_err();
-        assert!(fault.contains("nothing can be learned"), "{fault}");
+        assert!(fault.contains("nothing to learn"), "{fault}");
     }
 
     #[test]

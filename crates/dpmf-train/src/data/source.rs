@@ -30,7 +30,8 @@ pub enum Source {
     FashionMnist(Option<PathBuf>),
     /// The published federated StackOverflow data as an SQLite file.
     StackOverflow(PathBuf),
-    /// Any table: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, each also with `.gz` or `.zst`, or `.parquet`; `-` for standard input.
+    /// Any table: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, each also with `.gz` or `.zst`, or `.parquet`; `-` for standard
+    /// input.
     File(PathBuf),
 }
 
@@ -62,7 +63,8 @@ impl FromStr for Source {
 }
 
 impl Source {
-    /// The same source by a path that holds in every working directory; one without a path, by the place where its data lies
+    /// The same source by a path that holds in every working directory; one without a path, by the place where its data
+    /// lies
     /// beside the present one.
     ///
     /// # Errors
@@ -118,17 +120,17 @@ pub struct Columns {
 /// What of a source is read, and how; `None` is the default of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Most users of each set.
+    /// Largest number of users in each set.
     pub users: Option<usize>,
-    /// Most examples of a user; the rest is left out. By default 256.
+    /// Largest number of examples of a user; the rest is left out. By default 256.
     pub examples_per_user: Option<usize>,
-    /// Most tokens to predict in an example; a longer text is cut. By default 20 words or 100 characters.
+    /// Largest number of tokens to predict in an example; a longer text is cut. By default 20 words or 100 characters.
     pub example_length: Option<usize>,
     /// How text falls into tokens; characters by default for a table.
     pub tokens: Option<Tokens>,
     /// Where a vocabulary of words comes from.
     pub vocabulary: Option<VocabularyFrom>,
-    /// Most words of a vocabulary, special tokens not counted. By default 10,000.
+    /// Largest size of the vocabulary, special tokens not counted. By default 10,000.
     pub vocabulary_size: Option<usize>,
     /// Which columns of a table mean what.
     pub columns: Columns,
@@ -136,7 +138,8 @@ pub struct Options {
     pub predict: Option<Predict>,
     /// A file of a [`Schema`](super::Schema) for a table; without one it is made from the same users as a vocabulary.
     pub schema: Option<PathBuf>,
-    /// Thousandths of the users that are taken for public where words, or the meaning of columns, are to come from users. By default
+    /// Thousandths of the users that are taken for public where words, or the meaning of columns, are to come from
+    /// users. By default
     /// none of a table, whose owner has to say so, and a tenth of the quotations, which are public data.
     pub public_share: Option<u32>,
     /// Rows that cannot be read are left out, and told of; by default they are an error.
@@ -172,7 +175,7 @@ impl Options {
         self.examples_per_user.unwrap_or(256)
     }
 
-    /// Most tokens to predict in an example of such tokens.
+    /// Largest number of tokens to predict in an example of such tokens.
     pub fn length(&self, tokens: Tokens) -> usize {
         self.example_length.unwrap_or(if tokens == Tokens::Characters { 100 } else { 20 })
     }
@@ -237,7 +240,7 @@ impl Options {
             return Err(Error::InvalidArgument {
                 name: "data",
                 value: source.to_string(),
-                rule: "its tokens, examples and vocabulary are fixed and cannot be chosen",
+                rule: "its tokens, examples and vocabulary are fixed; remove these options",
             });
         }
         let tabular = self.columns != Columns::default()
@@ -251,7 +254,7 @@ impl Options {
             return Err(Error::InvalidArgument {
                 name: "data",
                 value: source.to_string(),
-                rule: "columns can be named for a table of your own only",
+                rule: "columns can be named only for a table of your own",
             });
         }
         if self.columns.label.is_none() {
@@ -263,7 +266,7 @@ impl Options {
                 ("classes", self.classes.is_some()),
             ];
             if let Some((name, _)) = given.into_iter().find(|(_, given)| *given) {
-                let rule = "it needs a column that is to be predicted";
+                let rule = "it needs a column to predict";
                 return Err(Error::argument(name, "given", rule).with_hint(Hint::LabelColumn));
             }
         }
@@ -327,18 +330,21 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
         Source::StackOverflow(_) => Err(Error::argument(
             "data",
             source,
-            "this program was built without SQLite: build it with the feature `stackoverflow`",
+            "this program was built without SQLite; build it with the feature `stackoverflow`",
         )),
         Source::File(path) if options.columns.label.is_some() => tabular::file(path, options),
         Source::File(path) => table::file(path, options).map(Dataset::Text),
     }
 }
 
-/// What finding the classes, categories and scales of a table in private may cost, as a part of a budget; nothing where there is none to
+/// What finding the classes, categories and scales of a table in private may cost, as a part of a budget; nothing where
+/// there is none to
 /// find: neither a schema nor public users nor the training users are to tell them.
 ///
-/// `mu` is that of the whole budget at a δ, of which a tenth goes into words that one user alone may have. `share` is the part of μ² that
-/// is spent; without it, as much as lets a word that a tenth of the users have stand out of the noise, from 5 to 25 %. It follows
+/// `mu` is that of the whole budget at a δ, of which a tenth goes into words that one user alone may have. `share` is
+/// the part of μ² that
+/// is spent; without it, as much as lets a word that a tenth of the users have stand out of the noise, from 5 to 25 %.
+/// It follows
 /// from public numbers alone: users, columns and the budget.
 ///
 /// # Errors
@@ -359,10 +365,12 @@ pub fn schema_cost(
     }
 }
 
-/// What is public of a table whose schema is to be found in private: its users in their sets, without examples, and one feature for each
+/// What is public of a table whose schema is to be found in private: its users in their sets, without examples, and one
+/// feature for each
 /// of its columns.
 ///
-/// Settings and plans are made from it, so that none of them depends on what is found: only then do the two releases compose as if
+/// Settings and plans are made from it, so that none of them depends on what is found: only then do the two releases
+/// compose as if
 /// both had been decided beforehand.
 ///
 /// # Errors
@@ -375,7 +383,8 @@ pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dat
     }
 }
 
-/// Finds the schema of a table in private, a release that costs [`Beside`], and keeps it in a directory; nothing is done if it is there.
+/// Finds the schema of a table in private, a release that costs [`Beside`], and keeps it in a directory; nothing is
+/// done if it is there.
 ///
 /// # Errors
 /// Those of [`open`]; other rows than those it was begun with there; what cannot be told from the noise.

@@ -95,7 +95,7 @@ pub(super) fn quotes(path: Option<&Path>, options: &Options) -> Result<TextData>
     if !path.exists() {
         return Err(Error::Data {
             path: path.into(),
-            message: "there is no such file; `scripts/data/quotes` fetches and writes it".into(),
+            message: "this file does not exist; `scripts/data/quotes` downloads it".into(),
         });
     }
     let note = "A user is an author, known by the first two parts of the name: several authors may be one user, but hardly one several.";
@@ -134,14 +134,16 @@ fn read(
         (_, given) => given.as_ref(),
     };
     let public = match from {
-        Some(VocabularyFrom::PublicUsers) => match options.public_share.unwrap_or(usual) {
-            0 => {
-                return Err(table
-                    .fault("the words of a vocabulary tell about the texts that they come from")
+        Some(VocabularyFrom::PublicUsers) => {
+            match options.public_share.unwrap_or(usual) {
+                0 => {
+                    return Err(table
+                    .fault("the words of a vocabulary reveal something about the texts that they are taken from")
                     .with_hint(Hint::PublicWords));
+                }
+                share => share,
             }
-            share => share,
-        },
+        }
         _ => 0,
     };
 
@@ -209,8 +211,12 @@ fn read(
     }
     // How many is an exact count of private rows.
     for (some, what, hint) in [
-        (beyond, "some texts are beyond the most that a user may have, and left out", Hint::ExamplesPerUser),
-        (cut, "some texts are longer than an example may be, and cut", Hint::ExampleLength),
+        (
+            beyond,
+            "some texts exceed the largest number of examples for a user and are skipped",
+            Hint::ExamplesPerUser,
+        ),
+        (cut, "some texts are longer than the largest example and are cut", Hint::ExampleLength),
     ] {
         if some {
             remarks.push(Remark::hinted(what, hint));
@@ -246,9 +252,8 @@ pub fn encoded(path: &Path, column: Option<&str>, vocabulary: &Vocabulary, lengt
 pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Result<()> {
     match sets.iter().find(|(_, empty)| *empty) {
         None => Ok(()),
-        Some((set, _)) => Err(table.fault(format!(
-            "the hash of their names puts none of the {users} users into the set for {set}: there must be more"
-        ))),
+        Some((set, _)) => Err(table
+            .fault(format!("none of the {users} users falls into the set for {set}; more users are needed"))),
     }
 }
 
@@ -271,7 +276,7 @@ fn texts(table: &Table, options: &Options, remarks: &mut Vec<Remark>) -> Result<
     })?;
     options.judge(table, &malformed, remarks)?;
     if blank {
-        remarks.push(String::from("some texts are blank, and teach nothing").into());
+        remarks.push(String::from("some texts are blank and are skipped").into());
     }
     Ok(texts)
 }

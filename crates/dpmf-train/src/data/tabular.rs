@@ -41,7 +41,8 @@ impl FrameTable {
         Self { table: Table::of(frame), options: options.clone() }
     }
 
-    /// What finding its schema in private may cost; nothing where there is none to find. See [`schema_cost`](super::schema_cost).
+    /// What finding its schema in private may cost; nothing where there is none to find. See
+    /// [`schema_cost`](super::schema_cost).
     ///
     /// Errors: those of [`schema_cost`](super::schema_cost).
     pub fn schema_cost(
@@ -63,7 +64,8 @@ impl FrameTable {
         outline_of(&self.table, &self.options, beside)
     }
 
-    /// Finds its schema, a release that costs `beside`, and reads it with that. Nothing is kept: another call is another release.
+    /// Finds its schema, a release that costs `beside`, and reads it with that. Nothing is kept: another call is
+    /// another release.
     ///
     /// Errors: those of [`open`](super::open); what cannot be told from the noise.
     pub fn find(self, beside: Beside, key: &KeySource) -> Result<Dataset> {
@@ -336,7 +338,7 @@ impl Wanted {
         }
         if features.is_empty() {
             return Err(table
-                .fault("no column is left to predict from, and there must be at least one")
+                .fault("no column is left to predict from; at least one is needed")
                 .with_hint(Hint::FeatureColumns));
         }
         Ok(Self { features, label })
@@ -392,8 +394,7 @@ impl<'a> SchemaFrom<'a> {
             (None, Some(VocabularyFrom::TrainingUsers), _) => Ok(Self::TrainingUsers),
             (None, _, 0) => Err(table
                 .fault(
-                    "nothing says what the columns mean, and classes, categories and scales tell about the rows that they \
-                     come from",
+                    "the columns are not described, and classes, categories and scales reveal something about the rows that they are taken from",
                 )
                 .with_hint(Hint::PublicScales)),
             (None, _, share) => Ok(Self::PublicUsers(share)),
@@ -463,7 +464,7 @@ fn drafted(
     })?;
     if users.is_empty() {
         return Err(table
-            .fault("no users from whom classes and scales could come: there must be more")
+            .fault("there are no users to take classes and scales from; more users are needed")
             .with_hint(Hint::Schema));
     }
     let schema =
@@ -532,14 +533,14 @@ impl Read<'_> {
         })?;
         remarks.extend(judged(options, &table, &malformed, unlabelled)?);
         if dropped {
-            remarks.push("some rows have no label, and are left out".to_owned().into());
+            remarks.push("some rows have no label and are skipped".to_owned().into());
         }
         if unknown {
-            let text = "some rows have a label that too few users have to be told, and are left out";
+            let text = "some rows have a label that too few users share to reveal it; these rows are skipped";
             remarks.push(Remark::hinted(text, Hint::Classes));
         }
         if beyond {
-            let left_out = "some rows are beyond the most that a user may have, and left out";
+            let left_out = "some rows exceed the largest number of rows for a user and are skipped";
             remarks.push(Remark::hinted(left_out, Hint::ExamplesPerUser));
         }
         remarks.extend(replaced.remarks().into_iter().map(Remark::from));

@@ -58,16 +58,18 @@ pub(super) fn printable() -> impl Iterator<Item = char> {
 pub enum Tokens {
     /// Every character.
     Characters,
-    /// Lower-cased words and marks: a run of letters and digits, with single apostrophes inside, is a word (’ counts as ');
+    /// Lower-case words and punctuation marks: a run of letters and digits, with single apostrophes inside, is a word
+    /// (’ counts as ');
     /// any other character that is not white space stands alone.
     Words,
-    /// Whatever stands between white space, for text that was tokenised before.
+    /// Text between white space, for text that was tokenised before.
     Separated,
 }
 
 /// The symbols a model knows, numbered from zero, with three special ones in front.
 ///
-/// Tokens 0, 1 and 2 are [`BEGIN`](Self::BEGIN), [`END`](Self::END) and [`UNKNOWN`](Self::UNKNOWN); symbols follow in the order given.
+/// Tokens 0, 1 and 2 are [`BEGIN`](Self::BEGIN), [`END`](Self::END) and [`UNKNOWN`](Self::UNKNOWN); symbols follow in
+/// the order given.
 ///
 /// ```
 /// use dpmf_train::data::Vocabulary;
@@ -170,7 +172,8 @@ impl Vocabulary {
         self.symbols.get(usize::from(token).checked_sub(Self::SPECIAL)?).map(String::as_str)
     }
 
-    /// Appends the tokens of a text with at most `length` to predict: [`BEGIN`](Self::BEGIN), the first `length` symbols, and
+    /// Appends the tokens of a text with at most `length` to predict: [`BEGIN`](Self::BEGIN), the first `length`
+    /// symbols, and
     /// [`END`](Self::END) if the text has fewer. A text without symbols appends nothing.
     pub fn encode(&self, text: &str, length: usize, out: &mut Vec<u16>) {
         let start = out.len();
@@ -192,7 +195,8 @@ impl Vocabulary {
         }
     }
 
-    /// The text of tokens: special ones vanish but for [`UNKNOWN`](Self::UNKNOWN), which becomes U+FFFD, as do tokens out of range;
+    /// The text of tokens: special ones vanish but for [`UNKNOWN`](Self::UNKNOWN), which becomes U+FFFD, as do tokens
+    /// out of range;
     /// words are joined by spaces.
     pub fn decode(&self, tokens: &[u16]) -> String {
         let mut text = String::new();
