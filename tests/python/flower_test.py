@@ -624,7 +624,7 @@ def test_a_simulation_is_killed_and_resumed(tmp_path):
 
     second = subprocess.run(command, cwd=APP, capture_output=True, text=True, timeout=900)
     assert "error after 12 rounds" in second.stdout, second.stdout + second.stderr
-    assert f"{done} of 12 rounds are done; going on" in second.stderr + second.stdout
+    assert f"{done} of 12 rounds are done; continuing" in second.stderr + second.stdout
     assert steps_done(directory) == 12 and released(directory) == 12
     # What was journalled stays as it was: no step was released anew.
     assert (directory / "journal").read_bytes().startswith(before)
@@ -951,7 +951,7 @@ def test_mistakes_with_sampling_are_answered(tmp_path):
         dpmf.flower.PrivateFedAvg(mechanism, tmp_path)
     with pytest.raises(ValueError, match="clients is 0"):
         dpmf.flower.PrivateFedAvg(mechanism, tmp_path, clients=0)
-    with pytest.raises(ValueError, match="does not count on sampling"):
+    with pytest.raises(ValueError, match="does not rely on sampling"):
         strategy(tmp_path, clients=3)
     with pytest.raises(ValueError, match="cohort is missing"):
         strategy(tmp_path, cohort=None)

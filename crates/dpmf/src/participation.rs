@@ -340,7 +340,12 @@ mod tests {
         assert_eq!(bins(5).unwrap(), Some(Participation::Epochs { times: 2 }));
         assert_eq!(bins(4).unwrap(), Some(Participation::Epochs { times: 3 }));
         assert_eq!(bins(10).unwrap(), Some(Participation::Single));
-        assert!(bins(6).unwrap_err().to_string().contains("bins is 6, but it must be the steps of an epoch"));
+        assert!(
+            bins(6)
+                .unwrap_err()
+                .to_string()
+                .contains("bins is 6, but it must be the number of steps in an epoch")
+        );
         assert!(bins(11).is_err());
         let form = StateSpace::independent(8).unwrap();
         let too_many: Participation = "epochs:9".parse().unwrap();

@@ -38,7 +38,7 @@ def _answers_old_calls(planner: Callable[P, R]) -> Callable[P, R]:
                 "mechanism for a number of steps, or for a workload, is dpmf.mechanism(steps=…, epsilon=…, delta=…)"
             )
         if named.get("batch") is None or named.get("epochs") is None:
-            raise ValueError("examples is given without batch and epochs: say both, they decide the number of steps")
+            raise ValueError("examples also needs batch and epochs, which determine the number of steps: pass both")
         if by_hand:
             raise ValueError(
                 f"{', '.join(by_hand)} is given beside examples, but data, batch and epochs decide that here: leave it out, or make a "
@@ -209,7 +209,7 @@ def mechanism(
     else:
         extra = _given({**of_optimizer, "optimizer": optimizer, "steps": steps})
         if extra or not (isinstance(schedule, str) and schedule == "constant"):
-            raise ValueError(f"workload is given and says what the optimizer does: leave out {extra or 'schedule'}")
+            raise ValueError(f"workload is given and already describes the optimizer: remove {extra or 'schedule'}")
     made = make_mechanism(
         workload,
         mechanism,

@@ -114,15 +114,15 @@ class PrivateFedAvg(Strategy):
                 )
             population = plan.examples if clients is None and plan is not None else clients
             if population is None:
-                raise ValueError("clients is missing: say from how many clients the sampler draws")
+                raise ValueError("clients is missing: pass the number of clients that the sampler draws from")
             if not 1 <= population <= _Clip.most_contributions:
                 raise ValueError(f"clients is {population}, but it must be at least 1 and at most {_Clip.most_contributions}")
             return lambda: Drawn(mechanism, directory, population)
         if clients is not None:
-            raise ValueError("clients is given, but this mechanism does not count on sampling: leave it out")
+            raise ValueError("clients is given, but this mechanism does not rely on sampling: remove it")
         size = plan.batch if cohort is None and plan is not None else cohort
         if size is None:
-            raise ValueError("cohort is missing: say how many clients take part in a round")
+            raise ValueError("cohort is missing: pass the number of clients in a round")
         if not 1 <= size <= _Clip.most_contributions:
             raise ValueError(f"cohort is {size}, but it must be at least 1 and at most {_Clip.most_contributions}")
         kind = Ledger if mechanism.participation.startswith("min-separation") else Cohorts
@@ -158,7 +158,7 @@ class PrivateFedAvg(Strategy):
                 self._enrol(grid)
                 done = self._run.step
                 if done:
-                    _log.info("PrivateFedAvg: %d of %d rounds are done; going on", done, rounds)
+                    _log.info("PrivateFedAvg: %d of %d rounds are done; continuing", done, rounds)
                 result = super().start(
                     grid,
                     self._run.arrays,
@@ -203,7 +203,7 @@ class PrivateFedAvg(Strategy):
             _log.info("configure_train: round %d asks the clients that were drawn for it", run.step + 1)
         else:
             cohort = int(run.clients.denominator)
-            note = "" if len(chosen) >= cohort else "; the mean divides by the planned number all the same"
+            note = "" if len(chosen) >= cohort else "; the mean still divides by the planned number"
             _log.info("configure_train: round %d asks %d of %d clients%s", run.step + 1, len(chosen), cohort, note)
         sent = ConfigRecord(dict(config))
         sent["server-round"] = run.step + 1
@@ -313,7 +313,7 @@ class PrivateFedAvg(Strategy):
             elif node not in self._silent:
                 self._silent.add(node)
                 _log.warning(
-                    "PrivateFedAvg: node %d does not say who it is and is not asked; its app needs "
+                    "PrivateFedAvg: node %d does not send a name and is not asked; its app needs "
                     "dpmf.flower.answer_enrolment(app)",
                     node,
                 )

@@ -31,7 +31,7 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
         return call_next(message, context)
     config = next((record for record in message.content.config_records.values() if "dpmf-clip" in record), None)
     if config is None:
-        reason = "the message has no terms of private training (dpmf-clip and others), and this client sends nothing else"
+        reason = "the message has no terms of private training (dpmf-clip and others), and this client only takes part in private training"
         return Message(Error(DECLINED, reason), reply_to=message)
     run, step, clip = cast(str, config["dpmf-run"]), cast(int, config["dpmf-step"]), cast(float, config["dpmf-clip"])
     separation, times = cast(int, config.get("dpmf-separation", 1)), cast(int, config.get("dpmf-times", 1))

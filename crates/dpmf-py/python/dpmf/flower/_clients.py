@@ -222,8 +222,8 @@ class Ledger(Clients):
             often = sum(len(self.taken.get(name, [])) >= self.times for name in connected)
             raise MismatchError(
                 f"nobody may be asked in round {round + 1}: of {len(connected)} clients that are connected, {often} took part "
-                f"{self.times} times, and the others less than {self.separation} rounds ago. Nothing was released for it, since "
-                "noise alone would help nobody: start again when other clients are connected. The guarantee for the rounds so far "
+                f"{self.times} times, and the others less than {self.separation} rounds ago. Nothing was released for it, because "
+                "noise alone would only make the model worse: start again when other clients are connected. The guarantee for the rounds so far "
                 "holds"
             )
         chosen = random.SystemRandom().sample(sorted(allowed), min(self.size, len(allowed)))

@@ -33,7 +33,7 @@ class Optimizer:
         rates = workload.learning_rates
         if rates is None or workload.average != "none":
             raise UnsupportedError(
-                "PrivateFedAvg does the optimizer's step itself, and serves plans by momentum, weight decay and "
+                "PrivateFedAvg performs the optimizer's step itself, and supports plans with momentum, weight decay and "
                 "schedule, without average and not from a matrix"
             )
         momentum, nesterov, decay = workload.momentum, workload.nesterov, workload.weight_decay
