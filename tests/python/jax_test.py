@@ -1087,13 +1087,16 @@ def test_training_is_the_workload_of_noisy_clipped_sums_and_goes_on_after_crashe
     drawn = [run.drawn.members(number).tolist() for number in range(mechanism.steps)]
     for saves, until in ((None, 3), (2, 4), (None, mechanism.steps)):
         if until > 3:
-            run, optimizer, step = trainer(mechanism, tmp_path / "journal")
+            # A pure function serves another run of the same journal: all that is of a run comes with its batches.
+            run, _, _ = trainer(mechanism, tmp_path / "journal")
         assert [run.drawn.members(number).tolist() for number in range(mechanism.steps)] == drawn
         parameters, state = kept[0], optimizer.init(START) if kept[1] is None else kept[1]
+        compiled = []
         for batch in run.batches(state):
             number = int(batch.step)
             parameters, state, seen, total = step(parameters, state, batch)
             run.commit(state)
+            compiled.append(step._cache_size())
             bits = flat(parameters).tobytes()
             assert reached.setdefault(number, bits) == bits, "another iterate of the same step"
             sums[number] = flat(total)
@@ -1102,8 +1105,8 @@ def test_training_is_the_workload_of_noisy_clipped_sums_and_goes_on_after_crashe
                 kept = jax.device_get((parameters, state))
             if number + 1 == until:
                 break
-        # For a state that is on no device yet, and for one that is; not for another length.
-        assert step._cache_size() <= 2, "it was compiled again"
+        # For numbers that are on no device yet, and for those that are; not for another length.
+        assert len(set(compiled[1:])) == 1, "it was compiled again"
         run.close()
     assert sorted(reached) == list(range(mechanism.steps))
     # What was released is the sum with the row of the stream, and the iterates are the workload of that.

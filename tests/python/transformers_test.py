@@ -310,7 +310,8 @@ def test_lora_trains_and_saves_adapters_only(plan, tmp_path):
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():
         expected = trainer.model.eval()(input_ids=ids).logits
-        assert torch.equal(loaded.eval()(input_ids=ids).logits, expected)
+        # Attention is computed by another kernel.
+        torch.testing.assert_close(loaded.eval()(input_ids=ids).logits, expected)
         merged = loaded.merge_and_unload()
         torch.testing.assert_close(merged(input_ids=ids).logits, expected)
     moved = {name for name, value in merged.state_dict().items() if not torch.equal(value, before[name])}
@@ -368,7 +369,6 @@ def test_other_arguments_work(options, tmp_path):
         (dict(dataloader_drop_last=True), "dataloader_drop_last is True.*none of them is dropped"),
         (dict(activation_checkpointing=True), "checkpointing is True.*torch.func"),
         (dict(auto_find_batch_size=True), "auto_find_batch_size is True.*release its first steps twice"),
-        (dict(torch_compile=True), "torch_compile is True"),
         (dict(include_num_input_tokens_seen="all"), "include_num_input_tokens_seen is 'all'.*who was drawn"),
         (dict(lr_scheduler_type="reduce_lr_on_plateau"), "learning rates follow from losses"),
         (dict(optim="lomo"), "optim is .*steps during backward"),
@@ -382,10 +382,21 @@ def test_what_would_break_the_guarantee_is_refused(options, sentence, plan, tmp_
     assert not (tmp_path / "_dpmf").exists()
 
 
-def test_scaled_losses_are_refused(plan, tmp_path):
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("fp16", "fp16 is True.*bf16=True"),
+        ("torch_compile", "torch_compile is True.*not compiled"),
+        ("use_liger_kernel", "use_liger_kernel is True"),
+        ("fsdp", "fsdp is True.*fully_shard"),
+        ("deepspeed", "deepspeed is True.*torchrun"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_refused_too(name, sentence, plan, tmp_path):
     arguments = arguments_of(tmp_path)
-    arguments.fp16 = True  # which TrainingArguments of a machine without a GPU would not take
-    with pytest.raises(dpmf.MismatchError, match="fp16 is True.*bf16=True"):
+    # TrainingArguments would ask for a GPU or a package, or change the environment.
+    setattr(arguments, name, True)
+    with pytest.raises(dpmf.MismatchError, match=sentence):
         PrivateTrainer(model_of(), arguments, train_dataset=Texts(), plan=plan)
 
 
@@ -412,8 +423,9 @@ def test_budgets_and_data(plan, tmp_path):
         make(plan=None, epsilon=3)
     with pytest.raises(ValueError, match="plan is given and has its own epsilon"):
         make(epsilon=3)
-    with pytest.raises(dpmf.MismatchError, match="Trials, of which no example can be drawn|train_dataset is a"):
-        make(train_dataset=type("Trials", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(())})(), ).train()
+    stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(())})()
+    with pytest.raises(dpmf.MismatchError, match="train_dataset is a Stream, of which no example can be drawn"):
+        make(train_dataset=stream)
     with pytest.raises(dpmf.MismatchError, match="trains on the private data once for every trial"):
         make().hyperparameter_search()
     with pytest.warns(dpmf.transformers.UncoveredChoiceWarning, match="chooses by eval_dataset"):

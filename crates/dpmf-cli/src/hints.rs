@@ -45,7 +45,9 @@ fn flags(hint: Hint) -> String {
         }
         Hint::Decimal => "pass --decimal . or --decimal , to read them",
         Hint::Exclude => "leave it out with --exclude",
-        Hint::Describe => "describe it with --schema FILE, or spend more of the budget with --schema-share",
+        Hint::Describe => {
+            "describe the columns with --schema FILE, or spend more of the budget with --schema-share"
+        }
         Hint::Classes => "name the classes with --classes",
         Hint::DropUnlabelled => "pass --drop-unlabelled to leave out rows without a label",
         Hint::ExamplesPerUser => "see --examples-per-user",

@@ -108,7 +108,7 @@ impl fmt::Display for Hint {
             }
             Hint::Decimal => "say how numbers are written",
             Hint::Exclude => "leave the column out",
-            Hint::Describe => "describe the column in a schema, or spend more of the budget on finding it",
+            Hint::Describe => "describe the columns in a schema, or spend more of the budget on finding them",
             Hint::Classes => "name the classes",
             Hint::DropUnlabelled => "leave out the rows without a label",
             Hint::Sample => "let it write texts instead",

@@ -147,7 +147,7 @@ def _check_dataset(dataset: Any) -> int:
     return len(dataset)
 
 
-class PrivateTrainer(Trainer):  # type: ignore[misc]
+class PrivateTrainer(Trainer):
     """A transformers.Trainer that trains with (ε, δ)-differential privacy for every example of train_dataset.
 
     epsilon and delta are the budget of the whole run, and clip the norm to which the gradient of every example is clipped. All other
@@ -200,6 +200,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
             raise ValueError("plan is given and has its own epsilon and delta: leave them out")
         if args is not None:
             _check_arguments(args)
+        if named.get("train_dataset") is not None:
+            _check_dataset(named["train_dataset"])
         super().__init__(model, args, *arguments, **named)
         if args is None:
             _check_arguments(self.args)
@@ -673,7 +675,7 @@ class _CohortLoader:
         return self.trainer._cohorts()
 
 
-class _Epochs(TrainerCallback):  # type: ignore[misc]
+class _Epochs(TrainerCallback):
     """Counts epochs by steps: a run that is resumed within one takes fewer batches of it."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:

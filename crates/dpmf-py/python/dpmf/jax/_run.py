@@ -388,7 +388,8 @@ class Run:
 
     def _zeros(self) -> list[np.ndarray[Any, Any]]:
         length = sum(stop - start for start, stop in self.layout.held)
-        return [np.zeros(length, dtype) for dtype in ([np.int32, np.uint32] if self._split is not None else [np.float32])]
+        dtypes: list[Any] = [np.int32, np.uint32] if self._split is not None else [np.float32]
+        return [np.zeros(length, dtype) for dtype in dtypes]
 
     def _ship_ahead(self) -> None:
         """Begins to bring the coming row to the devices, where rows are made ahead."""
@@ -690,7 +691,7 @@ def on_host(state: Any) -> CorrelatedNoiseState:
             "the optimizer's state differs between devices, so that they released different sums with one noise: keep neither, and begin "
             "a new run. Place the parameters on the mesh of all devices before dpmf.jax.Run(…), which finds this before the release"
         )
-    return CorrelatedNoiseState(*(_local(leaf) for leaf in found[:4]), logs[0])
+    return CorrelatedNoiseState(_local(found.step), _local(found.run), _local(found.chain), _local(found.fault), logs[0])
 
 
 def _local(leaf: Any) -> np.ndarray[Any, Any]:

@@ -234,8 +234,7 @@ class _Grid:
         target = limit * (1.0 - CLIP_SLACK - 2.0 ** (-2 * bits) * math.sqrt(dimension)) - unit * math.sqrt(dimension)
         if not target > 0.5 * clip:
             raise ValueError(f"{dimension} coordinates of {examples} examples are too many for sums in float32: add fewer examples at once")
-        target = np.float32(target)
-        return _Grid(bits, math.frexp(limit)[1], target)
+        return _Grid(bits, math.frexp(limit)[1], np.float32(target))
 
     def whole(self, leaves: list[jax.Array], mask: Any) -> tuple[list[tuple[jax.Array, jax.Array]], jax.Array]:
         """The exact sum of contributions, clipped, as two whole numbers for each coordinate; and which of them were clipped."""

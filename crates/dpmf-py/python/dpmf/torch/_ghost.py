@@ -368,7 +368,13 @@ def _any(call: Call) -> Pieces:
         found: dict[str, torch.Tensor] = back(gradient.unsqueeze(0))[0]
         return found
 
-    found = torch.func.vmap(one)(call.inputs, call.named, _given(call))
+    try:
+        found = torch.func.vmap(one)(call.inputs, call.named, _given(call))
+    except RuntimeError as failed:
+        raise ValueError(
+            f"torch's vmap cannot differentiate {call.place.name or type(part).__name__} for all examples at once ({failed}): freeze it, or "
+            'give clipping="per-example"'
+        ) from failed
     for name, values in found.items():
         yield name, _summed(values.detach().reshape(call.examples, -1, own[name].numel()))
 

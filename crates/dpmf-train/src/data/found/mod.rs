@@ -52,6 +52,8 @@ const UNCLEAR: f64 = 0.1;
 const MOST_USERS: usize = 1 << 20;
 /// Values up to which a label of whole numbers is a class.
 const FEW_NUMBERS: usize = 20;
+/// Share of the users with one word from which it may be that of all.
+const MOST: f64 = 0.9;
 /// Words of a usual group of classes, mostly.
 const GROUP_CELLS: usize = 2;
 /// Share of the numbers that small whole ones must be to be classes.
@@ -432,7 +434,7 @@ impl Reading<'_> {
         let noise = if looked > 0 { self.released.column(0).noise } else { 0.0 };
         let prior = Family::fixed().learned(&faint, noise, self.users);
         let mut place = 0;
-        let mut shared = Vec::new();
+        let (mut shared, mut guessed) = (Vec::new(), Vec::new());
         let mut kinds = Vec::new();
         for column in columns {
             if column.text {
@@ -454,7 +456,10 @@ impl Reading<'_> {
             let kind = match counts.clear_kind() {
                 Some(Kind::Numbers(range)) => Kind::Numbers(range),
                 Some(kind) if !is_number => kind,
-                _ => counts.probable_kind(&prior, is_number, together.is_some()),
+                _ => {
+                    guessed.push(name.as_str());
+                    counts.probable_kind(&prior, is_number, together.is_some())
+                }
             };
             kinds.push(match kind {
                 Kind::Formatted => {
@@ -483,13 +488,23 @@ impl Reading<'_> {
                 kind => Some(kind),
             });
         }
-        if !shared.is_empty() {
-            let named = match shared.len() {
-                0..=5 => shared.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
-                many => format!("{many} columns"),
-            };
+        let listed = |columns: &[&str]| match columns.len() {
+            0..=5 => columns.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+            many => format!("{many} columns"),
+        };
+        guessed.retain(|name| !shared.contains(name));
+        if !guessed.is_empty() {
             self.remarks.push(Remark::hinted(
-                format!("the noise hides the scales of {named}, which get that of all numbers together"),
+                format!("there are few users for the noise: the kinds and scales of {} are the most probable ones", listed(&guessed)),
+                Hint::Describe,
+            ));
+        }
+        if !shared.is_empty() {
+            self.remarks.push(Remark::hinted(
+                format!(
+                    "the noise hides the scales of {}, which get that of all numbers together",
+                    listed(&shared)
+                ),
                 Hint::Describe,
             ));
         }
@@ -537,7 +552,11 @@ impl Reading<'_> {
         // Each cell that was added up has brought its noise, and so has that of missing ones.
         let (Classes { names: mut classes, users: named, .. }, cells) = match cells {
             _ if from_whole && whole.names.len() >= cells.max(2) => (whole, WHOLE_CELLS),
-            0 | 1 if group.is_probable() => (group, GROUP_CELLS),
+            0 if group.is_probable() => (group, GROUP_CELLS),
+            // The other of two usual words may hide; that nobody has it is no less probable where one has nearly all users.
+            1 if group.is_probable() && named < MOST * self.users && group.names.contains(&told.names[0]) => {
+                (group, GROUP_CELLS)
+            }
             cells => (told, cells),
         };
         let rest = self.users - counts.missing().max(0.0) - named;

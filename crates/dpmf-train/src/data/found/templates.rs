@@ -21,8 +21,10 @@ const POINTS: usize = 400;
 const USUAL: (f64, f64) = (4.0, 6.0);
 /// How much of what columns have in common is the family's own prior, in columns.
 const OWN: f64 = 2.0;
-/// How many times as wide or as far off other templates may be that count beside the most probable one.
-const WIDE: f64 = 5.0;
+/// Probability that a scale is no larger than the one that is chosen.
+const LARGE: f64 = 0.7;
+/// How many times as wide or as far off other templates may be that count beside the one that is chosen.
+const WIDE: f64 = 3.0;
 /// Probability, to begin with, that all columns are alike.
 const ALIKE: f64 = 0.3;
 /// Rounds in which columns learn from each other.
@@ -41,6 +43,8 @@ struct Template {
 pub(super) struct Family {
     templates: Vec<Template>,
     prior: Vec<f64>,
+    /// Places of the templates, the narrowest first.
+    by_spread: Vec<usize>,
 }
 
 /// What a column of numbers is, if it is one.
@@ -144,7 +148,9 @@ impl Family {
         }
         let total = log_sum(prior.iter().copied());
         prior.iter_mut().for_each(|log| *log -= total);
-        Self { templates, prior }
+        let mut by_spread: Vec<usize> = (0..templates.len()).collect();
+        by_spread.sort_by(|a, b| templates[*a].range.spread.total_cmp(&templates[*b].range.spread));
+        Self { templates, prior, by_spread }
     }
 
     /// Logarithms of the ratios of all templates, each plus its prior.
@@ -188,9 +194,14 @@ impl Family {
     pub(super) fn read(&self, counts: &[f64], noise: f64, users: f64, prior: Option<&[f64]>) -> Numbers {
         let weighed = self.weighed(&counts[..NUMBERS], noise, users, prior.unwrap_or(&self.prior));
         let evidence = log_sum(weighed.iter().copied());
-        let best = (0..weighed.len()).fold(0, |best, at| if weighed[at] > weighed[best] { at } else { best });
-        let range = self.templates[best].range;
         let share = |log: &f64| (log - evidence).exp();
+        // A scale that is too large does less harm than one too small: it makes a column faint, the other makes it drown all others.
+        let mut left = LARGE;
+        let chosen = self.by_spread.iter().find(|at| {
+            left -= share(&weighed[**at]);
+            left < 0.0
+        });
+        let range = self.templates[chosen.copied().unwrap_or_default()].range;
         let near = |other: &Range, times: f64| {
             let ratio = other.spread / range.spread;
             (1.0 / times..=times).contains(&ratio)
@@ -202,7 +213,7 @@ impl Family {
                 .map(|(template, log)| (template.range, share(log)))
         };
         let sure = of(2.0).map(|(_, share)| share).sum();
-        // Where more than one is probable, what they have together: a scale that is too large does less harm than one too small.
+        // Others that are about as wide say more exactly where it lies.
         let total: f64 = of(WIDE).map(|(_, share)| share).sum();
         let middle = of(WIDE).map(|(other, share)| share * other.middle).sum::<f64>() / total;
         let variance = |other: Range| other.spread.powi(2) + (other.middle - middle).powi(2);
@@ -288,7 +299,8 @@ mod tests {
         counts
     }
 
-    /// Where the numbers of a column lie, as it is found under many noises: how often the scale is within a factor and the centre near.
+    /// Where the numbers of a column lie, as it is found under many noises: how often the centre is near and the scale within a factor,
+    /// of which a larger one does less harm.
     fn found(numbers: &[f64], noise: f64) -> usize {
         let count = numbers.len() as f64;
         let mean = numbers.iter().sum::<f64>() / count;
@@ -298,7 +310,7 @@ mod tests {
                 let counts = noisy(numbers.iter().copied(), noise, seed + 1);
                 let Range { middle, spread: scale, .. } =
                     Family::fixed().read(&counts, noise, count, None).range;
-                (0.3..3.0).contains(&(scale / spread)) && (middle - mean).abs() < 1.5 * spread
+                (0.4..6.0).contains(&(scale / spread)) && (middle - mean).abs() < 1.5 * scale.max(spread)
             })
             .count()
     }
@@ -320,6 +332,20 @@ mod tests {
             // Power: in louder noise they are not.
             assert!(found(&numbers, 400.0) < 24, "{name}");
         }
+    }
+
+    #[test]
+    fn a_column_that_is_nearly_always_zero_drowns_no_other() {
+        let numbers: Vec<f64> =
+            (0..300).map(|at| if at % 30 == 0 { f64::from(at % 7) } else { 0.0 }).collect();
+        let scales: Vec<f64> = (0..40)
+            .map(|seed| {
+                let counts = noisy(numbers.iter().copied(), 40.0, seed + 1);
+                Family::fixed().read(&counts, 40.0, 300.0, None).range.spread
+            })
+            .collect();
+        // Its largest number is 6, and the middle is 0: no value is far out.
+        assert!(scales.iter().filter(|scale| **scale > 0.75).count() >= 32, "{scales:?}");
     }
 
     #[test]
