@@ -255,7 +255,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     def _trained(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The parameters of a module that a step would move, by name."""
         noise = self._noise
-        found = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
+        found: dict[str, torch.Tensor] = {
+            name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers
+        }
         self._numbers = {name: noise.numbers[id(p)] for name, p in found.items()}
         return found
 
@@ -645,7 +647,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 'grad_sample_mode="ghost" needs a module that is not wrapped yet, with examples along the first axis (batch_first=True), and '
                 "one clip over all parameters (clipping=\"flat\")"
             )
-        if ghost and _ghosts._Criterion is object:
+        if ghost and _ghosts.OpacusCriterion is object:
             raise ValueError('grad_sample_mode="ghost" needs Opacus 1.5 or newer: update it, or leave grad_sample_mode out')
         self._check_unused()
         of_module = set(module.parameters())
