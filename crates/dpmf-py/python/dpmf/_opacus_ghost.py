@@ -11,13 +11,15 @@ from opacus.grad_sample import AbstractGradSampleModule
 
 from .torch._ghost import Contributions, Ghost
 
-try:
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping as _Criterion
-except ImportError:  # Opacus before 1.5
-    _Criterion = object
+#: Opacus' wrapper of a criterion; object where Opacus has none.
+OpacusCriterion: Any = object
+with contextlib.suppress(ImportError):  # Opacus before 1.5
+    from opacus.utils import fast_gradient_clipping_utils
+
+    OpacusCriterion = fast_gradient_clipping_utils.DPLossFastGradientClipping
 
 
-class GhostModule(AbstractGradSampleModule):  # type: ignore[misc]
+class GhostModule(AbstractGradSampleModule):
     """A module whose layers keep, in training, what its trained parameters need for the next backward()."""
 
     def __init__(self, module: torch.nn.Module, trained: Callable[[torch.nn.Module], dict[str, torch.Tensor]], reduction: str) -> None:
@@ -72,7 +74,7 @@ class GhostModule(AbstractGradSampleModule):  # type: ignore[misc]
         self.forget()
 
 
-class GhostCriterion(_Criterion):  # type: ignore[misc]
+class GhostCriterion(OpacusCriterion):
     """Opacus' wrapper of a criterion: the losses of all examples, whose backward() clips."""
 
     def __call__(self, *inputs: Any, shape: Any = None, **named: Any) -> ExampleLosses:
@@ -105,10 +107,10 @@ class ExampleLosses:
         return self._with(self.losses + (other.losses if isinstance(other, ExampleLosses) else other))
 
     def __sub__(self, other: Any) -> ExampleLosses:
-        return self + -other
+        return self.__add__(-other)
 
     def __rsub__(self, other: Any) -> ExampleLosses:
-        return -self + other
+        return (-self).__add__(other)
 
     def __mul__(self, other: Any) -> ExampleLosses:
         return self._with(self.losses * other)

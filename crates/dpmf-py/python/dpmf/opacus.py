@@ -244,7 +244,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     def _trained(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The parameters of a module that a step would move, by name."""
         noise = self._noise
-        found = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
+        found: dict[str, torch.Tensor] = {
+            name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers
+        }
         self._numbers = {name: noise.numbers[id(p)] for name, p in found.items()}
         return found
 
@@ -647,7 +649,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
                 'grad_sample_mode="ghost" wraps a module that is not wrapped yet (wrap_model=True), with examples along the first axis '
                 '(batch_first=True) and one clip over all parameters (clipping="flat")'
             )
-        if ghost and _ghosts._Criterion is object:
+        if ghost and _ghosts.OpacusCriterion is object:
             raise ValueError('grad_sample_mode="ghost" needs Opacus 1.5 or newer: update it, or leave grad_sample_mode out')
         self._check_unused()
         if not wrap_model:
