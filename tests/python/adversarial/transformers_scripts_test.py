@@ -72,8 +72,8 @@ class Kept(TrainerCallback):
     def __init__(self):
         self.run = None
 
-    def on_train_begin(self, args, state, control, optimizer=None, **_):
-        self.run = watch(optimizer)
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        self.run = watch(optimizer)  # once the sampler has the name of the run
 
 
 def model_of():
