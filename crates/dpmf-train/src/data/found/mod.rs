@@ -458,7 +458,7 @@ impl Reading<'_> {
                 Some(kind) if !is_number => kind,
                 _ => {
                     guessed.push(name.as_str());
-                    counts.probable_kind(&prior, is_number, together.is_some())
+                    counts.probable_kind(&prior, is_number, together.is_some(), faint.len())
                 }
             };
             kinds.push(match kind {

@@ -229,8 +229,14 @@ impl Counts<'_> {
     }
 
     /// What the column most probably is, by templates; `prior` is what its columns of numbers have in common. Nothing if that is not at
-    /// all sure and `known` says where to look otherwise.
-    pub(super) fn probable_kind(&self, prior: &[f64], declared_number: bool, known: bool) -> Kind {
+    /// all sure and `known` says where to look otherwise. `columns` is how many are read in this way.
+    pub(super) fn probable_kind(
+        &self,
+        prior: &[f64],
+        declared_number: bool,
+        known: bool,
+        columns: usize,
+    ) -> Kind {
         let (noise, all) = (self.noise, self.all);
         let numbers = Family::fixed().read(&self.numbers_by_cell(), noise, all, Some(prior));
         let days: Vec<f64> = (NUMBERS..NUMBERS + DATES).map(|cell| self.users(cell)).collect();
@@ -245,8 +251,13 @@ impl Counts<'_> {
             false => (group.evidence, group.names),
         };
         let formatted = templates::together(&[self.users(FORMATTED)], noise, all);
-        let others =
-            [(words, Kind::Words(values)), (dated, Kind::Dates(dates)), (formatted, Kind::Formatted)];
+        // Of many columns, noise makes some look like what few are.
+        let many = (columns.max(1) as f64).ln();
+        let others = [
+            (words, Kind::Words(values)),
+            (dated - many, Kind::Dates(dates)),
+            (formatted - many, Kind::Formatted),
+        ];
         let others = others.into_iter().zip(USUAL).map(|((evidence, kind), usual)| (evidence + usual, kind));
         let other = others.fold((0.0, Kind::Unseen), |best, one| if one.0 > best.0 { one } else { best });
         match other {
