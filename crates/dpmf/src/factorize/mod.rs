@@ -53,6 +53,10 @@ const TRIED: usize = 400;
 /// be large and cancel, which single precision does not hold.
 const REGULAR: [f64; 4] = [1e-13, 1e-11, 1e-9, 1e-7];
 
+/// Multiples of the identity that are added to `X` for the same reason, as parts of the mean of its diagonal. Each costs no more than its
+/// share of the sensitivity, since the loss of an `X` falls when anything is added to it.
+const RIDGES: [f64; 4] = [1e-11, 1e-9, 1e-7, 1e-5];
+
 /// Steps up to which a recurrence that the linear solver loses to rounding is left to the dense one.
 const SHORT: usize = 1024;
 
@@ -487,9 +491,17 @@ impl Optimum {
     }
 }
 
+/// A matrix with a part of the mean of its diagonal added to the diagonal.
+fn with_ridge(mut x: Mat<f64>, share: f64) -> Mat<f64> {
+    let n = x.nrows();
+    let ridge = share * (0..n).map(|i| x[(i, i)]).sum::<f64>() / n as f64;
+    (0..n).for_each(|i| x[(i, i)] += ridge);
+    x
+}
+
 impl Optimum {
-    /// The matrix for several participations. Where step sizes are zero or differ much, of some values of `μ` the one whose
-    /// matrix has the least loss in single precision.
+    /// The matrix for several participations. Where step sizes are zero or differ much, of some values of `μ` and some ridges the one
+    /// whose matrix has the least loss in single precision.
     fn dense_of_phases(&self, workload: &Workload, tolerance: f64) -> Result<form::Dense> {
         let oracle = DenseOracle::new(dense_matrix(workload)?);
         let rough = !workload.is_invertible() || workload.smallest_rate() < ROUGH;
@@ -500,6 +512,9 @@ impl Optimum {
             std::iter::once(self.mu).chain(more).map(|mu| oracle.primal_with(&self.dual, mu)).collect();
         if rough {
             made.push(DenseOracle::new(workload.design_matrix()).primal(&self.dual, tolerance));
+            for share in RIDGES {
+                made.push(oracle.primal_with(&self.dual, self.mu).map(|x| with_ridge(x, share)));
+            }
         }
         let mut forms: Vec<Result<form::Dense>> =
             made.into_iter().map(|x| form::Dense::from_primal(x?.as_ref())).collect();

@@ -196,3 +196,27 @@ fn step_sizes_that_once_stopped_the_solver() {
         sound(&case, optimum).unwrap();
     }
 }
+
+/// Optima whose matrices once lost a part of what was found, or all of it, in single precision.
+#[test]
+fn matrices_keep_what_was_found() {
+    let cosine = |n: usize| -> Vec<f64> {
+        (0..n).map(|i| 0.5 * (1.0 + (std::f64::consts::PI * i as f64 / (n - 1) as f64).cos())).collect()
+    };
+    let pause: Vec<f64> = (0..46).map(|i| if (5..45).contains(&i) { 0.0 } else { 1.0 }).collect();
+    let late = [0.0, 0.0, 0.0, 0.0, 0.41922511026816256, 0.958_878_860_088_083_3, 0.0, 0.0];
+    let averaged = Optimizer { average: Average::Ema(0.99), ..Optimizer::default() };
+    for (rates, optimizer, times) in [
+        (pause, Optimizer { weight_decay: 1e-3, ..nesterov(0.790_131_911_619_994_4) }, 9),
+        (cosine(17), Optimizer { weight_decay: 1e-3, ..averaged }, 17),
+        (late.to_vec(), Optimizer { weight_decay: 0.5, ..averaged }, 6),
+        (cosine(41), heavy(0.95), 41),
+        (cosine(60), heavy(0.5), 2),
+    ] {
+        let case = Case::new(&rates, optimizer);
+        let problem = Problem::new(case.workload(), Participation::Epochs { times }).expect("a problem");
+        let optimum = problem.optimum(&mut quiet).unwrap();
+        assert!(optimum.stopped.is_none(), "{times} epochs {rates:?}: {optimum:?}");
+        sound(&case, optimum).unwrap_or_else(|complaint| panic!("{times} epochs {rates:?}: {complaint}"));
+    }
+}
