@@ -4,7 +4,8 @@
 //! of the bins alone, and moves with it by `d log σ = ⟨H, dG⟩/(2⟨H, G⟩)`, where `H = E[w wᵀ]` is that of the posterior over bins
 //! where the privacy loss is ε. So one minimises `⟨H, G⟩‖A N‖_F²` at a fixed `H`, which is smooth and knows no chance, then
 //! looks at `H` again; its averages over such steps settle where the error of the sampled mechanism does. `H` is made the same
-//! for all rotations of the bins: that costs little and keeps thousands of scales from fitting the random numbers.
+//! for all rotations of the bins: that costs little and keeps thousands of scales from fitting the random numbers. Where bins are
+//! drawn anew, the circle is one of two epochs.
 //!
 //! With `F_t = f_tᵀH f_t`, `f_t` row `t` of `T diag(β)` folded into bins, and `E_t = ‖A diag(1/β) T⁻¹e_t‖²`, the product is
 //! `(Σ α_t²F_t)(Σ E_t/α_t²)`: the best `α_t² = √(E_t/F_t)` leaves `(Σ √(E_tF_t))²`. Rows are folded in the Fourier basis of the
@@ -86,6 +87,8 @@ struct Fit<'a> {
     order: usize,
     tied: bool,
     bins: usize,
+    /// Steps after which the posterior is taken to repeat: the bins where they are dealt once, two epochs where they are drawn anew.
+    period: usize,
     /// `F` and `g` of the optimizer at every step, and its number of states.
     states: usize,
     transitions: Vec<f64>,
@@ -130,10 +133,14 @@ impl<'a> Fit<'a> {
             transitions.extend(&f);
             inputs.extend(&g);
         }
-        let angle = |k: usize| std::f64::consts::TAU * k as f64 / bins as f64;
-        let turn = (0..bins).map(|k| [libm::cos(angle(k)), libm::sin(angle(k))]).collect();
+        let period = match problem.goal() {
+            Some(Goal { sampling: Sampling::ReshuffledBins { .. }, .. }) => 2 * bins,
+            _ => bins,
+        };
+        let angle = |k: usize| std::f64::consts::TAU * k as f64 / period as f64;
+        let turn = (0..period).map(|k| [libm::cos(angle(k)), libm::sin(angle(k))]).collect();
         let states = realisation.states();
-        Ok(Self { problem, order, tied, bins, states, transitions, inputs, turn })
+        Ok(Self { problem, order, tied, bins, period, states, transitions, inputs, turn })
     }
 
     fn steps(&self) -> usize {
@@ -228,7 +235,7 @@ impl<'a> Fit<'a> {
         let all = samples(self.bins);
         let (samples, steps) = if known { (all / 2, STEPS / 2) } else { (all, STEPS) };
         // The first posterior is that of a unit that is found out: all weight on its own bin.
-        let mut found = Found { x: start, spectrum: vec![1.0; self.bins], value: f64::INFINITY };
+        let mut found = Found { x: start, spectrum: vec![1.0; self.period], value: f64::INFINITY };
         let mut best: Option<Found> = None;
         let (mut last, mut near) = (f64::INFINITY, None);
         for look in 0..LOOKS {
@@ -393,7 +400,7 @@ struct Folded {
 
 impl Folded {
     fn new(fit: &Fit<'_>, weights: &[f64], decays: &[f64], beta: &[f64], spectrum: &[f64]) -> Self {
-        let (b, r, n) = (fit.bins, weights.len(), beta.len());
+        let (b, r, n) = (fit.period, weights.len(), beta.len());
         let width = 2 * (b / 2 + 1);
         let mut weight = Vec::with_capacity(width);
         for j in 0..=b / 2 {
@@ -432,7 +439,7 @@ impl Folded {
 
     /// Adds the gradients by weights, decays and `β`, from those by the squares.
     fn pull_back(&self, fit: &Fit<'_>, by_square: &[f64], slope: &mut [f64], by_beta: &mut [f64]) {
-        let (b, r, width) = (fit.bins, self.weights.len(), self.width);
+        let (b, r, width) = (fit.period, self.weights.len(), self.width);
         let mut by_states = vec![0.0; r * width];
         let mut by_row = vec![0.0; width];
         for t in (0..self.beta.len()).rev() {

@@ -46,8 +46,8 @@ use super::{check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
 use crate::linalg::exponentials::Exponentials;
 use faer::Mat;
-pub(crate) use sample::{Boundary, Purpose, TABLE, exp_all, log_peak, pick, sum};
-use sample::{Sampler, Side};
+use sample::Sampler;
+pub(crate) use sample::{Boundary, Purpose, Side, TABLE, exp_all, log_peak, pick, sum};
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow;
 use stream::Stream;
@@ -65,7 +65,7 @@ pub(crate) const PROOFS: usize = 8;
 const PILOT: [usize; 2] = [16, 4];
 
 /// Difference of log σ at which, of two directions, the one that needs more counts e times as much for a fit.
-const BESIDE: f64 = 0.01;
+pub(super) const BESIDE: f64 = 0.01;
 
 /// By how much a bound must be kept when it is first found, so that other machines, which round otherwise, find it too.
 const MARGIN: f64 = 1e-6;

@@ -36,7 +36,7 @@ pub(crate) struct Boundary {
 
 /// The two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     /// A unit joins: `P` against `Q`.
     Joining,
     /// A unit leaves: `Q` against `P`.

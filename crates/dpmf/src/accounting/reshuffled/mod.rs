@@ -25,14 +25,16 @@
 //!
 //! *Leaving.* Draw `x` from `N(−λ C1/b, σ²I)`. The density of `Q` over that is `e^{λȳ + λ²v/2}`, `ȳ = ⟨C1, x⟩/bσ²` and `v` its variance. By
 //! Jensen's inequality `ȳ − d̄/2 ≤ L`, `d̄` the mean of the `G(π, π)`, so values are at most
-//! `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`.
+//! `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`. Where `d̄/2` is about ε or more, that bounds nothing; there the tail of `L` is extrapolated by
+//! Ehrhard's inequality ([`tail`]), which needs no bound on values.
 //!
 //! Bounds, random numbers and their seeds are those of [`allocation`](super::allocation).
 
 mod sample;
+mod tail;
 mod zeta;
 
-use super::allocation::{self, Boundary, Estimate, Purpose, Watch};
+use super::allocation::{self, BESIDE, Boundary, Estimate, Purpose, Side, Watch};
 use super::interval::Interval;
 use super::{check_delta, check_epsilon, check_positive};
 use crate::error::{Error, Result};
@@ -50,7 +52,7 @@ const PILOT: usize = 8;
 const MARGIN: f64 = 1e-6;
 
 /// Samples of joining, and most of leaving.
-const JOINING: usize = 1 << 16;
+const JOINING: usize = 1 << 17;
 const LEAVING: usize = 1 << 19;
 
 /// What tails may add to the mean product of two patterns before more bands are kept.
@@ -250,7 +252,7 @@ impl Reshuffled {
     ///
     /// Guarantee: not below the true one but for a probability of [`FAILURE`](allocation::FAILURE) over the random numbers, which
     /// follow from the mechanism, σ and ε.
-    /// Cost: O(k(Kb + Kw) + Kw²) for each of 2¹⁶ samples of `k` patterns, and O(Kbw) for each of up to 2¹⁹ of none.
+    /// Cost: O(k(Kb + Kw) + Kw²) for each of 2¹⁷ samples of `k` patterns, and O(Kbw) for each of up to 2¹⁹ of none.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
         let [joining, leaving] = self.estimate(noise_multiplier, epsilon)?;
@@ -376,8 +378,8 @@ impl Reshuffled {
         let sampler = Sampler::new(self, noise_multiplier, epsilon, Purpose::Search);
         let joining = sampler.joining(JOINING, PILOT, watch)?.upper;
         let over = |upper: f64| (upper.max(1e-300) / delta).ln();
-        // Far from the target there is no need to look at the other direction.
-        if over(joining).abs() > 1.5 {
+        // Far above the target there is no need to look at the other direction.
+        if over(joining) > 1.5 {
             return Ok(over(joining));
         }
         let leaving = sampler.leaving(joining, LEAVING, PILOT, watch)?.upper;
@@ -399,25 +401,27 @@ impl Reshuffled {
         samples: usize,
         near: Option<f64>,
     ) -> Result<Boundary> {
-        /// How fast `log δ` falls with `log σ` at first, how near a root must be, and how often it is looked for.
+        /// How fast `log δ` falls with `log σ` at first, how near a root must be, the longest way at a time, and how often it is gone.
         const SLOPE: f64 = 14.0;
-        const CLOSE: f64 = 1e-3;
-        const LOOKS: usize = 8;
+        const CLOSE: f64 = 5e-4;
+        const FAR: f64 = 0.2;
+        const LOOKS: usize = 12;
+        /// Where few samples see nothing, the logarithm of nothing counts as that.
+        const MOST: f64 = 4.0;
         let sampler = |log_sigma: f64| Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search);
         let excess = |estimate: Estimate| (estimate.mean.max(1e-300) / delta).ln();
         let start = near.unwrap_or_else(|| self.guess(epsilon, delta));
-        let (patterns, _) = sampler(start).joined();
-        let sampler = |log_sigma: f64| sampler(log_sigma).joining_as_many(patterns);
+        let sampler = |log_sigma: f64| sampler(log_sigma).joining_enough();
         let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma).joining(samples, 1, &mut unwatched)?));
         let (mut x, mut slope, mut last) = (start, SLOPE, None::<(f64, f64)>);
         let mut found = None;
         for _ in 0..LOOKS {
-            let value = joining(x)?;
+            let value = f64::clamp(joining(x)?, -MOST, MOST);
             if let Some((before, at_before)) = last.filter(|(before, _)| (before - x).abs() > 1e-6) {
                 slope = ((at_before - value) / (x - before)).clamp(4.0, 60.0);
             }
             last = Some((x, value));
-            let step = (value / slope).clamp(-0.5, 0.5);
+            let step = (value / slope).clamp(-FAR, FAR);
             x += step;
             if step.abs() < CLOSE {
                 found = Some(x);
@@ -430,10 +434,43 @@ impl Reshuffled {
             None => allocation::solve(start, joining)?.ok_or_else(out_of_reach)?,
         };
         let at = sampler(join);
-        // A unit that leaves may need more noise.
-        let leaving = excess(at.leaving(0.0, samples, 1, &mut unwatched)?) / slope;
-        Ok(Boundary { log_sigma: join + leaving.max(0.0), spectrum: at.spectrum(samples) })
+        let leave = join + excess(at.leaving(0.0, samples, 1, &mut unwatched)?).max(-MOST) / slope;
+        let correlation = at.correlation(Side::Joining, samples);
+        // A unit that leaves counts where hiding it takes nearly as much noise.
+        if leave < join - 4.0 * BESIDE {
+            return Ok(Boundary { log_sigma: join, spectrum: correlation.map(|c| spectrum(&c)) });
+        }
+        let share = 1.0 / (1.0 + ((join - leave) / BESIDE).exp());
+        let correlation = match (correlation, sampler(leave).correlation(Side::Leaving, samples)) {
+            (Some(joining), Some(leaving)) => {
+                let [a, c] = [(1.0 - share) / self.product(&joining), share / self.product(&leaving)];
+                Some(joining.iter().zip(&leaving).map(|(x, y)| (a * x + c * y) / (a + c)).collect())
+            }
+            (joining, leaving) => joining.or(leaving),
+        };
+        Ok(Boundary { log_sigma: join.max(leave), spectrum: correlation.map(|c: Vec<f64>| spectrum(&c)) })
     }
+
+    /// `⟨H, G⟩`, but for the tails, with the matrix `H` of correlations by distance.
+    fn product(&self, correlation: &[f64]) -> f64 {
+        let at = |lag: usize| self.near.iter().skip(lag).step_by(self.width).sum::<f64>();
+        let twice = |lag: usize| if lag == 0 { 1.0 } else { 2.0 };
+        (0..self.width).map(|lag| twice(lag) * correlation[lag] * at(lag)).sum()
+    }
+}
+
+/// The spectrum of correlations by distance, up to an epoch, on a circle of two: a unit has one step in an epoch, so that the same bin of
+/// the next is a stranger's, and products of columns reach less than an epoch.
+fn spectrum(correlation: &[f64]) -> Vec<f64> {
+    let period = 2 * (correlation.len() - 1);
+    let turn = |k: usize| libm::cos(std::f64::consts::TAU * k as f64 / period as f64);
+    let turns: Vec<f64> = (0..period).map(turn).collect();
+    let at =
+        |j: usize| (0..period).map(|lag| correlation[lag.min(period - lag)] * turns[j * lag % period]).sum();
+    let spectrum: Vec<f64> = (0..period).map(at).collect();
+    // Estimates may be negative where the true one is small.
+    let least = 1e-6 * spectrum[0];
+    spectrum.into_iter().map(|x| x.max(least)).collect()
 }
 
 /// A [`Watch`] that sees nothing and never ends a proof.

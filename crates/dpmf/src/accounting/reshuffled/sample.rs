@@ -1,9 +1,10 @@
 //! The two samplers, and their confidence bounds.
 
 use super::Reshuffled;
+use super::tail::{self, Counts};
 use super::zeta::Classes;
 use crate::accounting::allocation::{
-    Estimate, Purpose, Watch, bet, exp_all, log_failure, log_peak, pick, sum,
+    Estimate, Purpose, Side, Watch, bet, exp_all, log_failure, log_peak, pick, sum,
 };
 use crate::error::{Error, Result};
 use chacha20::ChaCha8Rng;
@@ -20,10 +21,16 @@ const CHUNK: usize = 512;
 const JOINED: usize = 64;
 
 /// Share of the samples of leaving that are drawn from the law that bounds their values.
-const BOUNDING: f64 = 0.25;
+const BOUNDING: f64 = 0.6;
 
 /// What the bound of leaving may add to that of joining, as a share of it.
 const ADDED: f64 = 0.02;
+
+/// How many times the samples of leaving that there are may be asked for before their values are not bounded but their tail is extrapolated.
+const BEYOND: f64 = 100.0;
+
+/// What rounding may move a loss by, many times over.
+const ROUNDING: f64 = 1e-9;
 
 /// The chain at a noise multiplier, ready to be sampled.
 pub(super) struct Sampler {
@@ -64,7 +71,7 @@ struct Desk {
 }
 
 /// How samples lean away from all patterns.
-struct Away {
+pub(super) struct Away {
     /// `⟨C1/b, Ce_s⟩/σ²`, and the variance of `ȳ`.
     toward: Vec<f64>,
     spread: f64,
@@ -170,6 +177,9 @@ impl Sampler {
         // The joining bound has other random numbers: looking at it is free. A power of two, so that rounding on another machine
         // does not change it.
         let enough = 1.5 * range * log_failure() / (ADDED * beside).max(1e-300);
+        if enough > BEYOND * most as f64 {
+            return self.extrapolated(&away, most, share, watch);
+        }
         let samples = (enough.min(most as f64) as usize).max(1 << 14).next_power_of_two();
         self.bound(1, log_range, samples, share, watch, |rng, desk| {
             let sample = self.leave(&away, rng, desk);
@@ -178,8 +188,55 @@ impl Sampler {
         })
     }
 
-    /// The same that joins so many patterns: for estimates, of which nothing is bounded.
-    pub fn joining_as_many(self, patterns: usize) -> Self {
+    /// The same from the tail of the loss, with no bound on values: half of the samples have a loss about −ε, half are on the way there.
+    ///
+    /// Errors: [`Error::Interrupted`].
+    pub fn extrapolated(
+        &self,
+        away: &Away,
+        samples: usize,
+        share: usize,
+        watch: Watch<'_>,
+    ) -> Result<Estimate> {
+        let twice = away.tilts[1];
+        let tilts = [0.5 * twice, twice];
+        let chunks = samples.div_ceil(CHUNK * share).next_multiple_of(2).max(2);
+        let part = |chunk: usize| {
+            let (mut rng, mut desk) = (self.rng(1, chunk), self.desk());
+            let (mut counts, mut total) = (Counts::new(), 0.0);
+            let side = chunk % 2;
+            // Rounding makes the one more and the other less.
+            let slack = if side == 0 { ROUNDING } else { -ROUNDING };
+            for _ in 0..CHUNK {
+                let (mean, loss) = self.lean(tilts[side], &away.toward, &mut rng, &mut desk);
+                let beyond = -self.epsilon - loss;
+                counts.take(beyond + slack);
+                if side == 1 && beyond > 0.0 {
+                    let log_weight = twice * mean + 0.5 * twice * twice * away.spread;
+                    total += log_weight.exp() * -(-beyond).exp_m1();
+                }
+            }
+            (counts, total)
+        };
+        let mut counts = [Counts::new(), Counts::new()];
+        let mut total = 0.0;
+        self.in_chunks(chunks, watch, part, |chunk, (part, value)| {
+            counts[chunk % 2].add(&part);
+            total += value;
+        })?;
+        let mean = total / (chunks / 2 * CHUNK) as f64;
+        let upper = tail::bound(&counts[0], &counts[1], share as f64);
+        Ok(Estimate { mean, upper, range: 1.0 })
+    }
+
+    /// The same that joins as many patterns as bring the loss to ε: for estimates, of which nothing is bounded.
+    pub fn joining_enough(self) -> Self {
+        let side = 2 * self.width - 1;
+        let mean = self.gram.iter().sum::<f64>() / (self.bins * self.bins) as f64 + self.common;
+        let largest = self.gram.chunks_exact(side).map(|row| row.iter().sum::<f64>()).fold(0.0, f64::max);
+        // Weights of bins are products of as many exponentials: they must not overflow.
+        let most = ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED);
+        let patterns = (self.epsilon / mean + 0.5).round().clamp(1.0, most as f64) as usize;
         Self { joined: OnceLock::from((patterns, f64::INFINITY)), ..self }
     }
 
@@ -251,21 +308,26 @@ impl Sampler {
     /// A sample that leans away from all patterns.
     fn leave(&self, away: &Away, rng: &mut ChaCha8Rng, desk: &mut Desk) -> Sample {
         let tilt = away.tilts[usize::from(rng.random::<f64>() >= BOUNDING)];
-        let b = self.bins as f64;
-        self.normal(rng, desk);
-        let Desk { terms, .. } = desk;
-        terms.iter_mut().zip(&away.toward).for_each(|(y, m)| *y -= tilt * m);
-        let shared = self.shared(rng) - tilt * self.common;
-        let mean = sum(terms) / b + shared;
+        let (mean, loss) = self.lean(tilt, &away.toward, rng, desk);
         let log_density = |tilt: f64, share: f64| share.ln() - tilt * mean - 0.5 * tilt * tilt * away.spread;
         let (p, q) = (log_density(away.tilts[0], BOUNDING), log_density(away.tilts[1], 1.0 - BOUNDING));
         let log_weight = -(p.max(q) + (-(p - q).abs()).exp().ln_1p());
-        terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
-        exp_all(terms);
-        Sample { log_weight, loss: self.chain(desk) + shared - 0.5 * self.common }
+        Sample { log_weight, loss }
     }
 
-    fn away(&self) -> Away {
+    /// The mean of the patterns along noise that leans away from them, and the loss there.
+    fn lean(&self, tilt: f64, toward: &[f64], rng: &mut ChaCha8Rng, desk: &mut Desk) -> (f64, f64) {
+        self.normal(rng, desk);
+        let Desk { terms, .. } = desk;
+        terms.iter_mut().zip(toward).for_each(|(y, m)| *y -= tilt * m);
+        let shared = self.shared(rng) - tilt * self.common;
+        let mean = sum(terms) / self.bins as f64 + shared;
+        terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
+        exp_all(terms);
+        (mean, self.chain(desk) + shared - 0.5 * self.common)
+    }
+
+    pub fn away(&self) -> Away {
         let (b, w, side) = (self.bins as f64, self.width, 2 * self.width - 1);
         let toward: Vec<f64> = self.gram.chunks_exact(side).map(|row| row.iter().sum::<f64>() / b).collect();
         let spread = toward.iter().sum::<f64>() / b + self.common;
@@ -366,31 +428,41 @@ impl Sampler {
         out
     }
 
-    /// The spectrum of `E[w_s w_t]` by the distance of `s` and `t` modulo the bins, `w` the posterior of the steps where the loss is about
-    /// ε, or as near to it as samples came.
-    pub fn spectrum(&self, samples: usize) -> Option<Vec<f64>> {
+    /// `E[w_s w_t]` by the distance of `s` and `t`, up to an epoch, `w` the posterior of the steps where the loss is about ε, or −ε for a
+    /// unit that leaves, or as near to it as samples came.
+    pub fn correlation(&self, side: Side, samples: usize) -> Option<Vec<f64>> {
         /// Standard deviations of the losses that count as ε.
-        const WIDTHS: [f64; 3] = [0.1, 0.4, 1.6];
-        WIDTHS.into_iter().find_map(|width| self.spectrum_within(width, samples))
+        const WIDTHS: [f64; 3] = [0.2, 0.4, 1.6];
+        WIDTHS.into_iter().find_map(|width| self.correlation_within(side, width, samples))
     }
 
-    fn spectrum_within(&self, width: f64, samples: usize) -> Option<Vec<f64>> {
-        let (b, (joined, _)) = (self.bins, self.joined());
-        let lags = b / 2 + 1;
+    fn correlation_within(&self, side: Side, width: f64, samples: usize) -> Option<Vec<f64>> {
+        let (joined, away) = (self.joined().0, self.away());
+        let lags = self.bins + 1;
         let parts: Vec<Vec<f64>> = (0..samples.div_ceil(CHUNK))
             .into_par_iter()
             .map(|chunk| {
                 let (mut rng, mut desk) = (self.rng(0, chunk), self.desk());
                 let mut total = vec![0.0; lags + 1];
                 for _ in 0..CHUNK {
-                    let sample = self.join(joined, &mut rng, &mut desk);
-                    let off = (sample.loss - self.epsilon) / width;
+                    // Both are means under Q of what happens at the boundary.
+                    let (log_weight, off) = match side {
+                        Side::Joining => {
+                            let Sample { log_weight, loss } = self.join(joined, &mut rng, &mut desk);
+                            (log_weight - loss, loss - self.epsilon)
+                        }
+                        Side::Leaving => {
+                            let Sample { log_weight, loss } = self.leave(&away, &mut rng, &mut desk);
+                            (log_weight, loss + self.epsilon)
+                        }
+                    };
+                    let off = off / width;
                     if off.abs() > 4.0 {
                         continue;
                     }
-                    let weight = (sample.log_weight - sample.loss - 0.5 * off * off).exp();
+                    let weight = (log_weight - 0.5 * off * off).exp();
                     let w = self.posterior(&desk);
-                    for (lag, sum) in total[..lags].iter_mut().enumerate() {
+                    for (lag, sum) in total[..lags.min(w.len())].iter_mut().enumerate() {
                         *sum += weight * dot(&w[lag..], &w[..w.len() - lag]) / (w.len() - lag) as f64;
                     }
                     total[lags] += weight;
@@ -400,22 +472,39 @@ impl Sampler {
             .collect();
         let mut total = vec![0.0; lags + 1];
         parts.iter().for_each(|part| total.iter_mut().zip(part).for_each(|(a, b)| *a += b));
-        if total[lags] <= 0.0 {
-            return None;
-        }
-        let mean = |lag: usize| total[lag.min(b - lag)] / total[lags];
-        let turn = |k: usize| libm::cos(std::f64::consts::TAU * k as f64 / b as f64);
-        let spectrum = |j: usize| (0..b).map(|lag| mean(lag) * turn(j * lag % b)).sum::<f64>();
-        let spectrum: Vec<f64> = (0..b).map(spectrum).collect();
-        // Estimates may be negative where the true one is small.
-        let least = 1e-6 * spectrum[0];
-        Some(spectrum.into_iter().map(|x| x.max(least)).collect())
+        let weight = total.pop().filter(|weight| *weight > 0.0)?;
+        total.iter_mut().for_each(|x| *x /= weight);
+        Some(total)
     }
 
     fn rng(&self, direction: usize, chunk: usize) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::from_seed(self.seeds[direction]);
         rng.set_stream(chunk as u64);
         rng
+    }
+
+    /// Parts of the samples, on all threads, taken in order.
+    ///
+    /// Errors: [`Error::Interrupted`].
+    fn in_chunks<T: Send>(
+        &self,
+        chunks: usize,
+        watch: Watch<'_>,
+        part: impl Fn(usize) -> T + Sync,
+        mut take: impl FnMut(usize, T),
+    ) -> Result<()> {
+        let together = 4 * rayon::current_num_threads();
+        let mut done = 0;
+        while done < chunks {
+            if watch(done as f64 / chunks as f64).is_break() {
+                return Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY });
+            }
+            let next = done..(done + together).min(chunks);
+            let parts: Vec<T> = next.clone().into_par_iter().map(&part).collect();
+            next.clone().zip(parts).for_each(|(chunk, part)| take(chunk, part));
+            done = next.end;
+        }
+        Ok(())
     }
 
     /// The mean of values in `[0, e^{log_range}]` and a bound on it, by bets. The same to the bit on any number of threads.
@@ -433,17 +522,8 @@ impl Sampler {
             let (mut rng, mut desk) = (self.rng(direction, chunk), self.desk());
             (0..CHUNK).map(|_| value(&mut rng, &mut desk)).collect::<Vec<f64>>()
         };
-        let together = 4 * rayon::current_num_threads();
         let mut values: Vec<f64> = Vec::with_capacity(chunks * CHUNK);
-        while values.len() < chunks * CHUNK {
-            if watch(values.len() as f64 / (chunks * CHUNK) as f64).is_break() {
-                return Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY });
-            }
-            let done = values.len() / CHUNK;
-            let next = done..(done + together).min(chunks);
-            let parts: Vec<Vec<f64>> = next.into_par_iter().map(part).collect();
-            parts.iter().for_each(|part| values.extend(part));
-        }
+        self.in_chunks(chunks, watch, part, |_, part| values.extend(part))?;
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         // What rounding in double precision may hide, many times over.
         let range = log_range.exp() * (1.0 + 1e-9);

@@ -183,6 +183,24 @@ fn bounds_are_those_of_quadrature() {
 }
 
 #[test]
+fn extrapolated_tails_are_above_quadrature_and_close() {
+    for (bins, steps, bands, sigma, epsilon) in
+        [(2, 4, &[1.0, 0.6][..], 1.6, 1.0), (3, 6, &[1.0, 0.5, 0.3], 1.2, 3.0), (2, 6, &[1.0, 0.4], 1.2, 4.0)]
+    {
+        let columns = encoder(steps, bands);
+        let hidden = hidden(bins, &columns);
+        let [_, exact] = exact(bins, &columns, sigma, epsilon, if steps == 6 { 1.0 } else { 0.6 });
+        let sampler = Sampler::new(&hidden, sigma, epsilon, Purpose::Proof);
+        let estimate = sampler.extrapolated(&sampler.away(), 1 << 18, 1, &mut unwatched).unwrap();
+        assert!((estimate.mean / exact - 1.0).abs() < 0.1, "{bins} {steps}: {estimate:?} {exact}");
+        assert!(
+            estimate.upper >= exact && estimate.upper < 4.0 * exact,
+            "{bins} {steps}: {estimate:?} {exact}"
+        );
+    }
+}
+
+#[test]
 fn quadrature_has_converged() {
     let columns = encoder(4, &[1.0, 0.6]);
     let (coarse, fine) = (exact(2, &columns, 1.6, 1.0, 1.0), exact(2, &columns, 1.6, 1.0, 0.5));
