@@ -320,14 +320,14 @@ mod tests {
         let points = |of: &dyn Fn(f64) -> f64| -> Vec<f64> {
             (0..300).map(|at| of(normal((f64::from(at) + 0.5) / 300.0))).collect()
         };
-        // The noise is a tenth of the users, over 141 cells.
+        // In each of 141 cells the noise is a fifteenth of the users.
         for (name, numbers) in [
             ("standard normal", points(&|z| z)),
             ("small", points(&|z| 0.05 * z)),
             ("ages", points(&|z| 45.0 + 14.0 * z)),
             ("incomes", points(&|z| 30_000.0 * (0.7 * z).exp())),
         ] {
-            let right = found(&numbers, 30.0);
+            let right = found(&numbers, 20.0);
             assert!(right >= 30, "{name}: {right} of 40");
             // Power: in louder noise they are not.
             assert!(found(&numbers, 400.0) < 24, "{name}");
