@@ -185,6 +185,8 @@ fn smooth(tight: &Request, loose: &Request) {
 
 #[test]
 fn neighbours_have_about_the_same_error() {
+    let request =
+        |epsilon| Request::new(Workload::prefix_sum(80).unwrap(), 8000, 400, 4, epsilon, 1e-5).unwrap();
     smooth(&request(2.0), &request(2.2));
     smooth(&Request { delta: 3e-6, ..request(1.0) }, &request(1.0));
 }
