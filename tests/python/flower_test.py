@@ -166,33 +166,6 @@ def test_the_model_is_the_workload_of_noisy_clipped_sums(tmp_path, options, mods
     assert metrics["epsilon"] == mechanism.privacy.epsilon and "secret" not in metrics
 
 
-def drawing():
-    """Seconds that threads which make noise ahead have worked so far."""
-    tasks = [task for task in pathlib.Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("dpmf-ahead")]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) * 1e-9
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="needs the times of threads, as Linux gives them")
-def test_the_server_makes_the_noise_of_a_round_while_clients_train(tmp_path):
-    """Every round waits, within its first client, for threads that have worked on the row of that round: nobody else asked for it."""
-    size, worked = 300_000, [0.0]
-
-    def train(partition):
-        if len(nodes.trained) % COHORT == 1:
-            # A row of that size takes milliseconds.
-            until = time.monotonic() + 60
-            while drawing() < worked[-1] + 5e-4 and time.monotonic() < until:
-                time.sleep(1e-3)
-            worked.append(drawing())
-        return np.zeros(size)
-
-    nodes = Nodes(client(train, mods=[]))
-    result = strategy(tmp_path).start(nodes, arrays(np.zeros(size, np.float32)), num_rounds=3)
-    assert len(worked) == 4 and (np.diff(worked) >= 5e-4).all()
-    # The threads end with the run.
-    assert vector(result.arrays).any() and drawing() == 0
-
-
 def test_the_mod_sends_one_clipped_update_and_nothing_else(tmp_path):
     nodes = Nodes(client())
     strategy(tmp_path).start(nodes, arrays(START), num_rounds=1)
