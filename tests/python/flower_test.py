@@ -166,6 +166,35 @@ def test_the_model_is_the_workload_of_noisy_clipped_sums(tmp_path, options, mods
     assert metrics["epsilon"] == mechanism.privacy.epsilon and "secret" not in metrics
 
 
+def test_the_server_makes_the_noise_of_a_round_while_clients_train(tmp_path, monkeypatch):
+    """Every round waits, within its first client, for the row of that round: nothing else has asked for it by then."""
+    rows, hand_out = [], dpmf.flower._run.Run.hand_out
+
+    def handed_out(run, clients):
+        hand_out(run, clients)
+        rows.append(run._row)
+
+    monkeypatch.setattr(dpmf.flower._run.Run, "hand_out", handed_out)
+
+    waited = []
+
+    def train(partition):
+        if len(nodes.trained) % COHORT == 1:
+            waited.append(rows[-1].result(timeout=300))
+        return gradient(partition)
+
+    nodes = Nodes(client(train))
+    strategy(tmp_path).start(nodes, arrays(START), num_rounds=3)
+    assert waited == [None] * 3 and len(rows) == 3
+    # What is saved after a round holds no row of the next one, which would have to be made before that begins.
+    with np.load(tmp_path / "state.npz") as state:
+        saved = len(state["stream"])
+    fresh = dpmf.PrivateRun(MECHANISM, dpmf.NoiseKey.generate(), dimension=DIMENSION, ahead=0)
+    assert saved == len(fresh.checkpoint_bytes())
+    fresh.prepare()
+    assert saved < len(fresh.checkpoint_bytes())
+
+
 def test_the_mod_sends_one_clipped_update_and_nothing_else(tmp_path):
     nodes = Nodes(client())
     strategy(tmp_path).start(nodes, arrays(START), num_rounds=1)

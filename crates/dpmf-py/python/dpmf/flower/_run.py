@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +96,9 @@ class Run:
         self.total, self.noisy = np.zeros(self.dimension, np.int64), np.zeros(self.dimension, np.float32)
         checkpoint = self._load()
         self.private = self._open(checkpoint)
+        #: Makes the noise of a round while its clients train.
+        self._thread = ThreadPoolExecutor(1, "dpmf-round")
+        self._row: Future[None] | None = None
         try:
             clients.open(self.private.run, self.made, self.private.recorded_steps)
         except BaseException:
@@ -121,6 +125,7 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
         self.private.close()
 
     @property
@@ -140,12 +145,21 @@ class Run:
         self.private.follow(f"the clients of {self.clients.file}", by_step=True, sampler=sampler)
 
     def hand_out(self, clients: int) -> None:
-        """Says how many clients are asked in the coming round."""
+        """Says how many clients are asked in the coming round, whose noise is made from now on."""
+        self._settle_row()
         self.private.hand_out(self.step, clients)
+        self._row = self._thread.submit(self.private.prepare)
+
+    def _settle_row(self) -> None:
+        """Waits for the noise of the round. What could not be made is made, or refused, by the release."""
+        if self._row is not None:
+            wait([self._row])
+            self._row = None
 
     def release(self, optimizer: Optimizer, updates: Collection[Vector]) -> bool:
         """Clips and sums what clients sent, releases it, and does the optimizer's step. False for a round that is given up."""
         run = self.private
+        self._settle_row()
         run.clear()
         with remedies(REMEDIES):
             run.contribute(len(updates))
@@ -178,7 +192,8 @@ class Run:
 
     def _open(self, checkpoint: bytes | None) -> PrivateRun:
         journal, key = self.directory / "journal", self.directory / "noise.key"
-        held: dict[str, Any] = dict(dimension=self.dimension, arithmetic=self.arithmetic)
+        # The row of a round is made from hand_out() on, so that none is in what is saved after the round before it.
+        held: dict[str, Any] = dict(dimension=self.dimension, arithmetic=self.arithmetic, ahead=0)
         if journal.exists():
             self.key = NoiseKey.read(key)
             return PrivateRun.open(self.mechanism, self.key, journal, checkpoint=checkpoint, **held)
