@@ -100,11 +100,14 @@ def train_table(
     columns = [(name, _column(frame[name])) for name in names if name in wanted]
     temporary: str | None = None
     try:
+        given: str | None = None
         if isinstance(schema, Mapping):
             # A schema is public.
             with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
                 json.dump(schema, file)
-                temporary = file.name
+                given = temporary = file.name
+        elif schema is not None:
+            given = os.fspath(schema)
         return train_columns(
             columns,
             name="frame",
@@ -114,7 +117,7 @@ def train_table(
             exclude=list(exclude),
             task=task,
             classes=None if classes is None else [str(name) for name in classes],
-            schema=temporary if temporary is not None else (None if schema is None else os.fspath(schema)),
+            schema=given,
             schema_share=schema_share,
             public_share=public_share,
             model=model,

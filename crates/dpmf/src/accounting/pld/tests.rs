@@ -135,7 +135,7 @@ fn gaussians_compose_with_sampled_rounds() {
     assert!(with.lower <= one + 1e-5 && one <= with.upper + 1e-4, "{with:?} {one}");
     let rdp = PrivacyCurve::gaussian(1.0, Accountant::Rdp).unwrap();
     let error = PrivacyCurve::compose(&[rdp, both]).unwrap_err().to_string();
-    assert!(error.starts_with("accountant is rdp, but beside sampled steps"), "{error}");
+    assert!(error.starts_with("accountant is rdp, but together with sampled steps"), "{error}");
 }
 
 #[test]
