@@ -227,7 +227,7 @@ fn every_command_has_a_manual_page() {
     for flag in ["resume", "epsilon", "server\\-lr", "hidden"] {
         assert!(train.contains(flag), "{flag}");
     }
-    assert!(train.contains("Interrupted by Ctrl"), "the long help is in the page");
+    assert!(train.contains("After Ctrl"), "the long help is in the page");
     assert!(page("dpmf-plot-heatmap.1").contains("histogram"));
     assert!(page("dpmf.1").contains("dpmf\\-audit(1)"));
     // Where there is groff, every page renders without a warning.

@@ -235,7 +235,7 @@ fn help_shows_every_default_of_training() {
         ("--server-lr <", "[default: 0.25 for texts and 0.5 for images"),
         ("--client-lr <", "[default: 2 for texts"),
         ("--clip <", "[default: 1;"),
-        ("--momentum <", "[default: 0.9;"),
+        ("--momentum <", "[default: 0.9, or 0 for a table"),
         ("--epochs <", "[default: 1;"),
     ] {
         let start = help.find(flag).unwrap_or_else(|| panic!("{flag}"));
