@@ -274,7 +274,7 @@ def test_the_exact_sum_goes_to_the_noise(tmp_path, monkeypatch, options):
 
 def test_a_run_goes_on_in_its_arithmetic(tmp_path):
     strategy(tmp_path).start(Nodes(client()), arrays(START), num_rounds=1)
-    with pytest.raises(dpmf.BindingError, match="another arithmetic: exact, but this stream has float"):
+    with pytest.raises(dpmf.BindingError, match="another arithmetic: it has exact, but this stream has float"):
         strategy(tmp_path, arithmetic="float").start(Nodes(client()), arrays(START))
     result = strategy(tmp_path, arithmetic="exact").start(Nodes(client()), arrays(START), num_rounds=2)
     assert sorted(result.train_metrics_clientapp) == [2]

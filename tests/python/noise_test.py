@@ -159,11 +159,11 @@ def test_a_journal_or_checkpoint_of_another_arithmetic_is_refused(tmp_path, begu
         assert source.arithmetic == begun and (source.grid is None) == (begun == "float")
         state, run = source.checkpoint_bytes(), source.run
     for checkpoint in (None, state):
-        with pytest.raises(dpmf.BindingError, match=f"another arithmetic: {begun}, but this stream has {other}"):
+        with pytest.raises(dpmf.BindingError, match=f"another arithmetic: it has {begun}, but this stream has {other}"):
             dpmf.DurableStream.open(
                 MECHANISM, KEY, tmp_path / "journal", checkpoint=checkpoint, arithmetic=other, **options
             )
-    with pytest.raises(dpmf.BindingError, match=f"another arithmetic: {begun}, but this stream has {other}"):
+    with pytest.raises(dpmf.BindingError, match=f"another arithmetic: it has {begun}, but this stream has {other}"):
         stream(run=run, arithmetic=other).restore(state)
     with dpmf.DurableStream.open(
         MECHANISM, KEY, tmp_path / "journal", checkpoint=state, arithmetic=begun, **options

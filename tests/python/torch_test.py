@@ -373,7 +373,7 @@ def test_a_run_goes_on_in_its_arithmetic(tmp_path, mechanism):
     train(first, model, batches(1))
     state = first.state_dict()
     first.close()
-    with pytest.raises(dpmf.BindingError, match="another arithmetic: exact, but this stream has float"):
+    with pytest.raises(dpmf.BindingError, match="another arithmetic: it has exact, but this stream has float"):
         private(arithmetic="float").load_state_dict(state)
     again = private(arithmetic="exact")
     again.load_state_dict(state)

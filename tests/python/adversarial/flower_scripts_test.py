@@ -245,6 +245,7 @@ def test_without_the_checks_they_exceed_the_clip(begun, tmp_path, monkeypatch):
 
     def release(self, optimizer, updates):
         run = self.private
+        self._settle_row()
         run.contribute(0)
         total, noisy = np.zeros(self.dimension, np.int64), np.empty(self.dimension, np.float32)
         for update in updates:
