@@ -87,7 +87,9 @@ def test_the_noise_is_the_streams():
     result = train(model, optimizer, loader)
 
     twin = model_of()
-    by_hand = dpmf.torch.PrivateOptimizer(sgd(twin), engine.mechanism, key=key, experiment="twin")
+    by_hand = dpmf.torch.PrivateOptimizer(
+        sgd(twin), engine.mechanism, key=key, experiment="twin", denominator=optimizer.expected_batch_size
+    )
     batches = dpmf.torch.SampledBatches(engine.plan.sampler(key, run="twin"))
     for inputs, targets in by_hand.batches(DataLoader(data(), batch_sampler=batches)):
         by_hand.accumulate(twin, cross_entropy, inputs, targets)

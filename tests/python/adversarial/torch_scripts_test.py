@@ -569,7 +569,7 @@ UNSAMPLED = {
     "planned": functools.partial(plan, "none"),
     "loader": lambda run: DataLoader(run.data, batch_sampler=dpmf.torch.Cohorts(RECORDS, BATCH, epochs=2, seed=3)),
 }
-TOO_MANY = r"contributions, but \d+ examples were handed out for it"
+TOO_MANY = r"contributions, but only \d+ examples were handed out for it"
 NO_BATCH = "has no batch of its own"
 
 SCRIPTS = [

@@ -137,6 +137,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     at most the mechanism's clip.
     """
 
+    expected_batch_size: Any
+    param_groups: Any
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -366,6 +369,9 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             raise BindingError("the state has no entry dpmf: it is not that of a CorrelatedOptimizer")
         self._noise.load_state_dict(ours)
         self._resume_cohorts(ours.get("data"))
+        if self.expected_batch_size is not None and self._noise.live().denominator is not None:
+            # A run keeps the one that it began with, whatever made its batches then.
+            self.expected_batch_size = self._noise.live().denominator
         self.original_optimizer.load_state_dict(state)
         # The optimizer inside has new groups and state; DPOptimizer keeps references to the old.
         self.param_groups = self.original_optimizer.param_groups
@@ -773,7 +779,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             sampler = Sampler(mechanism.sampling, key, units=length, steps=mechanism.steps, run=name)
             times = times if several else 1 if epochs is None else epochs
             batches = _torch.SampledBatches(sampler, epochs=times)
-            if batches.per_epoch not in (len(data_loader), round(length / batch_size)):
+            if round(length / sampler.expected_batch) not in (len(data_loader), round(length / batch_size)):
                 raise MismatchError(
                     f"the data loader has batches of {batch_size}, but the mechanism draws {sampler.expected_batch:.1f} examples a "
                     "step on average: give it that batch_size, or plan for this one"

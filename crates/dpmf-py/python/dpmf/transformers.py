@@ -175,6 +175,10 @@ class PrivateTrainer(Trainer):
     Guarantee: that of the statement, privacy, for every example of train_dataset.
     """
 
+    args: TrainingArguments
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(
         self,
         model: Any = None,
