@@ -21,14 +21,14 @@
 //! given `x`, the density of `P` over that of the draw is `W = e^{−(k−1)L} Π_j z_j`, `L = log R`. By Hölder's inequality
 //! `z_j ≤ ζ_{j−1} = max_π E_π' e^{(j−1)G(π, π')}`, and `W(1 − e^{ε−L})_+` is at most `e^{−(k−1)ε} Π_{j<k} ζ_j · (1/k)(1 − 1/k)^{k−1}`. The
 //! maximum is that of a product over epochs, each factor a function of a bin and its two neighbours: a dynamic programme bounds
-//! it, over classes of neighbours ([`zeta`]).
+//! it, over classes of neighbours (`zeta.rs`).
 //!
 //! *Leaving.* Draw `x` from `N(−λ C1/b, σ²I)`. The density of `Q` over that is `e^{λȳ + λ²v/2}`, `ȳ = ⟨C1, x⟩/bσ²` and `v` its variance. By
 //! Jensen's inequality `ȳ − d̄/2 ≤ L`, `d̄` the mean of the `G(π, π)`, so values are at most
 //! `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`. Where `d̄/2` is about ε or more, that bounds nothing; there the tail of `L` is extrapolated by
-//! Ehrhard's inequality ([`tail`]), which needs no bound on values.
+//! Ehrhard's inequality (`tail.rs`), which needs no bound on values.
 //!
-//! Bounds, random numbers and their seeds are those of [`allocation`](super::allocation).
+//! Bounds, random numbers and their seeds are those of [`allocation`].
 
 mod sample;
 mod tail;
