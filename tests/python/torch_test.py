@@ -549,7 +549,7 @@ def test_plans_for_adaptive_optimizers():
         dpmf.mechanism(optimizer=3, **budget)
     with pytest.raises(ValueError, match="optimizer is given and says what momentum is"):
         dpmf.mechanism(optimizer="adam", momentum=0.9, **budget)
-    with pytest.raises(ValueError, match="leave out optimizer"):
+    with pytest.raises(ValueError, match="remove optimizer"):
         dpmf.mechanism(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
 
 
