@@ -541,7 +541,7 @@ def test_failure_to_converge_carries_what_was_reached():
     (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1), "delta is 1"),
     (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),
     (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, unit="house"), "privacy unit is house"),
-    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, workload=WORKLOADS["matrix"]), "leave out steps"),
+    (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, workload=WORKLOADS["matrix"]), "remove steps"),
     (lambda: dpmf.account(-1.0, 1e-6), "noise multiplier is -1"),
 ])
 def test_bad_arguments_are_value_errors_that_name_them(call, message):

@@ -157,7 +157,7 @@ def test_bad_requests_are_named():
         (dict(clip=-1.0), "clip is -1"),
         (dict(schedule=[1.0, 0.5]), "schedule has 2 step sizes, but steps is 32"),
         (dict(sampling="poisson"), "must be auto or none"),
-        (dict(batch=None), "without batch and epochs"),
+        (dict(batch=None), "also needs batch and epochs"),
         (dict(steps=32), "steps is given beside examples"),
         (dict(dense=True, gap=1e-3), "dense, gap is given beside examples"),
         (dict(unit="household"), "household"),

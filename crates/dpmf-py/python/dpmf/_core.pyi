@@ -854,8 +854,8 @@ class PrivateRun:
     def digest(self, sum: NDArray[np.int64]) -> list[int]:
         """Two numbers that tell the sum from others, for whoever does not know the key."""
     def hand_over(self) -> tuple[int, list[int] | None]:
-        """Takes the coming row out of the run: it is on record as handed over, and does not come again. Returns its step, and the mark
-        that its sum must have, four words, where the journal has one. Ship it before, and pass it on afterwards.
+        """Takes the coming row out of the run: it is on record as handed over, and does not come again. Returns its step, and the mark that
+        its sum must have, four words, where the journal has one. Ship it before, and pass it on afterwards.
         """
     def settle(self, step: int, mark: Sequence[int]) -> None:
         """Says which sum the row of a step was used with, by a mark of four words. Steps are settled in order; one that was settled with
@@ -867,8 +867,8 @@ class PrivateRun:
     def outstanding(self) -> list[int]:
         """Steps whose rows were handed over and which are not settled."""
     def split_row(self) -> tuple[float, int, float]:
-        """How the coming row is added to a sum on a device of 32 bits: (unit, shift, grid). With S = G·2**shift + F and the words A and R
-        of the row, what is released is (A + G + [F + R >= 2**(shift-1)])·grid; sums are in this unit.
+        """How the coming row is added to a sum on a device of 32 bits: (unit, shift, grid). With S = G·2**shift + F and the words A and R of
+        the row, what is released is (A + G + [F + R >= 2**(shift-1)])·grid; sums are in this unit.
         """
     def mark_salt(self) -> list[int]:
         """Four words of 32 bits by which devices mark their sums; as secret as the key."""
