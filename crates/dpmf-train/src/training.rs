@@ -93,7 +93,7 @@ where
     }
 
     /// The same training, whose noise is made by so many threads while clients compute; by default
-    /// [`default_threads`](dpmf::noise::default_threads). What is released is the same.
+    /// [`default_threads`]. What is released is the same.
     pub fn noise_ahead(self, threads: usize) -> Self {
         let release = match self.release {
             Release::Private(run) => Release::Private(run.noise_ahead(threads)),
