@@ -329,7 +329,7 @@ pub fn rehearse(
 const USUAL_NOISE: f64 = 4.0;
 
 /// The rate of a model that is too large to rehearse: the usual one, and less where the noise of a round is longer than
-/// [`USUAL_NOISE`] clips, so that noise moves the model no farther in a round than it does there.
+/// `USUAL_NOISE` clips, so that noise moves the model no farther in a round than it does there.
 ///
 /// The noise is that of independent releases without secret sampling, an upper bound of what a planner finds.
 ///
