@@ -141,7 +141,10 @@ mod tests {
     fn a_refusal_names_the_flag_and_the_memory() {
         assert!(within(4_000_000_000, "--dimension", 10, 4e9).is_ok());
         let refused = within(4_000_000_000, "--dimension", "1e14", 4e14).unwrap_err().to_string();
-        assert_eq!(refused, "--dimension is 1e14, which needs 400 TB of memory, but only 4.0 GB is available");
+        assert_eq!(
+            refused,
+            "--dimension is 1e14, which needs 400 TB of memory, but only 4.0 GB is available"
+        );
     }
 
     #[test]
