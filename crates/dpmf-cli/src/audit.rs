@@ -14,7 +14,7 @@ use counted::Counted;
 use dpmf::accounting::{Arithmetic, PrivacyStatement};
 use dpmf::audit::{
     AdversaryKind, AuditOptions, CounterExample, Deployed, Informed, MatrixMechanism, Neighbours, Promise,
-    Sampled, SampledReport,
+    SampledAdversary, SampledReport,
 };
 use dpmf::{Error, Mechanism, Representation, Sampling, accounting, audit, format};
 use serde_json::{Value, json};
@@ -246,7 +246,7 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     let model = subject.noise_model()?;
     let neighbours = Neighbours::drawn(steps, terms.adjacency, terms.clip)?;
     let lottery = Deployed::new(mechanism.sampling(), steps)?;
-    let player = Sampled::of(mechanism.sampling(), &model, &neighbours)?;
+    let player = SampledAdversary::of(mechanism.sampling(), &model, &neighbours)?;
     let bar = Bar::new(format!("audit, {} games", options.trials), options.trials as usize, 0);
     let subject = Counted(&subject, &bar);
     let report = audit::audit_sampled(&subject, &player, &neighbours, &lottery, &points, options)?;

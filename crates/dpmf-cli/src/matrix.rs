@@ -3,7 +3,7 @@
 mod npy;
 mod npz;
 
-use dpmf::disk::Place;
+use dpmf::disk::DiskPath;
 use dpmf::{Error, Result};
 use faer::Mat;
 use std::fs::File;
@@ -31,7 +31,8 @@ pub fn read_matrix(path: &Path) -> Result<Mat<f64>> {
 
 /// Reads one number a line.
 pub fn read_vector(path: &Path) -> Result<Vec<f64>> {
-    let text = String::from_utf8(Place::from(path).read()?).map_err(|_| fault("it is not text").at(path))?;
+    let text =
+        String::from_utf8(DiskPath::from(path).read()?).map_err(|_| fault("it is not text").at(path))?;
     text.lines()
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty())

@@ -2,7 +2,7 @@
 
 use crate::interrupt::Unfinished;
 use anyhow::{Context, bail};
-use dpmf::disk::{self, Access, File, Place};
+use dpmf::disk::{self, Access, DiskPath, File};
 use dpmf::{Mechanism, format};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
 /// Whether the folder of a file takes new ones, as replacing needs.
 fn new_files(path: &Path) -> anyhow::Result<()> {
     let name = path.display();
-    let target = Place::from(path).resolved()?;
+    let target = DiskPath::from(path).resolved()?;
     let folder = target.path().parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     if !folder.is_dir() {
@@ -45,7 +45,7 @@ fn new_files(path: &Path) -> anyhow::Result<()> {
 
 /// Where a file is written before it has its name.
 fn partial(path: &Path) -> anyhow::Result<PathBuf> {
-    Ok(Place::from(path).beside(".partial")?.path().to_owned())
+    Ok(DiskPath::from(path).beside(".partial")?.path().to_owned())
 }
 
 /// Refuses a folder that could not be made or written in the end; makes nothing.
@@ -68,7 +68,7 @@ pub fn save(
     access: Access,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    let _unfinished = Unfinished::new(&partial(Place::from(path).resolved()?.path())?);
+    let _unfinished = Unfinished::new(&partial(DiskPath::from(path).resolved()?.path())?);
     Ok(disk::replace(path, access, write)?)
 }
 

@@ -7,7 +7,7 @@ use crate::failure::{self, Failure};
 use crate::interrupt::{self, Hold};
 use crate::memory;
 use crate::output;
-use crate::plan::shelf;
+use crate::plan::cache;
 use crate::progress::Bar;
 use crate::report::{Report, small, table};
 use crate::train::task::TaskArgs;
@@ -18,7 +18,7 @@ use crate::workload::{BYTES_A_STEP, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Accountant, Adjacency, calibrate, compose};
-use dpmf::disk::{Access, Place};
+use dpmf::disk::{Access, DiskPath};
 use dpmf::noise::NoiseKey;
 use dpmf::planner::{self, Planner};
 use dpmf::{Participation, Sampling};
@@ -363,7 +363,7 @@ struct Line {
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let file = match &args.config {
         Some(path) => {
-            let bytes = Place::from(path).read()?;
+            let bytes = DiskPath::from(path).read()?;
             basic_toml::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?
         }
         None => Grid::default(),
@@ -418,7 +418,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 
 /// The key under which the names of runs hide what data they are of: made once, for the owner of the directory alone.
 fn marking_key(folder: &Path) -> anyhow::Result<NoiseKey> {
-    let place = Place::from(folder.join(KEY));
+    let place = DiskPath::from(folder.join(KEY));
     if !place.exists()? {
         NoiseKey::generate()?.create_file(&place)?;
     }
@@ -571,7 +571,7 @@ impl<'a> Sweep<'a> {
         file.set_len(whole).with_context(writable)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = args.jobs.unwrap_or(cores).clamp(1, MOST_JOBS);
-        let planner = Mutex::new(RunPlanner::new(Planner::new(shelf(false))));
+        let planner = Mutex::new(RunPlanner::new(Planner::new(cache(false))));
         let (key, lines) = (KeySource::Seed(args.seed), Mutex::new((file, known)));
         Ok(Self { task, digest, jobs, key, planner, lines })
     }
@@ -742,7 +742,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
 
 /// Rows of an earlier sweep in the directory that are none of these.
 fn kept(results: &Path, rows: &[Row]) -> anyhow::Result<Vec<Value>> {
-    let Some(bytes) = Place::from(results).read_if_any()? else { return Ok(Vec::new()) };
+    let Some(bytes) = DiskPath::from(results).read_if_any()? else { return Ok(Vec::new()) };
     let cannot = || format!("{} is not a result of a sweep: move it away", results.display());
     let mut earlier: Value = serde_json::from_slice(&bytes).with_context(cannot)?;
     let Value::Array(earlier) = earlier["rows"].take() else { bail!(cannot()) };

@@ -522,7 +522,7 @@ fn a_sweep_over_epochs_plans_each_budget_once() {
         assert!(of("dp-sgd", epsilon)["sampling"].as_str().unwrap().starts_with("cyclic-poisson:1:"));
     }
     assert_eq!((rows.len(), &answer["tuning_runs"]), (4, &Value::from(8)));
-    // Sampled runs are added up: 3 of each budget and mechanism.
+    // Amplification runs are added up: 3 of each budget and mechanism.
     let together = &answer["together"];
     assert_eq!(together["models"], 12);
     assert!((together["epsilon"].as_f64().unwrap() - 30.0).abs() < 1e-6, "{together}");

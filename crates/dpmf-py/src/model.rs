@@ -4,7 +4,7 @@ use crate::data::objects;
 use crate::error::{raise, to_python, type_error, value_error};
 use dpmf_train::data::{Meaning, Schema};
 use dpmf_train::saved::likeliest;
-use dpmf_train::{Hint, Input, Predictions, SavedModel, Writing};
+use dpmf_train::{Hint, Input, Predictions, SampleOptions, SavedModel};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList};
@@ -258,8 +258,8 @@ impl Model {
         temperature: f64,
         seed: u64,
     ) -> PyResult<Vec<String>> {
-        let writing = Writing { count, length, start: start.to_owned(), temperature, seed };
-        py.detach(|| self.0.write(&writing)).map_err(failed)
+        let options = SampleOptions { count, length, start: start.to_owned(), temperature, seed };
+        py.detach(|| self.0.write(&options)).map_err(failed)
     }
 
     /// The class of every row, or the number as an array.

@@ -10,7 +10,7 @@ use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
 use crate::workload::Workload;
 use dpmf::inspection::describe;
-use dpmf::planner::{self, Planner, Request, Shelf};
+use dpmf::planner::{self, FitCache, Planner, Request};
 use dpmf::{Sampling, format};
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -231,7 +231,7 @@ pub(crate) fn make_plan(
     let request = Request { clip, buffers, trusted, conditions, pull, ..plain };
     let inner = heard(py, progress, |callback| {
         run_told(py, callback, move |tell| {
-            let mut planner = Planner::new(folder.map_or_else(Shelf::default, Shelf::in_folder));
+            let mut planner = Planner::new(folder.map_or_else(FitCache::default, FitCache::in_folder));
             planner.plan(&request, &mut |line: &str| tell(line.to_owned()))
         })
     })?;

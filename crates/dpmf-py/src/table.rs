@@ -4,7 +4,7 @@ use crate::arrays::vector;
 use crate::error::value_error;
 use crate::model::{Model, failed};
 use crate::parallel;
-use dpmf::planner::{Planner, Shelf, cache_folder};
+use dpmf::planner::{FitCache, Planner, cache_folder};
 use dpmf_train::data::{Columns, Frame, FrameColumn, Options, Predict, open_frame};
 use dpmf_train::in_memory::{self, Rehearsing, Wishes};
 use dpmf_train::task::{ModelKind, ModelOptions};
@@ -113,8 +113,8 @@ pub(crate) fn train_columns(
     let folder = cache_folder();
     let work = move |tell: &mut dyn FnMut(String) -> ControlFlow<()>| {
         let frame = open_frame(frame, &options)?;
-        let shelf = folder.clone().map_or_else(Shelf::default, Shelf::in_folder);
-        let mut planner = RunPlanner::new(Planner::new(shelf));
+        let cache = folder.clone().map_or_else(FitCache::default, FitCache::in_folder);
+        let mut planner = RunPlanner::new(Planner::new(cache));
         let mut listen = |line: &str| tell(line.to_owned());
         let with = Rehearsing { planner: &mut planner, folder: folder.as_deref(), listen: &mut listen };
         let planned = in_memory::prepare(frame, &options, kinds, &wishes, &key, with)?;

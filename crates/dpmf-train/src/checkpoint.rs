@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::server::Server;
 use crate::training::Training;
 use crate::{Model, Users};
-use dpmf::disk::{self, Access, Place};
+use dpmf::disk::{self, Access, DiskPath};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -16,20 +16,20 @@ use std::path::Path;
 /// The server's is a safetensors file of f32 vectors (`parameters`, `momentum`, `average`) that other tools open; the
 /// noise's is encrypted. A checkpoint counts when both are whole; the newest stays, older ones go.
 pub struct Checkpoints {
-    directory: Place,
+    directory: DiskPath,
 }
 
 impl Checkpoints {
     /// Checkpoints in a directory that exists.
-    pub fn new(directory: impl Into<Place>) -> Self {
+    pub fn new(directory: impl Into<DiskPath>) -> Self {
         Self { directory: directory.into() }
     }
 
-    fn server_place(&self, round: usize) -> Place {
+    fn server_place(&self, round: usize) -> DiskPath {
         self.directory.join(format!("server-{round:08}.safetensors"))
     }
 
-    fn stream_place(&self, round: usize) -> Place {
+    fn stream_place(&self, round: usize) -> DiskPath {
         self.directory.join(format!("stream-{round:08}.checkpoint"))
     }
 
@@ -69,7 +69,7 @@ impl Checkpoints {
     /// The file of the noise of the newest checkpoint.
     ///
     /// Errors: no checkpoint, or one without this half.
-    pub fn noise(&self) -> Result<Place> {
+    pub fn noise(&self) -> Result<DiskPath> {
         let Some(round) = self.newest()? else {
             return Err(Error::lost(self.directory.path(), "the checkpoint"));
         };

@@ -8,12 +8,12 @@ use crate::recipe::{MechanismChoice, Privacy, Settings};
 use crate::rehearsal::{Given, Rehearsed, rehearse};
 use crate::run::{KeySource, Outcome, Point, digest};
 use crate::saved::SavedModel;
-use crate::summary::Ended;
+use crate::summary::FinishedRun;
 use crate::task::{Length, ModelKind, ModelOptions, Task};
 use crate::training::Training;
 use crate::{Baseline, Model, Users, evaluate, with_task};
 use dpmf::accounting::{Beside, gaussian};
-use dpmf::disk::Place;
+use dpmf::disk::DiskPath;
 use dpmf::planner::Listener;
 use dpmf::{Optimizer, Sampling};
 use std::path::Path;
@@ -152,7 +152,7 @@ pub fn train(planned: Planned, key: &KeySource) -> Result<Trained> {
     let Planned { task, plan, rehearsed } = &planned;
     with_task!(task, |model, split| {
         let clock = Instant::now();
-        let secret = key.secret(&Place::from("."), plan, &digest(&split.train), model)?;
+        let secret = key.secret(&DiskPath::from("."), plan, &digest(&split.train), model)?;
         let cohorts = plan.cohorts(split.train.users(), &secret)?;
         let private = plan.private_run(&secret, model.parameters())?;
         let origin = private.as_ref().map(|run| run.origin());
@@ -172,7 +172,7 @@ pub fn train(planned: Planned, key: &KeySource) -> Result<Trained> {
             seconds: clock.elapsed().as_secs_f64(),
             key: origin,
         };
-        let ended = Ended { plan: plan.clone(), outcome };
+        let ended = FinishedRun { plan: plan.clone(), outcome };
         let model = SavedModel::new(task.card(), training.released().to_vec(), &ended)?;
         Ok(Trained { model, rehearsed: rehearsed.clone(), scores: test.map(|test| (test, task.baseline())) })
     })

@@ -35,10 +35,10 @@ pub use planner::RunPlanner;
 pub use recipe::{MechanismChoice, PlanLimits, Privacy, Recipe, Settings, Steps};
 pub use rehearsal::{Given, Rehearsed, Shape, rehearse, tempered_rate};
 pub use run::{KeySource, Outcome, Pace, Point, Purpose, Run};
-pub use saved::{Card, Evaluation, Input, Predictions, SavedModel, Writing};
+pub use saved::{Card, Evaluation, Input, Predictions, SampleOptions, SavedModel};
 pub use server::Server;
 pub use stats::Estimate;
-pub use summary::{Ended, Summary};
+pub use summary::{FinishedRun, Summary};
 pub use task::Task;
 pub use training::Training;
 

@@ -4,7 +4,7 @@ use crate::cohort::Assignment;
 use crate::error::{Error, Result};
 use crate::recipe::{MechanismChoice, Recipe, Settings};
 use dpmf::accounting::PrivacyUnit;
-use dpmf::disk::{self, Access, Place};
+use dpmf::disk::{self, Access, DiskPath};
 use dpmf::noise::{NoiseKey, RunId};
 use dpmf::{Mechanism, Optimizer, Participation, PrivateRun, Sampler, Sampling, Workload, format};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl Plan {
     /// rounds.
     pub fn adopt(settings: &Settings, mechanism: Mechanism) -> Result<Self> {
         let workload = settings.workload()?;
-        let plan = Self::private(settings.recipe.clone(), mechanism.serving(workload)?)?;
+        let plan = Self::private(settings.recipe.clone(), mechanism.with_workload(workload)?)?;
         if plan.unit() != settings.unit {
             return Err(Error::plan(format!(
                 "the mechanism is for every {}, but this data is protected for every {}: plan with that unit",
@@ -93,7 +93,7 @@ impl Plan {
     pub fn at_rate(&self, settings: &Settings) -> Result<Self> {
         match &self.basis {
             Basis::Private(mechanism) => {
-                let mechanism = mechanism.clone().serving(settings.workload()?)?;
+                let mechanism = mechanism.clone().with_workload(settings.workload()?)?;
                 Self::private(self.recipe.clone(), mechanism)
             }
             Basis::Plain(..) => {
@@ -123,14 +123,14 @@ impl Plan {
     /// Writes the plan at once or not at all.
     ///
     /// Errors: [`dpmf::Error::Io`].
-    pub fn save(&self, place: impl Into<Place>) -> Result<()> {
+    pub fn save(&self, place: impl Into<DiskPath>) -> Result<()> {
         Ok(disk::replace(place, Access::Everyone, |file| file.write_all(&self.bytes))?)
     }
 
     /// Reads a plan.
     ///
     /// Errors: a file that is none, or of a version before 0.3.
-    pub fn load(place: impl Into<Place>) -> Result<Self> {
+    pub fn load(place: impl Into<DiskPath>) -> Result<Self> {
         let place = place.into();
         let bytes = place.read()?;
         Self::parse(bytes).map_err(|error| match error {

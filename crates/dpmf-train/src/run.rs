@@ -8,12 +8,12 @@ use crate::data::Split;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Secret};
 use crate::saved::{Card, SavedModel};
-use crate::summary::Ended;
+use crate::summary::FinishedRun;
 use crate::training::Training;
 use crate::{Domain, Model, Score, Users};
 use dpmf::PrivateRun;
 use dpmf::accounting::KeyOrigin;
-use dpmf::disk::Place;
+use dpmf::disk::DiskPath;
 use dpmf::noise::{NoiseKey, RunId};
 use folder::{CURVE, Folder, JOURNAL, KEY, MANIFEST, MODEL, Manifest, OUTCOME, PLAN, read_json, write_json};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ pub enum KeySource {
 
 impl KeySource {
     /// The key; its file is on the disk of `place`.
-    fn key(&self, place: &Place) -> dpmf::Result<NoiseKey> {
+    fn key(&self, place: &DiskPath) -> dpmf::Result<NoiseKey> {
         match self {
             KeySource::System => NoiseKey::generate(),
             KeySource::File(path) => NoiseKey::read_file(place.at(path)),
@@ -76,7 +76,7 @@ impl KeySource {
     /// program's version and of what the run is bound to, so that other gradients never meet the same noise.
     pub(crate) fn secret<M: Model>(
         &self,
-        place: &Place,
+        place: &DiskPath,
         plan: &Plan,
         data: &DataDigest,
         model: &M,
@@ -257,7 +257,7 @@ where
         pace: Pace,
         key: &KeySource,
     ) -> Result<Self> {
-        let secret = key.secret(&Place::from("."), plan, digest, model)?;
+        let secret = key.secret(&DiskPath::from("."), plan, digest, model)?;
         let private = plan.private_run(&secret, model.parameters())?;
         Self::assemble(model, data, plan.clone(), pace, &secret, private, None)
     }
@@ -270,7 +270,7 @@ where
     /// Errors: a directory that holds a run, or in which another process works; those of the key and the data;
     /// [`Error::Io`], after which the run can be begun again, or resumed if it [`exists`].
     pub fn begin(
-        folder: impl Into<Place>,
+        folder: impl Into<DiskPath>,
         model: &'a M,
         data: &'a Split<D>,
         plan: &Plan,
@@ -308,7 +308,7 @@ where
     ///
     /// Errors: no run there; a file of it that is lost or damaged; another plan, other data or another model than the run
     /// began with; a directory in which another process works.
-    pub fn resume(folder: impl Into<Place>, model: &'a M, data: &'a Split<D>) -> Result<Self> {
+    pub fn resume(folder: impl Into<DiskPath>, model: &'a M, data: &'a Split<D>) -> Result<Self> {
         let folder = Folder::hold(&folder.into())?;
         // Of a process that was killed, there may be files here whose names are not on disk yet.
         folder.place().sync_names()?;
@@ -467,7 +467,7 @@ where
         if let Some(folder) = &self.folder {
             self.checkpoint()?;
             if let Some(card) = card {
-                let ended = Ended { plan: self.plan.clone(), outcome: outcome.clone() };
+                let ended = FinishedRun { plan: self.plan.clone(), outcome: outcome.clone() };
                 SavedModel::new(card.clone(), self.released().to_vec(), &ended)?.save(folder.file(MODEL))?;
             }
             write_json(&folder.file(OUTCOME), &outcome)?;
@@ -489,7 +489,7 @@ where
 /// How a run in a directory stands: its outcome if it has ended.
 ///
 /// Errors: an outcome that cannot be read.
-pub fn outcome(folder: impl Into<Place>) -> Result<Option<Outcome>> {
+pub fn outcome(folder: impl Into<DiskPath>) -> Result<Option<Outcome>> {
     let place = folder.into().join(OUTCOME);
     if place.exists()? { read_json(&place).map(Some) } else { Ok(None) }
 }
@@ -497,7 +497,7 @@ pub fn outcome(folder: impl Into<Place>) -> Result<Option<Outcome>> {
 /// The model that a run in a directory released at its end.
 ///
 /// Errors: a run that has not ended; a file that is damaged.
-pub fn model(folder: impl Into<Place>) -> Result<SavedModel> {
+pub fn model(folder: impl Into<DiskPath>) -> Result<SavedModel> {
     let folder = folder.into();
     let place = folder.join(MODEL);
     if !place.exists()? {
@@ -510,25 +510,25 @@ pub fn model(folder: impl Into<Place>) -> Result<SavedModel> {
 /// Whether a directory holds a run that can be resumed.
 ///
 /// Errors: a directory that cannot be read.
-pub fn exists(folder: impl Into<Place>) -> Result<bool> {
+pub fn exists(folder: impl Into<DiskPath>) -> Result<bool> {
     Ok(folder.into().join(MANIFEST).exists()?)
 }
 
 /// Puts the plan of a run that is to begin into its directory, which is made if there is none.
 ///
 /// Errors: a directory that holds a run, or in which another process works; [`dpmf::Error::Io`].
-pub fn save_plan(folder: impl Into<Place>, plan: &Plan) -> Result<()> {
+pub fn save_plan(folder: impl Into<DiskPath>, plan: &Plan) -> Result<()> {
     plan.save(Folder::create(&folder.into())?.file(PLAN))
 }
 
 /// The plan of a run in a directory.
 ///
 /// Errors: a plan that cannot be read.
-pub fn plan(folder: impl Into<Place>) -> Result<Plan> {
+pub fn plan(folder: impl Into<DiskPath>) -> Result<Plan> {
     Plan::load(folder.into().join(PLAN))
 }
 
 #[cfg(test)]
-mod schedules;
+mod fault_injection;
 #[cfg(test)]
 mod tests;

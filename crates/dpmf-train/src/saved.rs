@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::hint::Hint;
 use crate::model::{Lstm, Network};
 use crate::plan::Plan;
-use crate::summary::Ended;
+use crate::summary::FinishedRun;
 use chacha20::ChaCha20Rng;
-use dpmf::disk::{self, Access, Place};
+use dpmf::disk::{self, Access, DiskPath};
 use rand::{Rng, SeedableRng};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
@@ -92,7 +92,7 @@ struct Header {
 
 /// How texts are written.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Writing {
+pub struct SampleOptions {
     /// How many.
     pub count: usize,
     /// Maximum length of a text in tokens, beside those it begins with.
@@ -105,7 +105,7 @@ pub struct Writing {
     pub seed: u64,
 }
 
-impl Default for Writing {
+impl Default for SampleOptions {
     fn default() -> Self {
         Self { count: 10, length: 40, start: String::new(), temperature: 1.0, seed: 0 }
     }
@@ -124,7 +124,7 @@ impl SavedModel {
     /// A model as a run released it.
     ///
     /// Errors: parameters of another number than the model has.
-    pub fn new(card: Card, parameters: Vec<f32>, ended: &Ended) -> Result<Self> {
+    pub fn new(card: Card, parameters: Vec<f32>, ended: &FinishedRun) -> Result<Self> {
         if parameters.len() != card.model.parameters() {
             let rule = "it must be the number of parameters of the model";
             return Err(Error::argument("parameters", parameters.len(), rule));
@@ -172,7 +172,7 @@ impl SavedModel {
     /// Writes the file.
     ///
     /// Errors: [`dpmf::Error::Io`].
-    pub fn save(&self, place: impl Into<Place>) -> Result<()> {
+    pub fn save(&self, place: impl Into<DiskPath>) -> Result<()> {
         let bytes: Vec<u8> = self.parameters.iter().flat_map(|x| x.to_le_bytes()).collect();
         let header = Header {
             format: FORMAT.into(),
@@ -202,7 +202,7 @@ impl SavedModel {
     /// Reads a file.
     ///
     /// Errors: [`dpmf::Error::Io`]; a file that is something else, of another version, or damaged.
-    pub fn load(place: impl Into<Place>) -> Result<Self> {
+    pub fn load(place: impl Into<DiskPath>) -> Result<Self> {
         let place = place.into();
         Self::parse(&place.read()?, place.path())
     }
@@ -260,14 +260,14 @@ impl SavedModel {
     /// Guarantee: computed from the model alone, so as private as it is.
     ///
     /// Errors: a model that does not read text; a beginning with symbols that it does not know; limits out of range.
-    pub fn write(&self, writing: &Writing) -> Result<Vec<String>> {
+    pub fn write(&self, options: &SampleOptions) -> Result<Vec<String>> {
         let (Input::Text { tokens, symbols, .. }, Network::Lstm(model)) =
             (&self.card.input, &self.card.model)
         else {
             return Err(Error::argument("model", "of features", "only a model of text writes")
                 .with_hint(Hint::Predict));
         };
-        let Writing { count, length, start, temperature, seed } = writing;
+        let SampleOptions { count, length, start, temperature, seed } = options;
         if !(*temperature > 0.0 && temperature.is_finite()) {
             return Err(Error::argument("temperature", temperature, "it must be positive and finite"));
         }

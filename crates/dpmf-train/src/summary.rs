@@ -7,19 +7,19 @@ use crate::run::Outcome;
 use crate::stats::Estimate;
 use crate::task::Task;
 use dpmf::Representation;
-use dpmf::accounting::{PrivacyCurve, PrivacyStatement, Sampled};
+use dpmf::accounting::{Amplification, PrivacyCurve, PrivacyStatement};
 use dpmf::participation::Pattern;
 use serde::{Serialize, Serializer};
 
 /// A run that has ended.
-pub struct Ended {
+pub struct FinishedRun {
     /// What was planned.
     pub plan: Plan,
     /// What came of it.
     pub outcome: Outcome,
 }
 
-impl Ended {
+impl FinishedRun {
     /// The statement of the run, for the key that it used; nothing without noise.
     pub fn statement(&self) -> Option<PrivacyStatement> {
         let statement = self.plan.mechanism()?.privacy()?.clone();
@@ -184,9 +184,9 @@ impl Summary {
     /// Sums up the runs of one training on one task, in order; at least one.
     ///
     /// Errors: none for runs that have ended.
-    pub fn new(task: &Task, rehearsed: Option<Rehearsed>, ended: &[Ended]) -> crate::Result<Self> {
+    pub fn new(task: &Task, rehearsed: Option<Rehearsed>, ended: &[FinishedRun]) -> crate::Result<Self> {
         let scale = task.scale();
-        let statements: Vec<PrivacyStatement> = ended.iter().filter_map(Ended::statement).collect();
+        let statements: Vec<PrivacyStatement> = ended.iter().filter_map(FinishedRun::statement).collect();
         let statement = statements.first().cloned();
         let plan = ended.first().map(|run| &run.plan);
         let runs: Vec<RunRow> = ended.iter().map(|run| RunRow::new(run, scale)).collect();
@@ -249,7 +249,10 @@ impl Together {
         let [first, _, ..] = statements else { return Ok(None) };
         let (points, curves): (Vec<_>, Vec<_>) =
             statements.iter().map(PrivacyStatement::calibration).partition(|calibration| {
-                matches!(calibration.terms().sampled, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_))
+                matches!(
+                    calibration.terms().sampled,
+                    Amplification::BallsInBins(_) | Amplification::ReshuffledBins(_)
+                )
             });
         let mut epsilon: f64 = points.iter().map(|point| point.epsilon()).sum();
         let mut delta: f64 = points.iter().map(|point| point.delta()).sum();
@@ -273,7 +276,7 @@ impl Together {
 }
 
 impl RunRow {
-    fn new(run: &Ended, scale: Option<f64>) -> Self {
+    fn new(run: &FinishedRun, scale: Option<f64>) -> Self {
         let (plan, outcome, mechanism) = (&run.plan, &run.outcome, run.plan.mechanism());
         Self {
             asked: plan.label(),

@@ -2,7 +2,8 @@
 
 use crate::accounting::allocation::Watch;
 use crate::accounting::{
-    Accountant, Adjacency, Beside, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms,
+    Accountant, Adjacency, Amplification, Beside, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit,
+    Terms,
 };
 use crate::error::{Error, Result};
 use crate::factorize::{Certificate, Dual, Observer, Optimum, lower_bound_at};
@@ -25,7 +26,7 @@ pub struct Mechanism {
     workload: Workload,
     form: Form,
     participation: Participation,
-    sampled: Sampled,
+    sampled: Amplification,
     loss: Loss,
     family: Option<Selector>,
     bound: Option<Bound>,
@@ -167,7 +168,7 @@ impl Mechanism {
     /// the workload before.
     ///
     /// Errors: another number of steps; a loss that is not finite.
-    pub fn serving(self, workload: Workload) -> Result<Self> {
+    pub fn with_workload(self, workload: Workload) -> Result<Self> {
         let (actual, expected) = (workload.steps(), self.workload.steps());
         if actual != expected {
             return Err(Error::WrongLength { name: "workload", actual, expected });
@@ -264,7 +265,7 @@ impl Mechanism {
     }
 
     /// The sampling with what the form makes of it.
-    pub fn hiding(&self) -> &Sampled {
+    pub fn hiding(&self) -> &Amplification {
         &self.sampled
     }
 
@@ -350,7 +351,7 @@ impl Mechanism {
         let Some(statement) = &self.privacy else { return Vec::new() };
         let (steps, calibration) = (self.workload.steps(), statement.calibration());
         let total = calibration.epsilon();
-        if steps > LIMIT || self.sampled != Sampled::None {
+        if steps > LIMIT || self.sampled != Amplification::None {
             return vec![total; steps];
         }
         let Ok(sensitivities) = self.participation.sensitivities(&self.form) else {

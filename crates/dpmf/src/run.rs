@@ -14,7 +14,7 @@
 
 use crate::accounting::{Arithmetic, KeyOrigin, PrivacyStatement};
 use crate::clip::{Clip, MOST_CONTRIBUTIONS};
-use crate::disk::Place;
+use crate::disk::DiskPath;
 use crate::engine::Sum;
 use crate::error::{Error, Refusal, Result};
 use crate::mechanism::Mechanism;
@@ -174,14 +174,19 @@ impl PrivateRun {
     /// The same run with a journal that begins here, bound to `plan`, a hash of everything else that decides what is released.
     ///
     /// Errors: those of [`DurableStream::create`]; a run that has a journal.
-    pub fn with_journal(self, place: impl Into<Place>, plan: [u8; 32]) -> Result<Self> {
+    pub fn with_journal(self, place: impl Into<DiskPath>, plan: [u8; 32]) -> Result<Self> {
         self.journalled(plan, |stream, plan| DurableStream::create(stream, place, plan))
     }
 
     /// The same run as its journal and, if there is one, a checkpoint left it.
     ///
     /// Errors: those of [`NoiseStream::restore_bytes`] and [`DurableStream::open`]; a run that has a journal.
-    pub fn resumed(self, place: impl Into<Place>, plan: [u8; 32], checkpoint: Option<&[u8]>) -> Result<Self> {
+    pub fn resumed(
+        self,
+        place: impl Into<DiskPath>,
+        plan: [u8; 32],
+        checkpoint: Option<&[u8]>,
+    ) -> Result<Self> {
         self.journalled(plan, |stream, plan| {
             let stream = match checkpoint {
                 Some(bytes) => stream.restore_bytes(bytes)?,
@@ -196,9 +201,9 @@ impl PrivateRun {
     /// Errors: those of [`NoiseStream::restore`] and [`DurableStream::open`]; a run that has a journal.
     pub fn restored(
         self,
-        place: impl Into<Place>,
+        place: impl Into<DiskPath>,
         plan: [u8; 32],
-        checkpoint: impl Into<Place>,
+        checkpoint: impl Into<DiskPath>,
     ) -> Result<Self> {
         self.journalled(plan, |stream, plan| DurableStream::open(stream.restore(checkpoint)?, place, plan))
     }

@@ -38,7 +38,7 @@ fn an_edge_against_the_order_is_found_wherever_it_stands() {
     };
     for (file, text, edge) in [
         ("error.rs", "\nuse crate::factorize::Dual;", "error → factorize"),
-        ("error.rs", "\nuse crate::{disk::{self, Place}, error};", "error → disk"),
+        ("error.rs", "\nuse crate::{disk::{self, DiskPath}, error};", "error → disk"),
         ("error.rs", "\nuse crate::Mechanism;", "error → mechanism"),
         ("error.rs", "\nfn f() { super::noise::stream(); }", "error → noise"),
         ("error.rs", "\nmod inner { use super::super::noise::Output; }", "error → noise"),

@@ -3,7 +3,7 @@
 use super::{ModelArgs, about};
 use crate::report::Report;
 use crate::workload::count;
-use dpmf_train::Writing;
+use dpmf_train::SampleOptions;
 use serde_json::json;
 
 /// Write new texts with a trained model.
@@ -41,7 +41,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     let model = args.model.load()?;
-    let texts = model.write(&Writing {
+    let texts = model.write(&SampleOptions {
         count: args.count,
         length: args.length,
         start: args.start.clone(),

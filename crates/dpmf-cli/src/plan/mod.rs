@@ -12,7 +12,7 @@ use crate::warnings;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use dpmf::accounting::{Adjacency, PrivacyUnit};
 use dpmf::mechanism::Conditions;
-use dpmf::planner::{self, Plan, Planner, Request, Shelf};
+use dpmf::planner::{self, FitCache, Plan, Planner, Request};
 use dpmf::{Schedule, Workload};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -180,7 +180,7 @@ impl RunArgs {
 
 pub fn run(args: &Args) -> anyhow::Result<Report> {
     if args.page {
-        return page::serve(args.port, !args.no_open, shelf(args.no_cache));
+        return page::serve(args.port, !args.no_open, cache(args.no_cache));
     }
     let request = args.run.request(args.epsilon.unwrap_or(f64::NAN), args.delta.unwrap_or(f64::NAN))?;
     if let Some(path) = &args.out {
@@ -191,7 +191,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         spinner.say(line);
         ControlFlow::Continue(())
     };
-    let plan = Planner::new(shelf(args.no_cache)).plan(&request, &mut listen)?;
+    let plan = Planner::new(cache(args.no_cache)).plan(&request, &mut listen)?;
     let seconds = clock.elapsed().as_secs_f64();
     if let Some(path) = &args.out {
         output::save_mechanism(plan.chosen().mechanism(), path)?;
@@ -207,10 +207,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 /// Where fits are kept between calls: the user's cache folder, if there is one.
-pub fn shelf(without: bool) -> Shelf {
+pub fn cache(without: bool) -> FitCache {
     match planner::cache_folder() {
-        Some(folder) if !without => Shelf::in_folder(folder),
-        _ => Shelf::default(),
+        Some(folder) if !without => FitCache::in_folder(folder),
+        _ => FitCache::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use super::server::{self, Server};
 use crate::failure;
 use crate::report::{Report, note};
 use clap::Parser;
-use dpmf::planner::{Plan, Planner, Request, Shelf};
+use dpmf::planner::{FitCache, Plan, Planner, Request};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ const EPSILONS: std::ops::RangeInclusive<i32> = -2..=4;
 const SHOWN: usize = 240;
 
 /// Serves the page until the program ends.
-pub fn serve(port: u16, open: bool, shelf: Shelf) -> anyhow::Result<Report> {
+pub fn serve(port: u16, open: bool, cache: FitCache) -> anyhow::Result<Report> {
     let server = Server::bind(port)?;
     note(&format!("the page is at {}\nit is served to this machine only; Ctrl-C ends it", server.url()));
     // A request that fails is answered so, and leaves the others alone.
@@ -33,13 +33,13 @@ pub fn serve(port: u16, open: bool, shelf: Shelf) -> anyhow::Result<Report> {
             .stderr(std::process::Stdio::null())
             .spawn();
     }
-    let desk = Desk(Mutex::new(Memory { planner: Planner::new(shelf).quick(), last: None }));
-    server.serve(&desk, include_str!("page.html"));
+    let shared = SharedPlanner(Mutex::new(Memory { planner: Planner::new(cache).quick(), last: None }));
+    server.serve(&shared, include_str!("page.html"));
     Ok(Report::new(json!({}), String::new()))
 }
 
 /// One planner for plans and curves, so that both know what was fitted.
-struct Desk(Mutex<Memory>);
+struct SharedPlanner(Mutex<Memory>);
 
 struct Memory {
     planner: Planner,
@@ -98,7 +98,7 @@ fn told(progress: &dyn Fn(String)) -> impl FnMut(&str) -> ControlFlow<()> + '_ {
     }
 }
 
-impl Desk {
+impl SharedPlanner {
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +128,7 @@ impl Desk {
     }
 }
 
-impl server::Planner for Desk {
+impl server::Planner for SharedPlanner {
     fn plan(&self, query: &[(String, String)], progress: &dyn Fn(String)) -> Result<String, String> {
         self.planned(query, progress, |fields, plan, cost| {
             let mut json = super::document(&fields.run, plan, cost.seconds);

@@ -62,8 +62,8 @@ impl Server {
             token: &self.token,
             planner,
             page,
-            plan: Desk::default(),
-            curve: Desk::default(),
+            plan: WorkQueue::default(),
+            curve: WorkQueue::default(),
         };
         let open = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ impl Drop for Stream {
 
 /// One kind of work, done one piece at a time. One question may wait: a newer one sends it away.
 #[derive(Default)]
-struct Desk {
+struct WorkQueue {
     queue: Mutex<Queue>,
     changed: Condvar,
     line: Mutex<Option<String>>,
@@ -123,7 +123,7 @@ struct Queue {
     busy: bool,
 }
 
-impl Desk {
+impl WorkQueue {
     fn ask(&self, answer: impl FnOnce(&dyn Fn(String)) -> Result<String, String>) -> Answer {
         let mut queue = locked(&self.queue);
         queue.newest += 1;
@@ -229,8 +229,8 @@ struct Site<'a> {
     token: &'a str,
     planner: &'a dyn Planner,
     page: &'a str,
-    plan: Desk,
-    curve: Desk,
+    plan: WorkQueue,
+    curve: WorkQueue,
 }
 
 impl Site<'_> {
@@ -618,27 +618,27 @@ mod tests {
 
     #[test]
     fn the_newest_question_is_the_one_that_waits() {
-        let desk = Desk::default();
+        let work = WorkQueue::default();
         let (begun, first) = mpsc::channel();
         let (go, held) = mpsc::channel::<()>();
         let asked = |count: u64| {
-            while locked(&desk.queue).newest < count {
+            while locked(&work.queue).newest < count {
                 std::thread::yield_now();
             }
         };
         let words = |text: &'static str| move |_: &dyn Fn(String)| Ok(text.to_owned());
         std::thread::scope(|scope| {
             let slow = scope.spawn(|| {
-                desk.ask(move |_| {
+                work.ask(move |_| {
                     begun.send(()).unwrap();
                     held.recv().unwrap();
                     Ok("slow".into())
                 })
             });
             first.recv().unwrap();
-            let older = scope.spawn(|| desk.ask(words("older")));
+            let older = scope.spawn(|| work.ask(words("older")));
             asked(2);
-            let newer = scope.spawn(|| desk.ask(words("newer")));
+            let newer = scope.spawn(|| work.ask(words("newer")));
             assert_eq!(older.join().unwrap().status, 409);
             go.send(()).unwrap();
             assert_eq!(slow.join().unwrap().body, b"slow");

@@ -6,7 +6,7 @@ use crate::plot::figure::{COLORS, Color, Mark, Panel, Series};
 use crate::report::{duration, number, rounded};
 use dpmf::accounting::PrivacyUnit;
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf_train::{Baseline, Ended, Local, Plan, Summary, Task};
+use dpmf_train::{Baseline, FinishedRun, Local, Plan, Summary, Task};
 use std::path::Path;
 
 /// Columns of the table of results.
@@ -85,7 +85,7 @@ pub fn cells(task: &Task, summary: &Summary) -> Vec<Vec<String>> {
 }
 
 /// The page: what was planned and what came of it, as it was written down.
-pub fn page(task: &Task, summary: &Summary, ended: &[Ended], folder: &Path) -> String {
+pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path) -> String {
     let plan = &ended[0].plan;
     let statement = summary.statement.as_ref();
     let title = match statement {
@@ -246,8 +246,8 @@ fn color(index: usize) -> Color {
 }
 
 /// One run of each mechanism.
-fn first_of_each(ended: &[Ended]) -> Vec<&Ended> {
-    let mut first: Vec<&Ended> = Vec::new();
+fn first_of_each(ended: &[FinishedRun]) -> Vec<&FinishedRun> {
+    let mut first: Vec<&FinishedRun> = Vec::new();
     for run in ended {
         if !first.iter().any(|known| name(known) == name(run)) {
             first.push(run);
@@ -256,12 +256,12 @@ fn first_of_each(ended: &[Ended]) -> Vec<&Ended> {
     first
 }
 
-fn name(run: &Ended) -> String {
+fn name(run: &FinishedRun) -> String {
     run.plan.label()
 }
 
 /// Accuracy and loss, the mean over the repetitions.
-fn curves(ended: &[Ended], baseline: &Baseline, [right, lost]: [&str; 2]) -> Vec<Panel> {
+fn curves(ended: &[FinishedRun], baseline: &Baseline, [right, lost]: [&str; 2]) -> Vec<Panel> {
     let first = first_of_each(ended);
     let last = ended.iter().map(|run| run.plan.rounds()).max().unwrap_or(0) as f64;
     let panel = |title: &str, y_label: &str, level: f64, pick: fn(&dpmf_train::Point) -> f64| {
@@ -303,7 +303,12 @@ fn curves(ended: &[Ended], baseline: &Baseline, [right, lost]: [&str; 2]) -> Vec
 }
 
 /// A curve for each private mechanism, from what its plan holds.
-fn of_plans(first: &[&Ended], title: &str, y_label: &str, of: fn(&Ended) -> Option<Vec<f64>>) -> Panel {
+fn of_plans(
+    first: &[&FinishedRun],
+    title: &str,
+    y_label: &str,
+    of: fn(&FinishedRun) -> Option<Vec<f64>>,
+) -> Panel {
     let series = first.iter().enumerate().filter_map(|(index, run)| {
         let values = of(run)?.into_iter().enumerate();
         let points = values.map(|(i, y)| (i as f64 + 1.0, y)).collect();
@@ -313,7 +318,7 @@ fn of_plans(first: &[&Ended], title: &str, y_label: &str, of: fn(&Ended) -> Opti
     Panel { title: title.into(), x_label, y_label: y_label.into(), x_log: false, y_log: false, series }
 }
 
-fn errors(first: &[&Ended]) -> Panel {
+fn errors(first: &[&FinishedRun]) -> Panel {
     let clip = first.first().map_or(1.0, |run| run.plan.clip());
     let unit = format!("Expected squared error of a coordinate (clip {clip}, learning rate 1)");
     let panel = of_plans(first, "error of every round", &unit, |run| {
@@ -325,7 +330,7 @@ fn errors(first: &[&Ended]) -> Panel {
     Panel { y_log: true, ..panel }
 }
 
-fn spending(first: &[&Ended]) -> Panel {
+fn spending(first: &[&FinishedRun]) -> Panel {
     let mut panel = of_plans(first, "privacy spent", "ε", |run| Some(run.plan.mechanism()?.spent()));
     // Level lines are seen beside a curve; alone they show nothing.
     let level = |series: &Series| series.points.windows(2).all(|pair| pair[0].1 == pair[1].1);

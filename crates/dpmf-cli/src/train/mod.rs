@@ -10,7 +10,7 @@ use crate::interrupt::{self, Hold};
 use crate::matrix::read_vector;
 use crate::memory;
 use crate::output;
-use crate::plan::shelf;
+use crate::plan::cache;
 use crate::progress::{Bar, Spinner};
 use crate::report::{Report, duration, note, table};
 use crate::value_parsers;
@@ -19,7 +19,7 @@ use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
 use dpmf::accounting::{Arithmetic, Beside, LedgerFile, Release, Terms, gaussian};
-use dpmf::disk::{self, Access, Lock, Place};
+use dpmf::disk::{self, Access, DiskPath, Lock};
 use dpmf::family::{Budget, Knob};
 use dpmf::mechanism::Conditions;
 use dpmf::noise::{NoiseKey, RunId};
@@ -28,8 +28,8 @@ use dpmf::{Participation, Sampling};
 use dpmf_train::run::{self, Run};
 use dpmf_train::task::{self as usual, Length, Task};
 use dpmf_train::{
-    Card, Ended, Given, KeySource, MechanismChoice, Model, Outcome, Pace, Plan, Privacy, Purpose, Rehearsed,
-    RunPlanner, Settings, Steps, Summary, Users, rehearse, tempered_rate, with_task,
+    Card, FinishedRun, Given, KeySource, MechanismChoice, Model, Outcome, Pace, Plan, Privacy, Purpose,
+    Rehearsed, RunPlanner, Settings, Steps, Summary, Users, rehearse, tempered_rate, with_task,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -218,30 +218,30 @@ pub struct RecipeArgs {
     /// How users are sampled in secret: auto lets the planner choose; none does not rely on sampling; mechanisms by
     /// name also take cyclic-poisson:G:Q, balls-in-bins:B or reshuffled-bins:B
     #[arg(long, value_name = "SAMPLING", default_value = "auto")]
-    pub sampling: Chance,
+    pub sampling: SamplingArg,
 }
 
 /// `--sampling`: left to whoever plans, or fixed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Chance {
+pub enum SamplingArg {
     Auto,
     Fixed(Sampling),
 }
 
-impl FromStr for Chance {
+impl FromStr for SamplingArg {
     type Err = dpmf::Error;
 
     fn from_str(text: &str) -> dpmf::Result<Self> {
-        if text == "auto" { Ok(Chance::Auto) } else { Ok(Chance::Fixed(text.parse()?)) }
+        if text == "auto" { Ok(SamplingArg::Auto) } else { Ok(SamplingArg::Fixed(text.parse()?)) }
     }
 }
 
-impl Chance {
+impl SamplingArg {
     /// The sampling of mechanisms by name.
     pub fn sampling(self) -> Sampling {
         match self {
-            Chance::Auto => Sampling::None,
-            Chance::Fixed(sampling) => sampling,
+            SamplingArg::Auto => Sampling::None,
+            SamplingArg::Fixed(sampling) => sampling,
         }
     }
 }
@@ -267,7 +267,7 @@ pub fn budgeted(
 impl RecipeArgs {
     /// What a rehearsal leaves as it is.
     fn given(&self) -> Given {
-        let sampled = !matches!(self.sampling, Chance::Auto | Chance::Fixed(Sampling::None));
+        let sampled = !matches!(self.sampling, SamplingArg::Auto | SamplingArg::Fixed(Sampling::None));
         let length = self.rounds.is_some()
             || self.epochs.is_some()
             || self.participation.is_some()
@@ -301,7 +301,7 @@ impl RecipeArgs {
         settings.schedule = values.map_or_else(|| Steps::Schedule(self.schedule.clone()), Steps::Values);
         settings.server_learning_rate = self.server_lr.unwrap_or(settings.server_learning_rate);
         settings.limits.buffers = self.buffers.unwrap_or(settings.limits.buffers);
-        settings.limits.trusted = self.sampling != Chance::Fixed(Sampling::None);
+        settings.limits.trusted = self.sampling != SamplingArg::Fixed(Sampling::None);
         settings.limits.pull = self.noise_decay;
         Ok(settings)
     }
@@ -394,7 +394,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
                 train_one(&place, &folder, model, split, &plan, &key, &label, args.burn, &card)?
             }),
         };
-        ended.push(Ended { plan, outcome });
+        ended.push(FinishedRun { plan, outcome });
     }
     finish(&folder, &task, experiment.rehearsed, &ended)
 }
@@ -448,7 +448,7 @@ fn vacant(folder: &Path) -> anyhow::Result<()> {
 
 /// Keeps other processes out of a directory as long as it lives.
 fn hold(folder: &Path) -> dpmf::Result<Lock> {
-    Place::from(folder.join(LOCK)).lock()
+    DiskPath::from(folder.join(LOCK)).lock()
 }
 
 /// Writes the plans down with the experiment. A start that fails leaves the disk as it was.
@@ -537,7 +537,7 @@ impl Experiment {
     fn suit(&mut self, folder: &Path, task: &Task, mut settings: Settings) -> anyhow::Result<()> {
         let (Some(shape), Some(rehearsed)) = (task.shape(), &mut self.rehearsed) else { return Ok(()) };
         let given = Given { learning_rate: false, length: true, clients: true, clip: true };
-        let mut planner = RunPlanner::new(Planner::new(shelf(false)));
+        let mut planner = RunPlanner::new(Planner::new(cache(false)));
         let spinner = Spinner::new("rehearsing with the schema that was found");
         let mut listen = |line: &str| {
             spinner.say(line);
@@ -625,7 +625,7 @@ fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<Pla
         Some(noise_multiplier) => Privacy::NoiseMultiplier { noise_multiplier, delta },
         None => Privacy::Epsilon { epsilon: args.epsilon, delta },
     };
-    let mut planner = RunPlanner::new(Planner::new(shelf(false)));
+    let mut planner = RunPlanner::new(Planner::new(cache(false)));
     let spinner = Spinner::new("planning");
     let mut listen = |line: &str| {
         spinner.say(line);
@@ -820,7 +820,7 @@ fn finish(
     folder: &Path,
     task: &Task,
     rehearsed: Option<Rehearsed>,
-    ended: &[Ended],
+    ended: &[FinishedRun],
 ) -> anyhow::Result<Report> {
     let summary = Summary::new(task, rehearsed, ended)?;
     let report = folder.join(REPORT);

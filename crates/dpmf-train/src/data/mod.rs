@@ -12,6 +12,7 @@ mod fields;
 mod found;
 mod frame;
 mod images;
+mod labelled;
 mod names;
 mod parquet;
 mod part;
@@ -21,20 +22,19 @@ mod schema;
 mod source;
 #[cfg(feature = "stackoverflow")]
 mod stackoverflow;
-mod table;
-mod tabular;
+mod texts;
 mod vocabulary;
 
 pub use corpus::Corpus;
 pub use fields::Decimal;
 pub use frame::{Frame, FrameColumn};
+pub use labelled::{FrameTable, Rows};
 pub use names::{NAMES_ALPHABET, names};
 pub use part::{Part, Split};
 pub use samples::{Meaning, SampleData, Samples, Target};
 pub use schema::{DatePart, Feature, Label, Predict, Schema};
 pub use source::{Columns, Dataset, Options, Source, find_schema, open, open_frame, outline, schema_cost};
-pub use table::encoded;
-pub use tabular::{FrameTable, Rows};
+pub use texts::encoded;
 pub use vocabulary::{Tokens, Vocabulary, VocabularyFrom};
 
 /// Examples grouped by user: the unit of privacy.

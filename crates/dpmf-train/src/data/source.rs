@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf, absolute};
 use std::str::FromStr;
 
 use super::images;
+use super::labelled::FrameTable;
 use super::rows::{self, Malformed};
 #[cfg(feature = "stackoverflow")]
 use super::stackoverflow;
-use super::tabular::FrameTable;
 use super::{
-    DatePart, Decimal, Frame, Predict, SampleData, TextData, Tokens, VocabularyFrom, names, table, tabular,
+    DatePart, Decimal, Frame, Predict, SampleData, TextData, Tokens, VocabularyFrom, labelled, names, texts,
 };
 use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
@@ -77,7 +77,7 @@ impl Source {
         };
         Ok(match self {
             Self::Names => Self::Names,
-            Self::Quotes(path) => Self::Quotes(beside(path, table::QUOTES)?),
+            Self::Quotes(path) => Self::Quotes(beside(path, texts::QUOTES)?),
             Self::FashionMnist(path) => Self::FashionMnist(beside(path, images::PLACES[0])?),
             Self::StackOverflow(path) => Self::StackOverflow(absolute(path)?),
             Self::File(path) if path == Path::new(rows::STANDARD_INPUT) => Self::File(path),
@@ -320,7 +320,7 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
             }
             Ok(Dataset::Text(data))
         }
-        Source::Quotes(path) => table::quotes(path.as_deref(), options).map(Dataset::Text),
+        Source::Quotes(path) => texts::quotes(path.as_deref(), options).map(Dataset::Text),
         Source::FashionMnist(path) => {
             images::fashion_mnist(path.as_deref(), options.user_limit()).map(Dataset::Classes)
         }
@@ -332,8 +332,8 @@ pub fn open(source: &Source, options: &Options) -> Result<Dataset> {
             source,
             "this program was built without SQLite; build it with the feature `stackoverflow`",
         )),
-        Source::File(path) if options.columns.label.is_some() => tabular::file(path, options),
-        Source::File(path) => table::file(path, options).map(Dataset::Text),
+        Source::File(path) if options.columns.label.is_some() => labelled::file(path, options),
+        Source::File(path) => texts::file(path, options).map(Dataset::Text),
     }
 }
 
@@ -359,7 +359,7 @@ pub fn schema_cost(
     options.check(source)?;
     match source {
         Source::File(path) if options.is_found() => {
-            tabular::cost_of(path, options, mu, delta, share).map(Some)
+            labelled::cost_of(path, options, mu, delta, share).map(Some)
         }
         _ => Ok(None),
     }
@@ -378,7 +378,7 @@ pub fn schema_cost(
 pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dataset> {
     options.check(source)?;
     match source {
-        Source::File(path) => tabular::outline(path, options, beside),
+        Source::File(path) => labelled::outline(path, options, beside),
         _ => Err(Error::argument("data", source, "a schema is found in a table only")),
     }
 }
@@ -397,7 +397,7 @@ pub fn find_schema(
 ) -> Result<()> {
     options.check(source)?;
     match source {
-        Source::File(path) => tabular::find_schema(path, options, beside, folder, key),
+        Source::File(path) => labelled::find_schema(path, options, beside, folder, key),
         _ => Err(Error::argument("data", source, "a schema is found in a table only")),
     }
 }

@@ -3,7 +3,7 @@
 use super::{Binding, Pace};
 use crate::checkpoint::Checkpoints;
 use crate::error::{Error, Result};
-use dpmf::disk::{self, Access, Lock, Place};
+use dpmf::disk::{self, Access, DiskPath, Lock};
 use dpmf::noise::{DurableStream, RunId};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -45,18 +45,18 @@ impl Manifest {
 
 /// The directory of a run, which no other process works in as long as it is held.
 pub(super) struct Folder {
-    place: Place,
+    place: DiskPath,
     _lock: Lock,
 }
 
 impl Folder {
     /// Holds a directory that exists, before anything in it is read or removed.
-    pub(super) fn hold(place: &Place) -> Result<Self> {
+    pub(super) fn hold(place: &DiskPath) -> Result<Self> {
         Ok(Self { _lock: place.join(LOCK).lock()?, place: place.clone() })
     }
 
     /// Holds a directory for a run that is to begin in it; the directory is made if there is none.
-    pub(super) fn create(place: &Place) -> Result<Self> {
+    pub(super) fn create(place: &DiskPath) -> Result<Self> {
         place.create_folders()?;
         let folder = Self::hold(place)?;
         if folder.file(MANIFEST).exists()? {
@@ -66,16 +66,16 @@ impl Folder {
         Ok(folder)
     }
 
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &DiskPath {
         &self.place
     }
 
-    pub(super) fn file(&self, name: &str) -> Place {
+    pub(super) fn file(&self, name: &str) -> DiskPath {
         self.place.join(name)
     }
 
     /// A file that every run has.
-    pub(super) fn needed(&self, name: &str, what: &str) -> Result<Place> {
+    pub(super) fn needed(&self, name: &str, what: &str) -> Result<DiskPath> {
         needed(self.file(name), what)
     }
 
@@ -100,7 +100,7 @@ impl Folder {
     /// Removes what a crash before the manifest left: nothing was released from it. A run writes its plan first, so files
     /// beside none are somebody else's and stay; so do those of a run whose manifest was lost after it began.
     pub(super) fn discard_unfinished(&self) -> Result<()> {
-        let refused = |place: &Place, message: &str| {
+        let refused = |place: &DiskPath, message: &str| {
             Err(Error::Run { path: place.path().into(), message: message.into() })
         };
         let (key, journal) = (self.file(KEY), self.file(JOURNAL));
@@ -128,18 +128,18 @@ impl Folder {
 }
 
 /// A file without which a run cannot go on.
-pub(super) fn needed(place: Place, what: &str) -> Result<Place> {
+pub(super) fn needed(place: DiskPath, what: &str) -> Result<DiskPath> {
     if place.exists()? { Ok(place) } else { Err(Error::lost(place.path(), what)) }
 }
 
-pub(super) fn write_json(place: &Place, value: &impl Serialize) -> Result<()> {
+pub(super) fn write_json(place: &DiskPath, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec_pretty(value)
         .map_err(|error| Error::Run { path: place.path().into(), message: error.to_string() })?;
     // Scores of held-out users, marks of data, paths of keys: nobody but the owner needs them.
     Ok(disk::replace(place, Access::Owner, |file| file.write_all(&text))?)
 }
 
-pub(super) fn read_json<T: for<'d> Deserialize<'d>>(place: &Place) -> Result<T> {
+pub(super) fn read_json<T: for<'d> Deserialize<'d>>(place: &DiskPath) -> Result<T> {
     serde_json::from_slice(&place.read()?)
         .map_err(|error| Error::Run { path: place.path().into(), message: format!("it is damaged: {error}") })
 }

@@ -336,7 +336,7 @@ fn no_file_holds_an_unkeyed_hash_of_the_data() {
         let mut marks = Vec::new();
         for folder in [0, 1].map(|_| tempfile::tempdir().unwrap()) {
             Run::begin(folder.path(), &model, &data, &plan, PACE, &KeySource::System).map(drop).unwrap();
-            let manifest: Manifest = read_json(&Place::from(folder.path().join(MANIFEST))).unwrap();
+            let manifest: Manifest = read_json(&DiskPath::from(folder.path().join(MANIFEST))).unwrap();
             marks.push(manifest.binding.data);
             let unkeyed = digest(&data.train).0;
             for (path, bytes) in files(folder.path()) {

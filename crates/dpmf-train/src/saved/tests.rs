@@ -141,25 +141,29 @@ fn predictions_are_those_of_the_formula() {
     assert!(pixels.predict(&[0.1; 7]).is_err());
     assert!(text.predict(&[]).unwrap_err().to_string().contains("let it write texts instead"));
     assert!(
-        logistic.write(&Writing::default()).unwrap_err().to_string().contains("let it predict rows instead")
+        logistic
+            .write(&SampleOptions::default())
+            .unwrap_err()
+            .to_string()
+            .contains("let it predict rows instead")
     );
 }
 
 #[test]
 fn texts_begin_and_end_as_asked_and_follow_from_the_seed() {
     let [.., text] = models();
-    let writing = Writing { count: 30, length: 5, start: "ba".into(), ..Writing::default() };
-    let texts = text.write(&writing).unwrap();
+    let options = SampleOptions { count: 30, length: 5, start: "ba".into(), ..SampleOptions::default() };
+    let texts = text.write(&options).unwrap();
     assert_eq!(texts.len(), 30);
     assert!(texts.iter().all(|t| t.starts_with("ba") && (2..=7).contains(&t.chars().count())));
-    assert_eq!(texts, text.write(&writing).unwrap());
-    assert_ne!(texts, text.write(&Writing { seed: 1, ..writing.clone() }).unwrap());
-    let cold = text.write(&Writing { temperature: 1e-3, ..writing.clone() }).unwrap();
+    assert_eq!(texts, text.write(&options).unwrap());
+    assert_ne!(texts, text.write(&SampleOptions { seed: 1, ..options.clone() }).unwrap());
+    let cold = text.write(&SampleOptions { temperature: 1e-3, ..options.clone() }).unwrap();
     assert!(cold.iter().all(|t| *t == cold[0]), "the likeliest alone: {cold:?}");
     for (bad, message) in [
-        (Writing { start: "z".into(), ..writing.clone() }, "does not know"),
-        (Writing { temperature: f64::NAN, ..writing.clone() }, "positive and finite"),
-        (Writing { length: 0, ..writing.clone() }, "between 1 and 10000"),
+        (SampleOptions { start: "z".into(), ..options.clone() }, "does not know"),
+        (SampleOptions { temperature: f64::NAN, ..options.clone() }, "positive and finite"),
+        (SampleOptions { length: 0, ..options.clone() }, "between 1 and 10000"),
     ] {
         assert!(text.write(&bad).unwrap_err().to_string().contains(message));
     }

@@ -3,7 +3,7 @@
 use super::allocation::Watch;
 use super::curve::{self, PrivacyCurve};
 use super::interval::Interval;
-use super::{Accountant, Adjacency, Sampled, check_delta, check_epsilon, check_positive, shown, zcdp};
+use super::{Accountant, Adjacency, Amplification, check_delta, check_epsilon, check_positive, shown, zcdp};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -179,7 +179,7 @@ pub struct Terms {
     /// How ε and δ follow from the noise.
     pub accountant: Accountant,
     /// By what chance units come into steps.
-    pub sampled: Sampled,
+    pub sampled: Amplification,
     /// Sensitivity `γ` of the mechanism as deployed, for contributions of unit norm.
     pub sensitivity: f64,
     /// Clipping norm `ζ` of one contribution.
@@ -208,7 +208,7 @@ impl Terms {
     /// Composition is exact. Gaussian curves add their μ², beside sampled steps a Gaussian is one more phase, and units in bins
     /// keep a curve of their kind: see [`Allocation::beside`](super::Allocation::beside).
     ///
-    /// Errors: those of [`Sampled::curve`].
+    /// Errors: those of [`Amplification::curve`].
     pub fn curve(&self, noise_multiplier: f64) -> Result<PrivacyCurve> {
         let curve = self.hidden()?.curve(noise_multiplier, self.adjacency, self.accountant)?;
         match &self.beside {
@@ -223,7 +223,7 @@ impl Terms {
     /// How units are hidden; in bins, together with what is released beside.
     ///
     /// Errors: μ of that not positive and finite.
-    pub(crate) fn hidden(&self) -> Result<Sampled> {
+    pub(crate) fn hidden(&self) -> Result<Amplification> {
         match &self.beside {
             Some(beside) if self.sampled.is_bins() => self.sampled.beside(beside.checked()?.mu),
             _ => Ok(self.sampled.clone()),
@@ -332,7 +332,7 @@ impl Terms {
         check_delta(delta)?;
         if !self.curve(noise_multiplier)?.satisfies(epsilon, self.left(delta)?)? {
             let rule = match self.sampled {
-                Sampled::BallsInBins(_) => {
+                Amplification::BallsInBins(_) => {
                     "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which no longer \
                      counts: plan or calibrate again)"
                 }
@@ -442,7 +442,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms(adjacency: Adjacency, accountant: Accountant) -> Terms {
-        Terms { adjacency, accountant, sampled: Sampled::None, sensitivity: 1.25, clip: 0.3, beside: None }
+        Terms {
+            adjacency,
+            accountant,
+            sampled: Amplification::None,
+            sensitivity: 1.25,
+            clip: 0.3,
+            beside: None,
+        }
     }
 
     #[test]
@@ -538,7 +545,8 @@ mod tests {
         let rdp = Terms { accountant: Accountant::Rdp, ..terms.clone() };
         assert!(replace.stated(sigma, 2.0, 1e-6).is_err() && rdp.stated(sigma, 2.0, 1e-6).is_err());
         // Sampling needs less noise, and what was stated without it holds all the more.
-        let poisson = Terms { sampled: Sampled::CyclicPoisson { bands: 1, rate: 0.5, rounds: 1 }, ..terms };
+        let poisson =
+            Terms { sampled: Amplification::CyclicPoisson { bands: 1, rate: 0.5, rounds: 1 }, ..terms };
         assert!(poisson.stated(sigma, 2.0, 1e-6).is_ok() && poisson.stated(sigma, 0.5, 1e-6).is_err());
     }
 
@@ -554,8 +562,8 @@ mod tests {
         assert!((calibration.noise_multiplier() * left - 1.0).abs() < 1e-9);
         assert_eq!((calibration.epsilon(), calibration.delta()), (2.0, 1e-6));
         assert!((calibration.mu().unwrap() / whole - 1.0).abs() < 1e-9);
-        // Sampled steps: one more phase. The noise is more than without it, and the statement is refused with that of alone.
-        let sampled = Sampled::CyclicPoisson { bands: 1, rate: 0.05, rounds: 100 };
+        // Amplification steps: one more phase. The noise is more than without it, and the statement is refused with that of alone.
+        let sampled = Amplification::CyclicPoisson { bands: 1, rate: 0.05, rounds: 100 };
         let [alone, both] = [alone, both].map(|terms| Terms { sampled: sampled.clone(), ..terms });
         let [less, more] =
             [&alone, &both].map(|terms| terms.calibrate_noise(2.0, 1e-6).unwrap().noise_multiplier());

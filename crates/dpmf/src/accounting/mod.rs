@@ -11,13 +11,13 @@
 //! and a μ that may be spent are rounded down.
 //!
 //! ```
-//! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Sampled, Terms};
+//! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Amplification, Terms};
 //! use dpmf::Participation;
 //!
 //! let terms = Terms {
 //!     adjacency: Adjacency::ReplaceWithZero,
 //!     accountant: Accountant::Exact,
-//!     sampled: Sampled::None,
+//!     sampled: Amplification::None,
 //!     sensitivity: 1.0,
 //!     clip: 0.3,
 //!     beside: None,
@@ -59,7 +59,7 @@ pub use filter::Filter;
 pub use ledger::{Ledger, LedgerFile, Release};
 pub use pld::{Bracket, Phase, PoissonCurve};
 pub use reshuffled::Reshuffled;
-pub use sampled::Sampled;
+pub use sampled::Amplification;
 pub use statement::{Arithmetic, KeyOrigin, PrivacyStatement, PrivacyUnit};
 pub use utility::RegretBound;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A [`Sampling`] with what a mechanism makes of it: all that its privacy curve needs to know.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Sampled {
+pub enum Amplification {
     /// Nothing.
     #[default]
     None,
@@ -27,20 +27,22 @@ pub enum Sampled {
     ReshuffledBins(Arc<Reshuffled>),
 }
 
-impl Sampled {
+impl Amplification {
     /// The scheme alone.
     pub fn sampling(&self) -> Sampling {
         match *self {
-            Sampled::None => Sampling::None,
-            Sampled::CyclicPoisson { bands, rate, .. } => Sampling::CyclicPoisson { bands, rate },
-            Sampled::BallsInBins(ref allocation) => Sampling::BallsInBins { bins: allocation.bins() },
-            Sampled::ReshuffledBins(ref reshuffled) => Sampling::ReshuffledBins { bins: reshuffled.bins() },
+            Amplification::None => Sampling::None,
+            Amplification::CyclicPoisson { bands, rate, .. } => Sampling::CyclicPoisson { bands, rate },
+            Amplification::BallsInBins(ref allocation) => Sampling::BallsInBins { bins: allocation.bins() },
+            Amplification::ReshuffledBins(ref reshuffled) => {
+                Sampling::ReshuffledBins { bins: reshuffled.bins() }
+            }
         }
     }
 
     /// Whether units hide in bins.
     pub(crate) fn is_bins(&self) -> bool {
-        matches!(self, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_))
+        matches!(self, Amplification::BallsInBins(_) | Amplification::ReshuffledBins(_))
     }
 
     /// Bins beside a Gaussian release of μ: their curve is that of bins again. Nothing else changes.
@@ -48,9 +50,13 @@ impl Sampled {
     /// Errors: μ not positive and finite, or so large that its square is not.
     pub(crate) fn beside(&self, mu: f64) -> Result<Self> {
         Ok(match self {
-            Sampled::None | Sampled::CyclicPoisson { .. } => self.clone(),
-            Sampled::BallsInBins(allocation) => Sampled::BallsInBins(Arc::new(allocation.beside(mu)?)),
-            Sampled::ReshuffledBins(reshuffled) => Sampled::ReshuffledBins(Arc::new(reshuffled.beside(mu)?)),
+            Amplification::None | Amplification::CyclicPoisson { .. } => self.clone(),
+            Amplification::BallsInBins(allocation) => {
+                Amplification::BallsInBins(Arc::new(allocation.beside(mu)?))
+            }
+            Amplification::ReshuffledBins(reshuffled) => {
+                Amplification::ReshuffledBins(Arc::new(reshuffled.beside(mu)?))
+            }
         })
     }
 
@@ -64,19 +70,21 @@ impl Sampled {
         adjacency: Adjacency,
         accountant: Accountant,
     ) -> Result<PrivacyCurve> {
-        if *self != Sampled::None {
+        if *self != Amplification::None {
             self.check(adjacency, accountant)?;
         }
         match self {
-            Sampled::None => PrivacyCurve::gaussian(calibrate::mu(noise_multiplier, adjacency)?, accountant),
-            &Sampled::CyclicPoisson { rate, rounds, .. } => {
+            Amplification::None => {
+                PrivacyCurve::gaussian(calibrate::mu(noise_multiplier, adjacency)?, accountant)
+            }
+            &Amplification::CyclicPoisson { rate, rounds, .. } => {
                 PrivacyCurve::poisson(&[Phase { noise_multiplier, rate, rounds }], adjacency)
             }
-            Sampled::BallsInBins(allocation) => {
+            Amplification::BallsInBins(allocation) => {
                 super::check_positive("noise multiplier", noise_multiplier)?;
                 Ok(PrivacyCurve::Allocation { allocation: allocation.clone(), noise_multiplier })
             }
-            Sampled::ReshuffledBins(reshuffled) => {
+            Amplification::ReshuffledBins(reshuffled) => {
                 super::check_positive("noise multiplier", noise_multiplier)?;
                 Ok(PrivacyCurve::Reshuffled { reshuffled: reshuffled.clone(), noise_multiplier })
             }

@@ -1,6 +1,6 @@
 //! The privacy statement: a guarantee with its conditions, as data and in words.
 
-use super::{Accountant, Adjacency, Beside, Calibration, Sampled, Terms};
+use super::{Accountant, Adjacency, Amplification, Beside, Calibration, Terms};
 use crate::error::{Error, Result};
 use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
@@ -251,7 +251,7 @@ impl PrivacyStatement {
                 self.unit.name()
             ),
         ];
-        if self.calibration.terms().sampled != Sampled::None {
+        if self.calibration.terms().sampled != Amplification::None {
             lines.push(
                 "The sampler, which must draw as stated, in secret and without looking at the data: against anyone who knows its draws, only the guarantee without amplification holds.".into(),
             );
@@ -331,7 +331,7 @@ impl fmt::Display for PrivacyStatement {
         };
         writeln!(f, "Neighbours: {relation} ({}).", terms.adjacency)?;
         writeln!(f, "Participation: each {unit} takes part {}.", self.participation.words(self.steps))?;
-        if terms.sampled != Sampled::None {
+        if terms.sampled != Amplification::None {
             writeln!(f, "Sampling: {}.", terms.sampled.sampling().words())?;
         }
         writeln!(
@@ -343,10 +343,14 @@ impl fmt::Display for PrivacyStatement {
             terms.clip
         )?;
         let accountant = match terms.accountant {
-            _ if matches!(terms.sampled, Sampled::CyclicPoisson { .. }) => {
+            _ if matches!(terms.sampled, Amplification::CyclicPoisson { .. }) => {
                 "privacy loss distributions, rounded up"
             }
-            _ if matches!(terms.sampled, Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_)) => {
+            _ if matches!(
+                terms.sampled,
+                Amplification::BallsInBins(_) | Amplification::ReshuffledBins(_)
+            ) =>
+            {
                 "Monte Carlo with random numbers derived from the mechanism; its bound fails with probability 1e-9"
             }
             Accountant::Exact => "the exact trade-off of the Gaussian mechanism",
@@ -388,7 +392,7 @@ mod tests {
     use super::*;
 
     fn statement(adjacency: Adjacency, key: KeyOrigin) -> PrivacyStatement {
-        let sampled = Sampled::default();
+        let sampled = Amplification::default();
         let terms = Terms {
             adjacency,
             accountant: Accountant::Exact,

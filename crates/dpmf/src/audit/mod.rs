@@ -10,11 +10,11 @@
 //! repeats or is scaled wrongly, and nothing of what no adversary here looks for.
 //!
 //! ```
-//! use dpmf::accounting::{Accountant, Adjacency, Sampled, Terms};
+//! use dpmf::accounting::{Accountant, Adjacency, Amplification, Terms};
 //! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
 //!
 //! let adjacency = Adjacency::ReplaceWithZero;
-//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Sampled::None, sensitivity: 1.0, clip: 1.0, beside: None };
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Amplification::None, sensitivity: 1.0, clip: 1.0, beside: None };
 //! let promise = terms.calibrate_noise(2.0, 1e-5)?;
 //!
 //! // Independent noise on four steps, at half the deviation that the promise needs.
@@ -44,7 +44,7 @@ pub use empirical::{AuditOptions, AuditReport, Promise, Test, audit};
 pub use game::{Adversary, AuditRng, Draw, Lottery, Neighbours, Outcome, Player, Session, StreamMechanism};
 pub use mechanism::{MatrixMechanism, NoiseModel};
 pub use sampled::{
-    CurvePoint, Deployed, Sampled, SampledReport, audit_sampled, audit_sampled_form, promised_points,
+    CurvePoint, Deployed, SampledAdversary, SampledReport, audit_sampled, audit_sampled_form, promised_points,
 };
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ const MOST_PATTERNS: usize = 1 << 12;
 ///
 /// One direction throughout is the worst for encoders without negative entries.
 #[derive(Clone, Debug)]
-pub struct Sampled<'a> {
+pub struct SampledAdversary<'a> {
     model: &'a NoiseModel,
     distance: f64,
     belief: Belief,
@@ -90,7 +90,7 @@ pub struct Sampled<'a> {
     idle: f64,
 }
 
-impl<'a> Sampled<'a> {
+impl<'a> SampledAdversary<'a> {
     /// The adversary that believes in a sampling.
     ///
     /// Errors: [`Sampling::None`].
@@ -155,7 +155,7 @@ impl<'a> Sampled<'a> {
     }
 }
 
-impl Adversary for Sampled<'_> {
+impl Adversary for SampledAdversary<'_> {
     fn name(&self) -> &'static str {
         "sampled"
     }
@@ -166,7 +166,7 @@ impl Adversary for Sampled<'_> {
 }
 
 struct SampledPlayer<'a> {
-    adversary: &'a Sampled<'a>,
+    adversary: &'a SampledAdversary<'a>,
     possible: Vec<usize>,
     /// Along the direction of the contributions.
     answers: Vec<f64>,
@@ -191,7 +191,7 @@ impl Player for SampledPlayer<'_> {
     }
 
     fn score(&mut self) -> f64 {
-        let Sampled { model, distance, ref belief, idle } = *self.adversary;
+        let SampledAdversary { model, distance, ref belief, idle } = *self.adversary;
         match belief {
             Belief::Poisson { rate } => {
                 let (no, yes) = ((1.0 - rate).ln(), rate.ln());
@@ -423,7 +423,7 @@ pub fn audit_sampled_form(
     let model = mechanism.noise_model()?;
     let neighbours = Neighbours::drawn(form.steps(), adjacency, clip)?;
     let lottery = Deployed::new(sampling, form.steps())?;
-    let adversary = Sampled::of(sampling, &model, &neighbours)?;
+    let adversary = SampledAdversary::of(sampling, &model, &neighbours)?;
     audit_sampled(&mechanism, &adversary, &neighbours, &lottery, promise, options)
 }
 

@@ -2,7 +2,7 @@
 
 use super::adversary::Informed;
 use super::*;
-use crate::accounting::{Accountant, Adjacency, Calibration, Sampled, Terms, gaussian};
+use crate::accounting::{Accountant, Adjacency, Amplification, Calibration, Terms, gaussian};
 use crate::participation::Participation;
 use faer::Mat;
 
@@ -36,7 +36,7 @@ fn calibrated(epsilon: f64, sensitivity: f64, clip: f64, adjacency: Adjacency) -
     Terms {
         adjacency,
         accountant: Accountant::Exact,
-        sampled: Sampled::None,
+        sampled: Amplification::None,
         sensitivity,
         clip,
         beside: None,

@@ -1,14 +1,14 @@
 //! Files that survive a crash: all durable state passes through this layer.
 //!
-//! A [`Place`] is a path on a [`Disk`]. Wherever one is asked for a plain path will do, and means the disk of this
+//! A [`DiskPath`] is a path on a [`Disk`]. Wherever one is asked for a plain path will do, and means the disk of this
 //! machine; tests give a path on a [`Simulated`] one, which fails and loses power at any operation they choose.
 //!
 //! What holds after a crash or a power loss, if the disk keeps what it has synced:
-//! - a file written by [`Place::replace`] is the old one or the new one, never a part;
+//! - a file written by [`DiskPath::replace`] is the old one or the new one, never a part;
 //! - bytes given to [`File::append`] and then synced are there; those not synced are there in part, as a whole or not
 //!   at all, sector by sector;
 //! - after a failed sync it is not known what is on disk, and no later sync of the same file settles it: Linux forgets
-//!   that the pages were ever written. Only writing them anew does, as [`Place::replace`] does.
+//!   that the pages were ever written. Only writing them anew does, as [`DiskPath::replace`] does.
 
 mod layout;
 mod real;
@@ -96,24 +96,24 @@ const LONGEST_STREAM: u64 = 1 << 30;
 
 /// A path on a disk. Its errors are [`Error::Io`] with the path.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DiskPath {
     disk: Arc<dyn Disk>,
     path: PathBuf,
 }
 
-impl<P: AsRef<Path>> From<P> for Place {
+impl<P: AsRef<Path>> From<P> for DiskPath {
     fn from(path: P) -> Self {
         Self::on(Arc::new(Real), path.as_ref())
     }
 }
 
-impl From<&Place> for Place {
-    fn from(place: &Place) -> Self {
+impl From<&DiskPath> for DiskPath {
+    fn from(place: &DiskPath) -> Self {
         place.clone()
     }
 }
 
-impl Place {
+impl DiskPath {
     /// A path on a disk.
     pub fn on(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
         Self { disk, path: path.into() }
@@ -219,7 +219,7 @@ impl Place {
 
     /// The same, with a lock on the new file that is held from before it has its name until it is closed.
     ///
-    /// Errors: those of [`Place::replace`]; [`Error::Locked`] where another process was faster.
+    /// Errors: those of [`DiskPath::replace`]; [`Error::Locked`] where another process was faster.
     pub fn replace_locked(
         &self,
         access: Access,
@@ -356,7 +356,7 @@ pub struct Lock {
 
 /// An open file.
 pub struct File {
-    place: Place,
+    place: DiskPath,
     handle: Box<dyn Handle>,
 }
 
@@ -398,7 +398,7 @@ impl File {
     }
 
     /// Whether a place leads to this very file, and not to one that has taken its name.
-    pub fn is_at(&self, place: &Place) -> Result<bool> {
+    pub fn is_at(&self, place: &DiskPath) -> Result<bool> {
         self.handle.is_at(&place.path).map_err(|cause| place.io(cause))
     }
 
@@ -424,11 +424,11 @@ impl Write for File {
     }
 }
 
-/// [`Place::replace`], for those who need the file no longer.
+/// [`DiskPath::replace`], for those who need the file no longer.
 ///
 /// Errors: those of it.
 pub fn replace(
-    place: impl Into<Place>,
+    place: impl Into<DiskPath>,
     access: Access,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<()> {
@@ -493,6 +493,6 @@ mod tests {
         let path = folder.path().join("state");
         replace(&path, Access::Owner, |_| Ok(())).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Place::from(&path).create_new(Access::Owner).is_err());
+        assert!(DiskPath::from(&path).create_new(Access::Owner).is_err());
     }
 }

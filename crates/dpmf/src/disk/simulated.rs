@@ -14,7 +14,7 @@ mod trials;
 
 pub use trials::{Trials, schedule};
 
-use super::{Access, Disk, Found, Handle, Metadata, Place};
+use super::{Access, Disk, DiskPath, Found, Handle, Metadata};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -119,8 +119,8 @@ impl Simulated {
     }
 
     /// A path on this disk.
-    pub fn at(&self, path: impl Into<PathBuf>) -> Place {
-        Place::on(Arc::new(self.clone()), path)
+    pub fn at(&self, path: impl Into<PathBuf>) -> DiskPath {
+        DiskPath::on(Arc::new(self.clone()), path)
     }
 
     /// Lets something happen at an operation, counted from zero over the life of the disk.

@@ -3,9 +3,9 @@
 mod fit;
 
 use super::nested::{least, sizes};
+use super::observed_fit::Watched;
 use super::plant::Plant;
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
-use super::watched::Watched;
 use super::{Budget, Family, Knob};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;

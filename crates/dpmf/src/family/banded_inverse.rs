@@ -1,9 +1,9 @@
 //! Noise of the last few steps, drawn again: a banded `N`, and no buffers at all.
 
 use super::nested::{least, sizes};
+use super::observed_fit::Watched;
 use super::toeplitz::{Measure, inverse, inverse_pull_back, square_root};
-use super::watched::Watched;
-use super::{Budget, Family, Knob, tuned};
+use super::{Budget, Family, Knob, bins_fit};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::recall::Parts;
@@ -46,7 +46,7 @@ impl Family for BandedInverse {
                 let rule = "under bins it must be 2: the noise of the last step is drawn again";
                 return Err(Error::argument("bands", bands, rule));
             }
-            return Ok(Form::Recall(tuned::recalled(problem, bins, goal, observe)?));
+            return Ok(Form::Recall(bins_fit::recalled(problem, bins, goal, observe)?));
         }
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);

@@ -1,8 +1,8 @@
 //! Buffered linear Toeplitz matrices: a few exponentials.
 
+use super::observed_fit::Watched;
 use super::toeplitz::Measure;
-use super::watched::Watched;
-use super::{Budget, Family, Knob, tuned};
+use super::{Budget, Family, Knob, bins_fit};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;
 use crate::form::state_space::{Parts, triangle};
@@ -54,7 +54,7 @@ impl Family for Blt {
         if let Some(goal) = problem.goal()
             && let Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } = goal.sampling
         {
-            return Ok(Form::Blt(tuned::exponentials(problem, r, bins, goal, observe)?));
+            return Ok(Form::Blt(bins_fit::exponentials(problem, r, bins, goal, observe)?));
         }
         let lower_bound = problem.optimum(observe)?.certificate.lower_bound;
         let mut watched = Watched::new(lower_bound, observe);

@@ -6,9 +6,11 @@
 
 mod banded;
 mod banded_inverse;
+mod bins_fit;
 mod blt;
 mod independent;
 mod nested;
+mod observed_fit;
 mod optimal;
 #[cfg(test)]
 mod peers_tests;
@@ -22,8 +24,6 @@ mod toeplitz;
 #[cfg(test)]
 mod toy;
 mod tree;
-mod tuned;
-mod watched;
 
 pub use selector::{Budget, Knob, Selector, nearest};
 

@@ -5,7 +5,7 @@
 //! at a distance, `⟨H, G⟩` is about `F = Σ_d H(d) g(d)`, `g` the autocorrelation of the first column of `T`, for all rows alike, and
 //! with `E_t = ‖A diag(1/β) T⁻¹e_t‖²` the best `α_t² = √E_t` leave `√F Σ √E_t`. That is a function of the exponentials alone.
 
-use super::tuned::{product, quadratic, transposed_product};
+use super::bins_fit::{product, quadratic, transposed_product};
 use crate::accounting::allocation::Boundary;
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Progress, Stage};
@@ -278,7 +278,7 @@ mod tests {
             log_sigma.exp() * energy.sqrt()
         };
         let few = error(&exponentials(&problem, 2, 120, goal, &mut quiet).unwrap());
-        let many = error(&super::super::tuned::exponentials(&problem, 2, 120, goal, &mut quiet).unwrap());
+        let many = error(&super::super::bins_fit::exponentials(&problem, 2, 120, goal, &mut quiet).unwrap());
         let plain = Blt::new(vec![], vec![], vec![1.0; 120], vec![1.0; 120]).unwrap();
         assert!(few < 1.1 * many && few < 0.7 * error(&plain), "{few} {many} {}", error(&plain));
     }

@@ -9,7 +9,7 @@
 //! data, model and key.
 
 use crate::accounting::{Accountant, Adjacency, Beside, PrivacyStatement, PrivacyUnit};
-use crate::disk::{self, Access, Place};
+use crate::disk::{self, Access, DiskPath};
 use crate::error::{Error, Result};
 use crate::factorize::Dual;
 use crate::family::Selector;
@@ -158,7 +158,7 @@ pub fn save(mechanism: &Mechanism, path: &Path) -> Result<()> {
 ///
 /// Errors: those of it, with the path; [`Error::Io`].
 pub fn open(path: &Path) -> Result<File> {
-    let bytes = Place::from(path).read()?;
+    let bytes = DiskPath::from(path).read()?;
     unpack(&bytes).map_err(|error| at(path, error))
 }
 

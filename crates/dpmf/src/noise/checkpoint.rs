@@ -12,7 +12,7 @@
 use super::binding::{BINDING, Binding};
 use super::hmac::{Hmac, same};
 use super::stream::NoiseStream;
-use crate::disk::{Access, Fields, Layout, Place};
+use crate::disk::{Access, DiskPath, Fields, Layout};
 use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
@@ -45,7 +45,7 @@ impl NoiseStream {
     /// Cost: one pass over the state, by one thread.
     ///
     /// Errors: [`Error::Io`]; [`Error::Halted`] after a torn step.
-    pub fn checkpoint(&self, place: impl Into<Place>) -> Result<()> {
+    pub fn checkpoint(&self, place: impl Into<DiskPath>) -> Result<()> {
         self.check_whole()?;
         let ahead = self.level()?;
         place.into().replace(Access::Owner, |file| self.write_checkpoint(ahead, file)).map(drop)
@@ -107,7 +107,7 @@ impl NoiseStream {
     ///
     /// Errors: [`Error::Binding`] for the checkpoint of another key, mechanism, run, range or output;
     /// [`Error::Format`] for a damaged one; [`Error::Io`].
-    pub fn restore(self, place: impl Into<Place>) -> Result<Self> {
+    pub fn restore(self, place: impl Into<DiskPath>) -> Result<Self> {
         let place = place.into();
         let file = place.open()?;
         let length = file.metadata()?.length;

@@ -13,7 +13,7 @@ use super::digest::SumDigest;
 use super::hmac::same;
 use super::key::RunId;
 use super::stream::NoiseStream;
-use crate::disk::{Access, File, Lock, Place};
+use crate::disk::{Access, DiskPath, File, Lock};
 use crate::engine::{Sum, Value};
 use crate::error::{Error, Result};
 pub use records::Mark;
@@ -42,7 +42,7 @@ impl DurableStream {
     /// opens for no other.
     ///
     /// Errors: a stream that has moved; a journal that exists already ([`Error::Io`]); [`Error::Locked`].
-    pub fn create(stream: NoiseStream, place: impl Into<Place>, plan: [u8; 32]) -> Result<Self> {
+    pub fn create(stream: NoiseStream, place: impl Into<DiskPath>, plan: [u8; 32]) -> Result<Self> {
         if stream.next_step() != 0 {
             let rule = "a journal starts at the first step; open the existing one";
             return Err(Error::argument("next step", stream.next_step(), rule));
@@ -57,7 +57,7 @@ impl DurableStream {
     ///
     /// Errors: [`Error::Binding`] for the journal of another stream or plan; [`Error::Locked`]; [`Error::Format`] for
     /// a damaged one, or one that lacks steps which the stream has passed; [`Error::Io`], also for one that is gone.
-    pub fn open(stream: NoiseStream, place: impl Into<Place>, plan: [u8; 32]) -> Result<Self> {
+    pub fn open(stream: NoiseStream, place: impl Into<DiskPath>, plan: [u8; 32]) -> Result<Self> {
         let journal = Journal::open(&stream, place.into(), plan)?;
         Self::resume(stream, journal)
     }
@@ -85,7 +85,7 @@ impl DurableStream {
     /// The header is not verified, for want of the key; [`DurableStream::open`] does that.
     ///
     /// Errors: [`Error::Io`]; [`Error::Format`] for what is no journal, or a damaged one.
-    pub fn run_of(place: impl Into<Place>) -> Result<RunId> {
+    pub fn run_of(place: impl Into<DiskPath>) -> Result<RunId> {
         let place = place.into();
         let mut header = Vec::with_capacity(HEADER);
         let read = place.open()?.take(HEADER as u64).read_to_end(&mut header);
@@ -96,7 +96,7 @@ impl DurableStream {
     /// Number of records in a journal, by its length alone; nothing if there is none.
     ///
     /// Errors: those of [`DurableStream::run_of`].
-    pub fn steps_of(place: impl Into<Place>) -> Result<Option<usize>> {
+    pub fn steps_of(place: impl Into<DiskPath>) -> Result<Option<usize>> {
         let place = place.into();
         if !place.exists()? {
             return Ok(None);
@@ -263,7 +263,7 @@ impl DurableStream {
     /// [`NoiseStream::checkpoint`].
     ///
     /// Errors: those of it.
-    pub fn checkpoint(&self, place: impl Into<Place>) -> Result<()> {
+    pub fn checkpoint(&self, place: impl Into<DiskPath>) -> Result<()> {
         self.stream.checkpoint(place)
     }
 
@@ -302,7 +302,7 @@ struct Journal {
 }
 
 impl Journal {
-    fn create(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
+    fn create(stream: &NoiseStream, place: DiskPath, plan: [u8; 32]) -> Result<Self> {
         let _lock = place.lock_beside()?;
         if place.exists()? {
             return Err(Error::Io { path: place.path().into(), source: ErrorKind::AlreadyExists.into() });
@@ -313,7 +313,7 @@ impl Journal {
         Ok(Self { records, file, _before: None, _lock })
     }
 
-    fn open(stream: &NoiseStream, place: Place, plan: [u8; 32]) -> Result<Self> {
+    fn open(stream: &NoiseStream, place: DiskPath, plan: [u8; 32]) -> Result<Self> {
         let _lock = place.lock_beside()?;
         let mut before = place.open().map_err(|error| match error {
             Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => records::gone(place.path()),
@@ -349,6 +349,6 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod schedules;
+mod fault_injection;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use super::hmac::{derive, same};
 use crate::accounting::KeyOrigin;
-use crate::disk::{Access, Place};
+use crate::disk::{Access, DiskPath};
 use crate::engine::exact::field::{EXACT_FIELD_FORMAT, ExactField};
 use crate::engine::field::{FIELD_FORMAT, Field, RowKeys};
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl NoiseKey {
     ///
     /// Errors: [`Error::Key`] when the file exists; [`Error::Io`]; [`Error::Unsupported`] where the system
     /// has no owner-only files.
-    pub fn create_file(&self, place: impl Into<Place>) -> Result<()> {
+    pub fn create_file(&self, place: impl Into<DiskPath>) -> Result<()> {
         let check = self.fingerprint().to_string();
         let mut secret = hex(&*self.secret);
         let text = Zeroizing::new(format!(
@@ -110,7 +110,7 @@ impl NoiseKey {
     ///
     /// Errors: [`Error::Key`] when anyone but the owner may read or write the file, or when it is not a whole
     /// key file; [`Error::Io`]; [`Error::Unsupported`] where the system has no owner-only files.
-    pub fn read_file(place: impl Into<Place>) -> Result<Self> {
+    pub fn read_file(place: impl Into<DiskPath>) -> Result<Self> {
         let place = place.into();
         let text = read_owner_only(&place, KEY_FILE_LIMIT)?;
         let bad = |reason: &str| Error::Key { path: place.path().into(), reason: reason.into() };
@@ -269,13 +269,13 @@ fn unhex<const N: usize>(text: &str) -> Option<Zeroizing<[u8; N]>> {
 
 const NO_KEY_FILES: &str = "this system has no files that only their owner can read; keep the key in memory for the length of the run";
 
-fn no_key_files(place: &Place) -> Error {
+fn no_key_files(place: &DiskPath) -> Error {
     Error::Unsupported { what: place.path().display().to_string(), hint: NO_KEY_FILES }
 }
 
-/// Not by [`Place::replace`], which would let two processes each believe that theirs is the key at this place. A crash
+/// Not by [`DiskPath::replace`], which would let two processes each believe that theirs is the key at this place. A crash
 /// may leave a part of it, which is no key.
-fn write_owner_only(place: &Place, bytes: &[u8]) -> Result<()> {
+fn write_owner_only(place: &DiskPath, bytes: &[u8]) -> Result<()> {
     let mut file = place.create_new(Access::Owner).map_err(|error| match error {
         Error::Io { path, source } if source.kind() == ErrorKind::AlreadyExists => {
             Error::Key { path, reason: "it already exists, and a key is never overwritten".into() }
@@ -294,7 +294,7 @@ fn write_owner_only(place: &Place, bytes: &[u8]) -> Result<()> {
     place.sync_entry()
 }
 
-fn read_owner_only(place: &Place, limit: u64) -> Result<Zeroizing<String>> {
+fn read_owner_only(place: &DiskPath, limit: u64) -> Result<Zeroizing<String>> {
     let bad = |reason: String| Error::Key { path: place.path().into(), reason };
     let file = place.open()?;
     // Asked of the open file, not of the path: nobody can exchange one for the other in between.

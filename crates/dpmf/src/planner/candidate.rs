@@ -2,7 +2,7 @@
 
 use super::sealed::{Claim, Sealed};
 use super::{Listener, Request, said};
-use crate::accounting::{Sampled, curve};
+use crate::accounting::{Amplification, curve};
 use crate::error::{Error, Result};
 use crate::family::Selector;
 use crate::form::Representation;
@@ -133,10 +133,10 @@ impl Candidate {
         let (epsilon, delta) = (request.epsilon, terms.left(request.delta)?);
         // A proof asks for a little more.
         let noise_multiplier = match terms.hidden()? {
-            Sampled::BallsInBins(allocation) => {
+            Amplification::BallsInBins(allocation) => {
                 1.003 * allocation.estimated_noise_multiplier(epsilon, delta)?
             }
-            Sampled::ReshuffledBins(reshuffled) => {
+            Amplification::ReshuffledBins(reshuffled) => {
                 1.003 * reshuffled.estimated_noise_multiplier(epsilon, delta)?
             }
             _ => curve::calibrate(epsilon, delta, |sigma| terms.curve(sigma))?,
@@ -188,8 +188,8 @@ impl Candidate {
     }
 
     /// The same noise for the optimizer as it is, weighed as if it were pulled back.
-    pub(super) fn serving(self, workload: &Workload) -> Result<Self> {
-        Ok(Self { mechanism: self.mechanism.serving(workload.clone())?, ..self })
+    pub(super) fn with_workload(self, workload: &Workload) -> Result<Self> {
+        Ok(Self { mechanism: self.mechanism.with_workload(workload.clone())?, ..self })
     }
 
     /// The mechanism with its sampling; calibrated if it is proved.

@@ -7,7 +7,7 @@
 //! - balls in bins, dealt once or drawn anew in every epoch, over encoders of a few exponentials that are made for the budget;
 //! - no sampling, over the streams of the optimum, whose certified lower bound tells beforehand whether they can win.
 //!
-//! Fits are kept in a [`Shelf`] between calls.
+//! Fits are kept in a [`FitCache`] between calls.
 //!
 //! ```
 //! use dpmf::planner::{Planner, Request};
@@ -20,13 +20,13 @@
 //! ```
 
 mod candidate;
+mod fit_cache;
 mod folder;
 mod sealed;
-mod shelf;
 
 pub use candidate::{Candidate, Row, Unfitted};
+pub use fit_cache::FitCache;
 pub use folder::cache_folder;
-pub use shelf::Shelf;
 
 use crate::accounting::allocation::PROOFS;
 use crate::accounting::{Phase, PrivacyCurve, check_delta, check_epsilon, check_positive};
@@ -259,14 +259,14 @@ impl Plan {
 /// Makes plans, and remembers fits.
 #[derive(Default)]
 pub struct Planner {
-    shelf: Shelf,
+    cache: FitCache,
     quick: bool,
 }
 
 impl Planner {
-    /// A planner that keeps fits on a shelf.
-    pub fn new(shelf: Shelf) -> Self {
-        Self { shelf, quick: false }
+    /// A planner that keeps fits in a cache.
+    pub fn new(cache: FitCache) -> Self {
+        Self { cache, quick: false }
     }
 
     /// A planner for those who wait at a screen: of each kind it fits the form that is likely best, and leaves out the others.
@@ -274,11 +274,11 @@ impl Planner {
         Self { quick: true, ..self }
     }
 
-    /// Fits run so far; those found on the shelf do not count.
+    /// Fits run so far; those found in the cache do not count.
     ///
     /// Most of the time of a plan goes into them.
     pub fn fits(&self) -> usize {
-        self.shelf.fits
+        self.cache.fits
     }
 
     /// Weighs all mechanisms and samplers.
@@ -324,7 +324,7 @@ impl Planner {
             proofs += 1;
             // All proofs of a plan share the probability that one of them fails.
             let made = match proofs <= PROOFS {
-                true => candidate.proved(request, &mut self.shelf.sealed, listen),
+                true => candidate.proved(request, &mut self.cache.sealed, listen),
                 false => Err(Error::Unsupported {
                     what: "one more proof for a plan".into(),
                     hint: "its proofs share one probability of failure, which is used up",
@@ -340,7 +340,7 @@ impl Planner {
         };
         let dp_sgd = candidates.iter().position(Candidate::is_dp_sgd).ok_or_else(none)?;
         if asked.pull > 0.0 {
-            let served = candidates.into_iter().map(|candidate| candidate.serving(&asked.workload));
+            let served = candidates.into_iter().map(|candidate| candidate.with_workload(&asked.workload));
             candidates = served.collect::<Result<_>>()?;
         }
         Ok(Plan { request: asked.clone(), candidates, unfitted, chosen, dp_sgd, lower_bound })
@@ -459,10 +459,10 @@ impl Weighing<'_, '_> {
         // Columns of one unit do not meet, so that each counts for itself.
         let problem = || Problem::new(request.workload.clone(), Participation::Single);
         let form =
-            self.planner.shelf.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
+            self.planner.cache.fit(&request.workload, selector, None, problem, &mut observer(self.listen))?;
         let participation = sampling.participation(request.workload.steps())?.unwrap_or_default();
         let mechanism = Mechanism::sampled(request.workload.clone(), &form, participation, sampling)?;
-        let sealed = &mut self.planner.shelf.sealed;
+        let sealed = &mut self.planner.cache.sealed;
         Candidate::exact(mechanism.with_family(selector), request, None, sealed)
     }
 
@@ -520,7 +520,7 @@ impl Weighing<'_, '_> {
         const NEIGHBOURS: [(f64, f64); 4] = [(1.0, 10.0), (1.5, 1.0), (2.0, 100.0), (0.7, 1.0)];
         let Request { epsilon, delta, .. } = *self.request;
         let goal = Goal { sampling, epsilon, delta };
-        let mut relatives = self.planner.shelf.relatives(&self.request.workload, selector, Some(goal));
+        let mut relatives = self.planner.cache.relatives(&self.request.workload, selector, Some(goal));
         let mut made = self.in_bins(selector, goal);
         for (times, share) in NEIGHBOURS {
             match made {
@@ -534,7 +534,7 @@ impl Weighing<'_, '_> {
             }
         }
         if made.is_err() {
-            relatives = self.planner.shelf.relatives(&self.request.workload, selector, Some(goal));
+            relatives = self.planner.cache.relatives(&self.request.workload, selector, Some(goal));
         }
         for form in relatives {
             match (self.estimated(selector, sampling, &form), &made) {
@@ -554,7 +554,7 @@ impl Weighing<'_, '_> {
     fn fitted_in_bins(&mut self, selector: Selector, goal: Goal) -> Result<Form> {
         let workload = &self.request.workload;
         let problem = || Problem::sampled(workload.clone(), goal);
-        self.planner.shelf.fit(workload, selector, Some(goal), problem, &mut observer(self.listen))
+        self.planner.cache.fit(workload, selector, Some(goal), problem, &mut observer(self.listen))
     }
 
     fn estimated(&mut self, selector: Selector, sampling: Sampling, form: &Form) -> Result<Candidate> {
@@ -562,7 +562,7 @@ impl Weighing<'_, '_> {
         let meant = sampling.participation(request.workload.steps())?;
         let participation = meant.unwrap_or_else(|| request.participation());
         let mechanism = Mechanism::sampled(request.workload.clone(), form, participation, sampling)?;
-        Candidate::estimated(mechanism.with_family(selector), request, &mut self.planner.shelf.sealed)
+        Candidate::estimated(mechanism.with_family(selector), request, &mut self.planner.cache.sealed)
     }
 
     /// No sampling: the certified bound, and the streams of the optimum where they may win.
@@ -577,7 +577,7 @@ impl Weighing<'_, '_> {
         let options = Options { gap: 1e-3, ..Options::default() };
         let problem =
             Problem::with_solver(request.workload.clone(), participation, Solver::default(), options)?;
-        let bound = match self.planner.shelf.bound(&problem, &mut observer(self.listen)) {
+        let bound = match self.planner.cache.bound(&problem, &mut observer(self.listen)) {
             Ok(bound) => Some(bound),
             Err(error) => {
                 self.unfitted.push(Unfitted::new("optimal".parse()?, Sampling::None, error)?);
@@ -587,7 +587,7 @@ impl Weighing<'_, '_> {
         let independent: Selector = "independent".parse()?;
         let form = independent.family().fit(&problem, &independent.budget(), &mut observer(self.listen))?;
         let plain = Mechanism::new(request.workload.clone(), &form, participation)?.with_family(independent);
-        let plain = Candidate::exact(plain, request, bound, &mut self.planner.shelf.sealed)?;
+        let plain = Candidate::exact(plain, request, bound, &mut self.planner.cache.sealed)?;
         let sigma = plain.noise_multiplier();
         let least = bound.map(|bound| sigma * (bound / n as f64).sqrt());
         self.candidates.push(plain);
@@ -645,9 +645,9 @@ impl Weighing<'_, '_> {
     ) -> Result<Candidate> {
         let workload = &self.request.workload;
         let problem = || Problem::new(workload.clone(), participation);
-        let form = self.planner.shelf.fit(workload, selector, None, problem, &mut observer(self.listen))?;
+        let form = self.planner.cache.fit(workload, selector, None, problem, &mut observer(self.listen))?;
         let mechanism = Mechanism::new(workload.clone(), &form, participation)?;
-        Candidate::exact(mechanism.with_family(selector), self.request, bound, &mut self.planner.shelf.sealed)
+        Candidate::exact(mechanism.with_family(selector), self.request, bound, &mut self.planner.cache.sealed)
     }
 }
 

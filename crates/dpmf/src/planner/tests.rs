@@ -38,7 +38,7 @@ fn memory_and_trust_are_kept_to() {
 fn what_was_fitted_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let made = |folder: &std::path::Path| {
-        let mut planner = Planner::new(Shelf::in_folder(folder.join("plans")));
+        let mut planner = Planner::new(FitCache::in_folder(folder.join("plans")));
         let plan = planner.plan(&request(2.0), &mut silent).unwrap();
         (plan.candidates().iter().map(Candidate::row).collect::<Vec<_>>(), planner.fits())
     };
@@ -134,7 +134,7 @@ fn a_proof_is_believed_with_its_seal_alone() {
             proved += usize::from(line.starts_with("proving"));
             ControlFlow::Continue(())
         };
-        let mut planner = Planner::new(Shelf::in_folder(plans.clone())).quick();
+        let mut planner = Planner::new(FitCache::in_folder(plans.clone())).quick();
         let plan = planner.plan(&request(2.0), &mut listen).unwrap();
         let rows: Vec<Row> = plan.candidates().iter().map(Candidate::row).collect();
         (rows, plan.chosen().mechanism().identity(), planner.fits(), proved > 0)

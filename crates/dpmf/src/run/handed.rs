@@ -5,7 +5,7 @@
 //! was used with. A step that was settled is handed over again with the mark that its sum must have.
 
 use super::{Noise, PrivateRun};
-use crate::disk::Place;
+use crate::disk::DiskPath;
 use crate::error::{Error, Result};
 use crate::noise::{DurableStream, Mark, SplitRow};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ impl PrivateRun {
     ///
     /// Errors: those of [`NoiseStream::skip_to`](crate::noise::NoiseStream::skip_to) and [`DurableStream::open`]; a run that has a
     /// journal.
-    pub fn resumed_at(self, place: impl Into<Place>, plan: [u8; 32], step: usize) -> Result<Self> {
+    pub fn resumed_at(self, place: impl Into<DiskPath>, plan: [u8; 32], step: usize) -> Result<Self> {
         self.journalled(plan, |mut stream, plan| {
             stream.skip_to(step)?;
             DurableStream::open(stream, place, plan)

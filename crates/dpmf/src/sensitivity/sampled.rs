@@ -1,7 +1,7 @@
 //! What a form makes of sampling: the sensitivity that counts, and how well a unit is hidden.
 
 use crate::accounting::allocation::TABLE;
-use crate::accounting::{Allocation, Reshuffled, Sampled};
+use crate::accounting::{Allocation, Amplification, Reshuffled};
 use crate::error::{Error, Result};
 use crate::form::Representation;
 use crate::participation::{Participation, Pattern, Sampling};
@@ -70,17 +70,21 @@ pub(crate) fn under(
 /// How well a unit is hidden, in units of a sensitivity that [`under`] does not exceed.
 ///
 /// Errors: bins and rows that do not fit in memory.
-pub(crate) fn hidden(sampling: Sampling, form: &dyn Representation, sensitivity: f64) -> Result<Sampled> {
+pub(crate) fn hidden(
+    sampling: Sampling,
+    form: &dyn Representation,
+    sensitivity: f64,
+) -> Result<Amplification> {
     Ok(match sampling {
-        Sampling::None => Sampled::None,
+        Sampling::None => Amplification::None,
         Sampling::CyclicPoisson { bands, rate } => {
-            Sampled::CyclicPoisson { bands, rate, rounds: form.steps().div_ceil(bands) as u64 }
+            Amplification::CyclicPoisson { bands, rate, rounds: form.steps().div_ceil(bands) as u64 }
         }
         Sampling::BallsInBins { bins } => {
-            Sampled::BallsInBins(Arc::new(allocation(form, bins, sensitivity)?))
+            Amplification::BallsInBins(Arc::new(allocation(form, bins, sensitivity)?))
         }
         Sampling::ReshuffledBins { bins } => {
-            Sampled::ReshuffledBins(Arc::new(reshuffled(form, bins)?.over(sensitivity)))
+            Amplification::ReshuffledBins(Arc::new(reshuffled(form, bins)?.over(sensitivity)))
         }
     })
 }

@@ -21,7 +21,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use dpmf::accounting::{Beside, PrivacyUnit, gaussian};
-use dpmf::disk::{self, Access, Place};
+use dpmf::disk::{self, Access, DiskPath};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -114,7 +114,7 @@ impl Found {
     ///
     /// Errors: files that are damaged.
     pub(super) fn read(folder: &Path) -> Result<Option<Self>> {
-        let place = Place::from(folder);
+        let place = DiskPath::from(folder);
         if !place.join(FOUND).exists()? {
             return Ok(None);
         }
@@ -132,7 +132,7 @@ impl Found {
 
     /// Writes it down, the schema last.
     fn save(&self, folder: &Path) -> Result<()> {
-        let place = Place::from(folder);
+        let place = DiskPath::from(folder);
         let kept = |remark: &Remark| Kept {
             text: remark.text.clone(),
             hint: remark.hint.map(|hint| format!("{hint:?}")),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dpmf::PrivateRun;
 use dpmf::accounting::{Arithmetic, PrivacyUnit};
-use dpmf::disk::{self, Access, Lock, Place};
+use dpmf::disk::{self, Access, DiskPath, Lock};
 use dpmf::mechanism::Conditions;
 use dpmf::noise::{NoiseKey, RunId};
 use dpmf::{Mechanism, Participation, Problem, Workload};
@@ -33,7 +33,7 @@ const SCHEMA: u32 = 1;
 
 /// A directory in which one schema is found: its key, what it is bound to, and the journals of its sums.
 pub(super) struct Releases {
-    place: Place,
+    place: DiskPath,
     key: NoiseKey,
     run: RunId,
     bound: [u8; 32],
@@ -57,7 +57,7 @@ impl Releases {
     ///
     /// Errors: another subject than it began with; a key that is lost; a directory in which another process works.
     pub(super) fn open(folder: &Path, source: &KeySource, subject: &[u8]) -> Result<Self> {
-        let place = Place::from(folder);
+        let place = DiskPath::from(folder);
         place.create_folders()?;
         let lock = place.join("lock").lock()?;
         let (kept, manifest) = (place.join(KEY), place.join(MANIFEST));

@@ -1,13 +1,13 @@
 //! A ledger in a file.
 
 use super::{Ledger, Release};
-use crate::disk::{Access, Lock, Place};
+use crate::disk::{Access, DiskPath, Lock};
 use crate::error::{Error, Result};
 use std::io::Write;
 
 /// A ledger on disk, held by one process at a time.
 pub struct LedgerFile {
-    place: Place,
+    place: DiskPath,
     ledger: Ledger,
     _lock: Lock,
 }
@@ -16,7 +16,7 @@ impl LedgerFile {
     /// Begins a ledger in a new file.
     ///
     /// Errors: a file that exists; [`Error::Io`]; [`Error::Locked`].
-    pub fn create(place: impl Into<Place>, ledger: Ledger) -> Result<Self> {
+    pub fn create(place: impl Into<DiskPath>, ledger: Ledger) -> Result<Self> {
         let place = place.into();
         let lock = place.lock_beside()?;
         if place.exists()? {
@@ -31,7 +31,7 @@ impl LedgerFile {
     /// Opens a ledger.
     ///
     /// Errors: [`Error::Io`]; [`Error::Locked`]; [`Error::Format`] for what is no whole ledger.
-    pub fn open(place: impl Into<Place>) -> Result<Self> {
+    pub fn open(place: impl Into<DiskPath>) -> Result<Self> {
         let place = place.into();
         let lock = place.lock_beside()?;
         Ok(Self { ledger: Self::read(&place)?, place, _lock: lock })
@@ -40,7 +40,7 @@ impl LedgerFile {
     /// Reads a ledger without holding it.
     ///
     /// Errors: [`Error::Io`]; [`Error::Format`].
-    pub fn read(place: impl Into<Place>) -> Result<Ledger> {
+    pub fn read(place: impl Into<DiskPath>) -> Result<Ledger> {
         let place = place.into();
         serde_json::from_slice(&place.read()?).map_err(|error| Error::Format {
             path: place.path().into(),

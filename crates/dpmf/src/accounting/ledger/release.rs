@@ -1,7 +1,7 @@
 //! What a ledger keeps of a release.
 
 use crate::accounting::interval::Interval;
-use crate::accounting::{Accountant, Adjacency, PrivacyCurve, PrivacyStatement, Sampled};
+use crate::accounting::{Accountant, Adjacency, Amplification, PrivacyCurve, PrivacyStatement};
 use crate::accounting::{calibrate, gaussian};
 use crate::error::{Error, Result};
 use crate::participation::Sampling;
@@ -58,9 +58,9 @@ impl Release {
         let mut sigma = calibration.noise_multiplier();
         let stated = [calibration.epsilon(), calibration.delta()];
         let (rounds, guarantee, curve) = match sampled {
-            Sampled::None => (0, None, Vec::new()),
-            Sampled::CyclicPoisson { rounds, .. } => (*rounds, None, Vec::new()),
-            Sampled::BallsInBins(_) | Sampled::ReshuffledBins(_) => match beside {
+            Amplification::None => (0, None, Vec::new()),
+            Amplification::CyclicPoisson { rounds, .. } => (*rounds, None, Vec::new()),
+            Amplification::BallsInBins(_) | Amplification::ReshuffledBins(_) => match beside {
                 None => (0, Some(stated), pairs(sampled, sigma, stated)?),
                 // No formula takes the two apart: the pairs are those of both, and so is the Gaussian that they are a function of.
                 Some(other) => {
@@ -180,9 +180,9 @@ impl Release {
     pub(super) fn curve(&self, adjacency: Adjacency) -> Result<Option<PrivacyCurve>> {
         let Some(sigma) = self.noise_multiplier else { return Ok(None) };
         let sampled = match self.sampling {
-            Sampling::None => Sampled::None,
+            Sampling::None => Amplification::None,
             Sampling::CyclicPoisson { bands, rate } => {
-                Sampled::CyclicPoisson { bands, rate, rounds: self.rounds }
+                Amplification::CyclicPoisson { bands, rate, rounds: self.rounds }
             }
             Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } => return Ok(None),
         };
@@ -194,18 +194,18 @@ impl Release {
 ///
 /// Guarantee: all of them hold but for a probability of [`FAILURE`](crate::accounting::allocation::FAILURE).
 pub(super) fn pairs(
-    sampled: &Sampled,
+    sampled: &Amplification,
     noise_multiplier: f64,
     [epsilon, delta]: [f64; 2],
 ) -> Result<Vec<[f64; 2]>> {
     // Its tail is nearly that of a unit whose bin is known: as far as that one reaches, and more of them where ε is small.
     let end = match sampled {
-        Sampled::BallsInBins(allocation) => {
+        Amplification::BallsInBins(allocation) => {
             gaussian::epsilon(allocation.mu(noise_multiplier), BELOW * delta)?
         }
         // Its patterns are many, and a unit is found out by none: the curve ends sooner.
-        Sampled::ReshuffledBins(_) => 4.0 * epsilon,
-        Sampled::None | Sampled::CyclicPoisson { .. } => return Ok(vec![]),
+        Amplification::ReshuffledBins(_) => 4.0 * epsilon,
+        Amplification::None | Amplification::CyclicPoisson { .. } => return Ok(vec![]),
     };
     let end = end.max(epsilon);
     let curve = sampled.curve(noise_multiplier, Adjacency::default(), Accountant::Exact)?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::accounting::{Accountant, Sampled, calibrate::noise_multiplier};
+use crate::accounting::{Accountant, Amplification, calibrate::noise_multiplier};
 use crate::disk::simulated::{Simulated, Trials, schedule};
 use crate::participation::Sampling;
 use std::collections::BTreeSet;
@@ -219,7 +219,7 @@ fn bins_count_by_their_curve() {
     let known = Release {
         sampling: Sampling::BallsInBins { bins },
         guarantee: Some([1.0, 1e-6]),
-        curve: release::pairs(&Sampled::BallsInBins(allocation.into()), sigma, [1.0, 1e-6]).unwrap(),
+        curve: release::pairs(&Amplification::BallsInBins(allocation.into()), sigma, [1.0, 1e-6]).unwrap(),
         ..release("a", sigma)
     };
     let at_one_point = Release { curve: vec![], ..known.clone() };
@@ -283,7 +283,7 @@ fn what_a_filter_costs() {
     let in_bins = Release {
         sampling: Sampling::BallsInBins { bins },
         guarantee: Some([1.0, delta]),
-        curve: release::pairs(&Sampled::BallsInBins(allocation.into()), sigma, [1.0, delta]).unwrap(),
+        curve: release::pairs(&Amplification::BallsInBins(allocation.into()), sigma, [1.0, delta]).unwrap(),
         ..release("x", sigma)
     };
     for (what, release) in [

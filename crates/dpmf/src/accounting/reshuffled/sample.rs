@@ -60,7 +60,7 @@ struct Sample {
 }
 
 /// Room for one sample.
-struct Desk {
+struct Scratch {
     white: Vec<f64>,
     /// `e^{a_s}` at first.
     terms: Vec<f64>,
@@ -142,9 +142,9 @@ impl Sampler {
         self.gram[s * (2 * self.width - 1) + self.width - 1 + t - s]
     }
 
-    fn desk(&self) -> Desk {
+    fn scratch(&self) -> Scratch {
         let size = self.bins * self.epochs;
-        Desk {
+        Scratch {
             white: vec![0.0; size + self.width],
             terms: vec![0.0; size],
             weights: vec![0.0; size],
@@ -158,8 +158,8 @@ impl Sampler {
     /// Errors: [`Error::Interrupted`].
     pub fn joining(&self, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
         let (joined, log_range) = self.joined();
-        self.bound(0, log_range, samples, share, watch, |rng, desk| {
-            let sample = self.join(joined, rng, desk);
+        self.bound(0, log_range, samples, share, watch, |rng, scratch| {
+            let sample = self.join(joined, rng, scratch);
             let over = -(self.epsilon - sample.loss).exp_m1();
             if over > 0.0 { sample.log_weight.exp() * over } else { 0.0 }
         })
@@ -181,8 +181,8 @@ impl Sampler {
             return self.extrapolated(&away, most, share, watch);
         }
         let samples = (enough.min(most as f64) as usize).max(1 << 14).next_power_of_two();
-        self.bound(1, log_range, samples, share, watch, |rng, desk| {
-            let sample = self.leave(&away, rng, desk);
+        self.bound(1, log_range, samples, share, watch, |rng, scratch| {
+            let sample = self.leave(&away, rng, scratch);
             let over = -(self.epsilon + sample.loss).exp_m1();
             if over > 0.0 { sample.log_weight.exp() * over } else { 0.0 }
         })
@@ -202,13 +202,13 @@ impl Sampler {
         let tilts = [0.5 * twice, twice];
         let chunks = samples.div_ceil(CHUNK * share).next_multiple_of(2).max(2);
         let part = |chunk: usize| {
-            let (mut rng, mut desk) = (self.rng(1, chunk), self.desk());
+            let (mut rng, mut scratch) = (self.rng(1, chunk), self.scratch());
             let (mut counts, mut total) = (Counts::new(), 0.0);
             let side = chunk % 2;
             // Rounding makes the one more and the other less.
             let slack = if side == 0 { ROUNDING } else { -ROUNDING };
             for _ in 0..CHUNK {
-                let (mean, loss) = self.lean(tilts[side], &away.toward, &mut rng, &mut desk);
+                let (mean, loss) = self.lean(tilts[side], &away.toward, &mut rng, &mut scratch);
                 let beyond = -self.epsilon - loss;
                 counts.take(beyond + slack);
                 if side == 1 && beyond > 0.0 {
@@ -264,12 +264,12 @@ impl Sampler {
         })
     }
 
-    /// A sample that joins `k` patterns; leaves the terms of the chain at the desk.
-    fn join(&self, k: usize, rng: &mut ChaCha8Rng, desk: &mut Desk) -> Sample {
+    /// A sample that joins `k` patterns; leaves the terms of the chain at the scratch.
+    fn join(&self, k: usize, rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> Sample {
         let (b, w, side) = (self.bins, self.width, 2 * self.width - 1);
         let size = b * self.epochs;
-        self.white(rng, desk);
-        let Desk { terms, weights, totals, .. } = desk;
+        self.white(rng, scratch);
+        let Scratch { terms, weights, totals, .. } = scratch;
         weights.fill(1.0);
         totals.fill(b as f64);
         let mut log_weight = 0.5 * self.common * (k * (k - 1)) as f64;
@@ -301,14 +301,14 @@ impl Sampler {
         }
         terms.iter_mut().zip(&*weights).for_each(|(term, weight)| *term *= weight);
         let shift = self.shared(rng) + (k as f64 - 0.5) * self.common;
-        let loss = self.chain(desk) + shift;
+        let loss = self.chain(scratch) + shift;
         Sample { log_weight: log_weight - (k as f64 - 1.0) * loss, loss }
     }
 
     /// A sample that leans away from all patterns.
-    fn leave(&self, away: &Away, rng: &mut ChaCha8Rng, desk: &mut Desk) -> Sample {
+    fn leave(&self, away: &Away, rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> Sample {
         let tilt = away.tilts[usize::from(rng.random::<f64>() >= BOUNDING)];
-        let (mean, loss) = self.lean(tilt, &away.toward, rng, desk);
+        let (mean, loss) = self.lean(tilt, &away.toward, rng, scratch);
         let log_density = |tilt: f64, share: f64| share.ln() - tilt * mean - 0.5 * tilt * tilt * away.spread;
         let (p, q) = (log_density(away.tilts[0], BOUNDING), log_density(away.tilts[1], 1.0 - BOUNDING));
         let log_weight = -(p.max(q) + (-(p - q).abs()).exp().ln_1p());
@@ -316,15 +316,15 @@ impl Sampler {
     }
 
     /// The mean of the patterns along noise that leans away from them, and the loss there.
-    fn lean(&self, tilt: f64, toward: &[f64], rng: &mut ChaCha8Rng, desk: &mut Desk) -> (f64, f64) {
-        self.normal(rng, desk);
-        let Desk { terms, .. } = desk;
+    fn lean(&self, tilt: f64, toward: &[f64], rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> (f64, f64) {
+        self.normal(rng, scratch);
+        let Scratch { terms, .. } = scratch;
         terms.iter_mut().zip(toward).for_each(|(y, m)| *y -= tilt * m);
         let shared = self.shared(rng) - tilt * self.common;
         let mean = sum(terms) / self.bins as f64 + shared;
         terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
         exp_all(terms);
-        (mean, self.chain(desk) + shared - 0.5 * self.common)
+        (mean, self.chain(scratch) + shared - 0.5 * self.common)
     }
 
     pub fn away(&self) -> Away {
@@ -363,9 +363,9 @@ impl Sampler {
     }
 
     /// `⟨Ce_s, z⟩/σ` for white noise `z`.
-    fn normal(&self, rng: &mut ChaCha8Rng, desk: &mut Desk) {
+    fn normal(&self, rng: &mut ChaCha8Rng, scratch: &mut Scratch) {
         let (w, size) = (self.width, self.bins * self.epochs);
-        let Desk { white, terms, .. } = desk;
+        let Scratch { white, terms, .. } = scratch;
         white[..size].iter_mut().for_each(|z| *z = StandardNormal.sample(rng));
         for (s, (y, column)) in terms.iter_mut().zip(self.root.chunks_exact(w)).enumerate() {
             *y = dot(column, &white[s..s + w]);
@@ -373,16 +373,16 @@ impl Sampler {
     }
 
     /// `e^{⟨Ce_s, z⟩/σ − X_ss/2}`.
-    fn white(&self, rng: &mut ChaCha8Rng, desk: &mut Desk) {
-        self.normal(rng, desk);
-        desk.terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
-        exp_all(&mut desk.terms);
+    fn white(&self, rng: &mut ChaCha8Rng, scratch: &mut Scratch) {
+        self.normal(rng, scratch);
+        scratch.terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
+        exp_all(&mut scratch.terms);
     }
 
     /// `L` from `e^{a_s}`, but for what all patterns share.
-    fn chain(&self, desk: &mut Desk) -> f64 {
+    fn chain(&self, scratch: &mut Scratch) -> f64 {
         let (b, reach) = (self.bins, self.width - 1);
-        let Desk { terms, forward, .. } = desk;
+        let Scratch { terms, forward, .. } = scratch;
         let mut loss = 0.0;
         for e in 0..self.epochs {
             let (done, rest) = forward.split_at_mut(e * b);
@@ -402,19 +402,19 @@ impl Sampler {
         loss
     }
 
-    /// The posterior probability of every step, from what a chain left at the desk.
-    fn posterior(&self, desk: &Desk) -> Vec<f64> {
+    /// The posterior probability of every step, from what a chain left at the scratch.
+    fn posterior(&self, scratch: &Scratch) -> Vec<f64> {
         let (b, reach) = (self.bins, self.width - 1);
         let mut backward = vec![1.0; b];
         let mut out = vec![0.0; b * self.epochs];
         for e in (0..self.epochs).rev() {
             let now = &mut out[e * b..][..b];
-            now.iter_mut().zip(&desk.forward[e * b..]).zip(&backward).for_each(|((w, f), g)| *w = f * g);
+            now.iter_mut().zip(&scratch.forward[e * b..]).zip(&backward).for_each(|((w, f), g)| *w = f * g);
             let total = sum(now);
             now.iter_mut().for_each(|w| *w /= total);
             if e > 0 {
                 let term: Vec<f64> =
-                    desk.terms[e * b..][..b].iter().zip(&backward).map(|(term, g)| term * g).collect();
+                    scratch.terms[e * b..][..b].iter().zip(&backward).map(|(term, g)| term * g).collect();
                 let total = sum(&term);
                 backward.fill(1.0);
                 let cross = &self.cross[(e - 1) * reach * reach..][..reach * reach];
@@ -442,17 +442,17 @@ impl Sampler {
         let parts: Vec<Vec<f64>> = (0..samples.div_ceil(CHUNK))
             .into_par_iter()
             .map(|chunk| {
-                let (mut rng, mut desk) = (self.rng(0, chunk), self.desk());
+                let (mut rng, mut scratch) = (self.rng(0, chunk), self.scratch());
                 let mut total = vec![0.0; lags + 1];
                 for _ in 0..CHUNK {
                     // Both are means under Q of what happens at the boundary.
                     let (log_weight, off) = match side {
                         Side::Joining => {
-                            let Sample { log_weight, loss } = self.join(joined, &mut rng, &mut desk);
+                            let Sample { log_weight, loss } = self.join(joined, &mut rng, &mut scratch);
                             (log_weight - loss, loss - self.epsilon)
                         }
                         Side::Leaving => {
-                            let Sample { log_weight, loss } = self.leave(&away, &mut rng, &mut desk);
+                            let Sample { log_weight, loss } = self.leave(&away, &mut rng, &mut scratch);
                             (log_weight, loss + self.epsilon)
                         }
                     };
@@ -461,7 +461,7 @@ impl Sampler {
                         continue;
                     }
                     let weight = (log_weight - 0.5 * off * off).exp();
-                    let w = self.posterior(&desk);
+                    let w = self.posterior(&scratch);
                     for (lag, sum) in total[..lags.min(w.len())].iter_mut().enumerate() {
                         *sum += weight * dot(&w[lag..], &w[..w.len() - lag]) / (w.len() - lag) as f64;
                     }
@@ -515,12 +515,12 @@ impl Sampler {
         samples: usize,
         share: usize,
         watch: Watch<'_>,
-        value: impl Fn(&mut ChaCha8Rng, &mut Desk) -> f64 + Sync,
+        value: impl Fn(&mut ChaCha8Rng, &mut Scratch) -> f64 + Sync,
     ) -> Result<Estimate> {
         let chunks = samples.div_ceil(CHUNK * share).max(2);
         let part = |chunk: usize| {
-            let (mut rng, mut desk) = (self.rng(direction, chunk), self.desk());
-            (0..CHUNK).map(|_| value(&mut rng, &mut desk)).collect::<Vec<f64>>()
+            let (mut rng, mut scratch) = (self.rng(direction, chunk), self.scratch());
+            (0..CHUNK).map(|_| value(&mut rng, &mut scratch)).collect::<Vec<f64>>()
         };
         let mut values: Vec<f64> = Vec::with_capacity(chunks * CHUNK);
         self.in_chunks(chunks, watch, part, |_, part| values.extend(part))?;

@@ -69,20 +69,28 @@ impl Lottery for Redrawn {
     }
 }
 
-/// Who plays: the adversary that believes in a sampling, or in patterns.
-enum Who {
+/// What the adversary believes in: a sampling, or patterns.
+enum Knowledge {
     Believes(&'static str),
     Knows(Vec<Vec<usize>>),
 }
 
 /// Plays 2·10⁵ games with a clip of 1.
-fn report(c: &Mat<f64>, s: f64, lottery: &dyn Lottery, who: Who, promise: &[CurvePoint]) -> SampledReport {
+fn report(
+    c: &Mat<f64>,
+    s: f64,
+    lottery: &dyn Lottery,
+    who: Knowledge,
+    promise: &[CurvePoint],
+) -> SampledReport {
     let mechanism = MatrixMechanism::new(inverse(c), s, 1).unwrap();
     let model = mechanism.noise_model().unwrap();
     let neighbours = Neighbours::drawn(c.ncols(), Adjacency::default(), 1.0).unwrap();
     let adversary = match who {
-        Who::Believes(sampling) => Sampled::of(sampling.parse().unwrap(), &model, &neighbours).unwrap(),
-        Who::Knows(patterns) => Sampled::over(patterns, &model, &neighbours),
+        Knowledge::Believes(sampling) => {
+            SampledAdversary::of(sampling.parse().unwrap(), &model, &neighbours).unwrap()
+        }
+        Knowledge::Knows(patterns) => SampledAdversary::over(patterns, &model, &neighbours),
     };
     let options = AuditOptions { trials: 200_000, seed: 20_261_117, ..Default::default() };
     audit_sampled(&mechanism, &adversary, &neighbours, lottery, promise, options).unwrap()
@@ -110,8 +118,8 @@ fn certain_coins_and_one_bin_are_the_plain_gaussian() {
     let mu = 2.0_f64.sqrt() / s;
     for sampling in ["cyclic-poisson:1:1", "balls-in-bins:1"] {
         let lottery = deployed(sampling, 2);
-        assert_kept(&report(&c, s, &lottery, Who::Believes(sampling), &promise(mu)));
-        assert!(report(&c, s, &lottery, Who::Believes(sampling), &promise(0.95 * mu)).refuted());
+        assert_kept(&report(&c, s, &lottery, Knowledge::Believes(sampling), &promise(mu)));
+        assert!(report(&c, s, &lottery, Knowledge::Believes(sampling), &promise(0.95 * mu)).refuted());
     }
 }
 
@@ -124,7 +132,7 @@ fn scores_are_likelihood_ratios() {
     let model = mechanism.noise_model().unwrap();
     // Deviations of both means, for an adversary who believes in one sampling while another is played.
     let off = |believed: &str, played: &str| {
-        let adversary = Sampled::of(believed.parse().unwrap(), &model, &neighbours).unwrap();
+        let adversary = SampledAdversary::of(believed.parse().unwrap(), &model, &neighbours).unwrap();
         let lottery = deployed(played, 4);
         let games =
             play(&mechanism, &adversary, &neighbours, Some(&lottery), 40_000, &mut rng(3, 0)).unwrap();
@@ -156,7 +164,7 @@ fn scores_are_likelihood_ratios() {
 fn twice_the_rate_is_caught() {
     let (c, s) = (two_bands(), 0.8);
     let promise = poisson_twice(0.3, s);
-    let who = || Who::Believes("cyclic-poisson:2:0.3");
+    let who = || Knowledge::Believes("cyclic-poisson:2:0.3");
     assert_kept(&report(&c, s, &deployed("cyclic-poisson:2:0.3", 4), who(), &promise));
     assert!(report(&c, s, &deployed("cyclic-poisson:2:0.6", 4), who(), &promise).refuted());
     // Power: one eighth more shows too.
@@ -167,7 +175,7 @@ fn twice_the_rate_is_caught() {
 fn parts_redrawn_in_every_epoch_are_caught() {
     let (c, s) = (two_bands(), 0.8);
     let promise = poisson_twice(0.9, s);
-    let who = || Who::Believes("cyclic-poisson:2:0.9");
+    let who = || Knowledge::Believes("cyclic-poisson:2:0.9");
     assert_kept(&report(&c, s, &deployed("cyclic-poisson:2:0.9", 4), who(), &promise));
     let redrawn = Redrawn { parts: 2, steps: 4, rate: 0.9, public: true };
     assert!(report(&c, s, &redrawn, who(), &promise).refuted());
@@ -182,20 +190,20 @@ fn bins_redrawn_in_every_epoch_are_caught_where_they_are_worse() {
     let c = columns([&[0.2, 0.0, 0.0, 1.0], &[0.2, 1.0], &[1.0], &[1.0]]);
     let s = 0.7;
     let promise = two_bins(&c, s);
-    let believes = || Who::Believes("balls-in-bins:2");
+    let believes = || Knowledge::Believes("balls-in-bins:2");
     assert_kept(&report(&c, s, &deployed("balls-in-bins:2", 4), believes(), &promise));
     let patterns = vec![vec![0, 2], vec![0, 3], vec![1, 2], vec![1, 3]];
     let redrawn = Redrawn { parts: 2, steps: 4, rate: 1.0, public: false };
-    assert!(report(&c, s, &redrawn, Who::Knows(patterns.clone()), &promise).refuted());
+    assert!(report(&c, s, &redrawn, Knowledge::Knows(patterns.clone()), &promise).refuted());
     // Whoever knows what is not so learns nothing more of the honest sampler.
-    assert!(!report(&c, s, &deployed("balls-in-bins:2", 4), Who::Knows(patterns), &promise).refuted());
+    assert!(!report(&c, s, &deployed("balls-in-bins:2", 4), Knowledge::Knows(patterns), &promise).refuted());
 }
 
 #[test]
 fn a_band_too_many_is_caught() {
     let s = 0.8;
     let promise = poisson_twice(0.5, s);
-    let who = || Who::Believes("cyclic-poisson:2:0.5");
+    let who = || Knowledge::Believes("cyclic-poisson:2:0.5");
     let lottery = deployed("cyclic-poisson:2:0.5", 4);
     assert_kept(&report(&two_bands(), s, &lottery, who(), &promise));
     let three = columns([&[1.0, 1.0, 1.0], &[1.0, 1.0, 1.0], &[1.0, 0.2], &[1.0]]);
@@ -244,7 +252,7 @@ fn calibrated_mechanisms_keep_their_promise_and_cheaper_ones_do_not() {
         let subject = MatrixMechanism::of(mechanism.form(), noise, 1).unwrap();
         let model = subject.noise_model().unwrap();
         let neighbours = Neighbours::drawn(24, adjacency, 0.5).unwrap();
-        let adversary = Sampled::of(doubled.parse().unwrap(), &model, &neighbours).unwrap();
+        let adversary = SampledAdversary::of(doubled.parse().unwrap(), &model, &neighbours).unwrap();
         let lottery = deployed(doubled, 24);
         let caught = audit_sampled(&subject, &adversary, &neighbours, &lottery, &points, options).unwrap();
         assert!(caught.refuted(), "{name}: {caught:?}");
@@ -349,21 +357,21 @@ fn bins_that_are_not_drawn_anew_are_caught() {
     let c = columns([&[1.0, 0.3], &[1.0, 0.3], &[0.2, 1.0], &[1.0, 0.3], &[1.0, 0.3], &[1.0]]);
     let s = 0.9;
     let promise = three_bins_anew(&c, s);
-    let believes = || Who::Believes("reshuffled-bins:3");
+    let believes = || Knowledge::Believes("reshuffled-bins:3");
     assert_kept(&report(&c, s, &deployed("reshuffled-bins:3", 6), believes(), &promise));
     assert_kept(&report(&c, s, &Planted::Anew.lottery(3, 6), believes(), &promise));
     // Whoever knows of the bug looks for what it does.
     let correlated = vec![vec![0, 5], vec![1, 4], vec![2, 3]];
     let lottery = Planted::Correlated.lottery(3, 6);
-    assert!(report(&c, s, &lottery, Who::Knows(correlated), &promise).refuted());
+    assert!(report(&c, s, &lottery, Knowledge::Knows(correlated), &promise).refuted());
     let within: Vec<Vec<usize>> = (0..64).map(|set| (0..6).filter(|t| set >> t & 1 == 1).collect()).collect();
     // Each set as often as it comes: every step with probability 1/3, so 2^(steps missed) of 3^6.
     let within = within.into_iter().flat_map(|set| vec![set.clone(); 1 << (6 - set.len())]).collect();
     let lottery = Planted::WithinAnEpoch.lottery(3, 6);
-    assert!(report(&c, s, &lottery, Who::Knows(within), &promise).refuted());
+    assert!(report(&c, s, &lottery, Knowledge::Knows(within), &promise).refuted());
     let pairs = [[0, 1], [0, 2], [1, 2]];
     let twice = (0..9).map(|k| [pairs[k / 3], pairs[k % 3].map(|p| p + 3)].concat()).collect();
-    assert!(report(&c, s, &Planted::Twice.lottery(3, 6), Who::Knows(twice), &promise).refuted());
+    assert!(report(&c, s, &Planted::Twice.lottery(3, 6), Knowledge::Knows(twice), &promise).refuted());
     // A bin too many in the statement: three that count as four.
     let four = columns([&[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0], &[1.0]]);
     let mut column = |step: usize, out: &mut [f64]| {
@@ -378,7 +386,7 @@ fn bins_that_are_not_drawn_anew_are_caught() {
         &four,
         s,
         &deployed("reshuffled-bins:4", 8),
-        Who::Believes("reshuffled-bins:4"),
+        Knowledge::Believes("reshuffled-bins:4"),
         &promise,
     ));
 }
@@ -398,15 +406,15 @@ fn a_chain_is_the_sum_over_its_patterns() {
     let neighbours = Neighbours::drawn(24, Adjacency::default(), 0.5).unwrap();
     let mechanism = MatrixMechanism::new(inverse(&c), 0.8, 1).unwrap();
     let model = mechanism.noise_model().unwrap();
-    let chain = Sampled::of("reshuffled-bins:3".parse().unwrap(), &model, &neighbours).unwrap();
+    let chain = SampledAdversary::of("reshuffled-bins:3".parse().unwrap(), &model, &neighbours).unwrap();
     assert!(matches!(chain.belief, Belief::Chain { bins: 3 }));
     let pattern = |mut k: usize| {
         let steps: Vec<usize> = (0..24).step_by(3).map(|start| (start + k % 3, k /= 3).0).collect();
         steps
     };
-    let all = Sampled::over((0..6561).map(pattern).collect(), &model, &neighbours);
+    let all = SampledAdversary::over((0..6561).map(pattern).collect(), &model, &neighbours);
     let lottery = deployed("reshuffled-bins:3", 24);
-    let scores = |adversary: &Sampled<'_>| -> Vec<f64> {
+    let scores = |adversary: &SampledAdversary<'_>| -> Vec<f64> {
         let games = play(&mechanism, adversary, &neighbours, Some(&lottery), 8, &mut rng(3, 0)).unwrap();
         games.iter().map(|game| game.score).collect()
     };

@@ -6,8 +6,8 @@
 //! steps ahead, both in O(G²) a step.
 
 use crate::error::Result;
+use crate::family::observed_fit::Watched;
 use crate::family::plant::Plant;
-use crate::family::watched::Watched;
 use crate::linalg::product::Rows;
 use crate::simd::dispatch;
 

@@ -9,9 +9,9 @@ mod separated;
 mod shape;
 
 use super::nested::least;
+use super::observed_fit::Watched;
 use super::plant::Plant;
 use super::toeplitz::Measure;
-use super::watched::Watched;
 use super::{Budget, Family, Knob};
 use crate::error::{Error, Result};
 use crate::factorize::Observer;

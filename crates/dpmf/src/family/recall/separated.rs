@@ -12,8 +12,8 @@
 
 use super::shape::{Coefficients, Shape};
 use crate::error::Result;
+use crate::family::observed_fit::Watched;
 use crate::family::toeplitz::Measure;
-use crate::family::watched::Watched;
 use rayon::prelude::*;
 
 /// Powers of the norm, one after the other.

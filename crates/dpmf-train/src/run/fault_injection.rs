@@ -39,7 +39,7 @@ impl Setting {
     }
 
     fn secret(&self) -> Secret {
-        SEED.secret(&Place::from("."), &self.plan, &digest(&self.data.train), &self.model).unwrap()
+        SEED.secret(&DiskPath::from("."), &self.plan, &digest(&self.data.train), &self.model).unwrap()
     }
 
     /// The clipped sum of a round.

@@ -18,23 +18,23 @@ use std::path::PathBuf;
 /// What has been fitted and proved before. Forms are measured anew whenever they are taken from it; noise multipliers and
 /// bounds are believed if they were proved by this process, or carry the seal of the folder's key.
 #[derive(Default)]
-pub struct Shelf {
+pub struct FitCache {
     folder: Option<PathBuf>,
     forms: HashMap<String, Form>,
     pub(super) sealed: Sealed,
     /// The last forms for bins of each kind, the latest last: starts of fits, and what a fit must not be worse than.
     relatives: HashMap<String, Vec<Form>>,
-    /// Fits that were run because no shelf had them.
+    /// Fits that were run because no cache had them.
     pub(super) fits: usize,
 }
 
-impl Shelf {
-    /// A shelf that is also a folder, made when something is put there. What cannot be read or written is done without.
+impl FitCache {
+    /// A cache that is also a folder, made when something is put there. What cannot be read or written is done without.
     pub fn in_folder(folder: PathBuf) -> Self {
         Self { sealed: Sealed::in_folder(folder.clone()), folder: Some(folder), ..Self::default() }
     }
 
-    /// The form that a family fits to a problem, from the shelf if it is there.
+    /// The form that a family fits to a problem, from the cache if it is there.
     ///
     /// Errors: those of the fit.
     pub(super) fn fit(

@@ -48,12 +48,12 @@ pub(super) fn name_of(path: &Path) -> String {
 /// The user of every row: a field, or the row itself with a number for rows that are the same.
 ///
 /// No user's name depends on where other rows are.
-pub(super) enum Who<'a> {
+pub(super) enum UserKey<'a> {
     Column(&'a str),
     Row(HashMap<String, u64>),
 }
 
-impl<'a> Who<'a> {
+impl<'a> UserKey<'a> {
     pub(super) fn new(table: &Table, options: &'a Options) -> Result<Self> {
         if options.columns.rows_are_users {
             return Ok(Self::Row(HashMap::new()));
@@ -260,7 +260,7 @@ pub(super) fn filled(table: &Table, users: usize, sets: [(&str, bool); 3]) -> Re
 /// Texts of all users. A blank text adds its user and nothing else: taking a user's data away leaves a user without data.
 fn texts(table: &Table, options: &Options, remarks: &mut Vec<Remark>) -> Result<Texts> {
     let column = options.columns.text.as_deref().unwrap_or(TEXT);
-    let mut who = Who::new(table, options)?;
+    let mut who = UserKey::new(table, options)?;
     table.need(column, Some(Hint::TextOrLabelColumn))?;
     let wanted: Vec<&str> = who.column().into_iter().chain([column]).collect();
     let (mut texts, mut blank) = (Texts::new(), false);

@@ -10,7 +10,7 @@ use super::found::{Column, Found, Search};
 use super::part::{Split, digest};
 use super::rows::{Cell, Fault, Malformed, Table};
 use super::schema::{BUCKETS, Draft, Filled};
-use super::table::{ROWS, Who, filled, name_of, public_users};
+use super::texts::{ROWS, UserKey, filled, name_of, public_users};
 use super::{
     Columns, Dataset, Feature, Frame, Label, Meaning, Options, Part, Predict, SampleData, Samples, Schema,
     Target, VocabularyFrom,
@@ -83,7 +83,7 @@ impl FrameTable {
 }
 
 fn read(table: Table, options: &Options, found: Option<Found>) -> Result<Dataset> {
-    let who = Who::new(&table, options)?;
+    let who = UserKey::new(&table, options)?;
     let columns = Wanted::new(&table, &options.columns, who.column())?;
     let (Found { schema, mut notes, remarks }, public) = match found {
         Some(found) => (found, 0),
@@ -110,7 +110,7 @@ fn read(table: Table, options: &Options, found: Option<Found>) -> Result<Dataset
 }
 
 /// What a privacy statement says of who a user is.
-fn whose(who: &Who<'_>) -> String {
+fn whose(who: &UserKey<'_>) -> String {
     match who.column() {
         Some(user) => {
             format!("A user is a value of the column `{user}`; a person under two values is two users.")
@@ -137,7 +137,7 @@ pub(super) fn cost(
 ) -> Result<Beside> {
     let words = WORDS_SHARE * delta;
     let whole = mu(delta - words)?;
-    let mut who = Who::new(table, options)?;
+    let mut who = UserKey::new(table, options)?;
     let columns = Wanted::new(table, &options.columns, who.column())?;
     let share = match share {
         Some(share) => share,
@@ -175,7 +175,7 @@ pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<
 }
 
 fn outline_of(table: &Table, options: &Options, beside: Beside) -> Result<Dataset> {
-    let mut who = Who::new(table, options)?;
+    let mut who = UserKey::new(table, options)?;
     let columns = Wanted::new(table, &options.columns, who.column())?;
     let note = whose(&who);
     let mut users: HashSet<String> = HashSet::new();
@@ -262,7 +262,7 @@ pub(super) fn find_schema(
 
 /// What is to be found in a table, and one row of each user that is trained on.
 fn surveyed(table: &Table, options: &Options, beside: Beside) -> Result<(Search, Vec<Vec<Field>>)> {
-    let mut who = Who::new(table, options)?;
+    let mut who = UserKey::new(table, options)?;
     let columns = Wanted::new(table, &options.columns, who.column())?;
     let skipped = usize::from(who.column().is_some());
     let wanted = columns.wanted(&who);
@@ -345,7 +345,7 @@ impl Wanted {
     }
 
     /// All columns that are read: of the user, the features and the label.
-    fn wanted<'a>(&'a self, who: &Who<'a>) -> Vec<&'a str> {
+    fn wanted<'a>(&'a self, who: &UserKey<'a>) -> Vec<&'a str> {
         let features = self.features.iter().map(|(name, _)| name.as_str());
         who.column().into_iter().chain(features).chain([self.label.as_str()]).collect()
     }
@@ -443,7 +443,7 @@ fn drafted(
     part: Part,
     public: u32,
 ) -> Result<(Schema, usize)> {
-    let mut who = Who::new(table, options)?;
+    let mut who = UserKey::new(table, options)?;
     let skipped = usize::from(who.column().is_some());
     let names: Vec<(&str, bool)> =
         columns.features.iter().map(|(name, words)| (name.as_str(), *words)).collect();
@@ -490,7 +490,7 @@ impl Read<'_> {
         target: impl Fn(&Label, Cell<'_>) -> std::result::Result<T, Fault>,
     ) -> Result<SampleData<T>> {
         let Self { table, schema, notes, mut remarks, public, options, known_by } = self;
-        let mut who = Who::new(&table, options)?;
+        let mut who = UserKey::new(&table, options)?;
         let known = known_by.iter().map(String::as_str);
         let wanted: Vec<&str> =
             who.column().into_iter().chain(known).chain([schema.label.column()]).collect();

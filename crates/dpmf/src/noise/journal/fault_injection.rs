@@ -41,8 +41,8 @@ type Leave<'a> = &'a mut dyn FnMut(&[f32]);
 struct Program {
     /// Threads that make rows ahead.
     ahead: usize,
-    create: fn(NoiseStream, &Place) -> Result<DurableStream>,
-    open: fn(NoiseStream, &Place) -> Result<DurableStream>,
+    create: fn(NoiseStream, &DiskPath) -> Result<DurableStream>,
+    open: fn(NoiseStream, &DiskPath) -> Result<DurableStream>,
     release: fn(&mut DurableStream, &mut [f32], Leave<'_>) -> Result<()>,
     checkpoint: fn(&DurableStream, &Simulated, &Path) -> Result<()>,
 }
@@ -134,7 +134,7 @@ fn release_early(durable: &mut DurableStream, values: &mut [f32], leave: Leave<'
     durable.pass_burned()
 }
 
-fn open_trusting(stream: NoiseStream, place: &Place) -> Result<DurableStream> {
+fn open_trusting(stream: NoiseStream, place: &DiskPath) -> Result<DurableStream> {
     let _lock = place.lock_beside()?;
     let mut records = Records::new(stream.key(), PLAN);
     let whole = records.read(&stream, &place.read()?, place.path())?;
@@ -145,7 +145,7 @@ fn open_trusting(stream: NoiseStream, place: &Place) -> Result<DurableStream> {
     DurableStream::resume(stream, Journal { records, file, _before: None, _lock })
 }
 
-fn create_in_place(stream: NoiseStream, place: &Place) -> Result<DurableStream> {
+fn create_in_place(stream: NoiseStream, place: &DiskPath) -> Result<DurableStream> {
     let _lock = place.lock_beside()?;
     let mut records = Records::new(stream.key(), PLAN);
     let mut file = place.create_new(Access::Owner)?;
