@@ -8,6 +8,7 @@ use super::normal::GROUP;
 use super::program::{Assignment, DoubleStep, OUTPUT, Place, Program, StepBound, analyse};
 use crate::engine::{PACKET, Shard, Sink, Target};
 use crate::error::{Error, Result};
+use crate::simd::dispatch;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One buffer's share of a packet.
@@ -21,6 +22,9 @@ const DRAWN: usize = 1 << 18;
 
 /// Packets in a tile, the unit that threads take.
 const TILE: u64 = 64;
+
+/// Numbers that are split into words together.
+const SPLIT: usize = 256;
 
 /// Share of coordinates that may need more digits at a step.
 const MOST_DOUBTFUL: f64 = 1.0 / 64.0;
@@ -249,21 +253,20 @@ impl ExactEngine {
     ) -> Result<()> {
         let unit = Rounding { exponent: split.exponent, ..self.rounding };
         let (factor, doubt) = (unit.factor(), unit.doubt(self.bounds[t]));
-        let mask = (1_i64 << split.shift) - 1;
         let mut again = 0;
-        for (lane, noise) in noise.iter().enumerate() {
-            let x = noise * factor;
-            let below = x.floor();
-            let fraction = x - below;
-            let floor = if fraction > doubt && fraction < 1.0 - doubt {
-                below as i64
-            } else {
+        let blocks = noise.chunks(SPLIT).zip(whole.chunks_mut(SPLIT)).zip(rest.chunks_mut(SPLIT));
+        for (block, ((noise, whole), rest)) in blocks.enumerate() {
+            if split_block(noise, factor, doubt, split.shift, whole, rest) == 0 {
+                continue;
+            }
+            let doubtful = |lane: &usize| !clear(noise[*lane] * factor, doubt);
+            for lane in (0..noise.len()).filter(doubtful) {
                 again += 1;
                 // ⌊x⌋ = ⌊x − ½⌉ for what is not whole.
-                self.resolve_in(unit, t, first + lane as u64, -0.5)?
-            };
-            whole[lane] = (floor >> split.shift) as i32;
-            rest[lane] = (floor & mask) as u32;
+                let floor = self.resolve_in(unit, t, first + (block * SPLIT + lane) as u64, -0.5)?;
+                whole[lane] = (floor >> split.shift) as i32;
+                rest[lane] = (floor & ((1 << split.shift) - 1)) as u32;
+            }
         }
         if again > 0 {
             self.resolved.fetch_add(again, Relaxed);
@@ -546,6 +549,43 @@ impl SplitRow {
             && largest * rounding.factor() < 2.0_f64.powi(29);
         fits.then_some(Self { exponent, shift: shift as u32 })
     }
+}
+
+/// Whether double precision tells which whole numbers `x` lies between.
+#[inline(always)]
+fn clear(x: f64, doubt: f64) -> bool {
+    let fraction = x - x.floor();
+    fraction > doubt && fraction < 1.0 - doubt
+}
+
+/// The two words of noise that is clear, in double precision throughout: `⌊⌊x⌋/2^shift⌋` and what is left over are exact, and both
+/// fit in 32 bits. Returns how many numbers are not clear.
+#[inline(always)]
+fn split_block_any(
+    noise: &[f64],
+    factor: f64,
+    doubt: f64,
+    shift: u32,
+    whole: &mut [i32],
+    rest: &mut [u32],
+) -> u32 {
+    let (grid, over) = ((1_u64 << shift) as f64, 1.0 / (1_u64 << shift) as f64);
+    let mut doubtful = 0;
+    for ((noise, whole), rest) in noise.iter().zip(whole).zip(rest) {
+        let x = noise * factor;
+        let below = x.floor();
+        let upper = (below * over).floor();
+        doubtful += u32::from(!clear(x, doubt));
+        *whole = upper as i32;
+        *rest = (below - upper * grid) as i32 as u32;
+    }
+    doubtful
+}
+
+dispatch! {
+    fn split_block / split_block_portable / split_block_avx2 = split_block_any(
+        noise: &[f64], factor: f64, doubt: f64, shift: u32, whole: &mut [i32], rest: &mut [u32],
+    ) -> u32;
 }
 
 /// `g/q` as a whole number and a fraction, and `⌊fraction + noise⌉`.
