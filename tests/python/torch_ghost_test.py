@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("error::dpmf.torch.UncheckedModelWarning"),
 ]
 
-CASES = 10_000 if os.environ.get("DPMF_SLOW") else 300
+CASES = 10_000 if os.environ.get("DPMF_SLOW") else 120
 
 
 # Models
