@@ -55,7 +55,7 @@ pub fn check_folder(path: &Path) -> anyhow::Result<()> {
     let there = absolute.ancestors().find(|folder| folder.exists() || folder.is_symlink());
     let Some(there) = there else { return Ok(()) };
     if !there.is_dir() {
-        bail!("{name} cannot be made: {} is not a folder", there.display());
+        bail!("{name} cannot be created: {} is not a folder", there.display());
     }
     let probe = there.join(format!(".dpmf-{}", std::process::id()));
     let tried = std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe));

@@ -41,7 +41,7 @@ def _answers_old_calls(planner: Callable[P, R]) -> Callable[P, R]:
             raise ValueError("examples also needs batch and epochs, which determine the number of steps: pass both")
         if by_hand:
             raise ValueError(
-                f"{', '.join(by_hand)} is given beside examples, but data, batch and epochs decide that here: leave it out, or make a "
+                f"{', '.join(by_hand)} cannot be combined with examples: examples, batch and epochs already determine the run. Remove it, or make a "
                 "mechanism of your choice with dpmf.mechanism(steps=…)"
             )
         return planner(*arguments, **named)
@@ -232,7 +232,7 @@ def _workload(
     if optimizer is None:
         return Workload.sgd(steps, schedule=schedule, **of_optimizer)
     if extra := _given(of_optimizer):
-        raise ValueError(f"optimizer is given and says what {extra} is: leave that out")
+        raise ValueError(f"optimizer already determines {extra}: remove {extra}")
     return _workload_of(optimizer, steps, schedule)
 
 

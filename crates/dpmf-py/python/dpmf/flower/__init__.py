@@ -56,7 +56,7 @@ class PrivateFedAvg(Strategy):
     - "min-separation:B:K": every round asks clients that are connected, none of them within B rounds, nor more than K times.
       To have been asked counts, also for a client that failed or did not answer in time, and across restarts. Clients may join
       later. A round with fewer than cohort asks those that there are; with none it is refused, and nothing released.
-    - A plan that counts on sampling: its sampler draws from the clients that enrolled, and all that it draws are asked.
+    - A plan that relies on sampling: its sampler draws from the clients that enrolled, and all that it draws are asked.
 
     cohort is the number of clients a round, that of the plan by default, and the denominator of every mean, also when clients drop
     out. Under sampling it is left out: the denominator is the expected number. clients is the number to wait for under sampling,
@@ -109,8 +109,8 @@ class PrivateFedAvg(Strategy):
         if mechanism.sampling != "none":
             if cohort is not None:
                 raise ValueError(
-                    f"cohort is given, but this mechanism counts on sampling {mechanism.sampling}, which decides how many are asked: "
-                    "leave it out, and plan with that batch"
+                    f"cohort is given, but this mechanism relies on sampling {mechanism.sampling}, which determines how many "
+                    "clients take part: remove it, and plan with that batch size"
                 )
             population = plan.examples if clients is None and plan is not None else clients
             if population is None:

@@ -138,16 +138,16 @@ def _check_sum(total: Any, batches: Batches | None) -> Sum:
         )
     if total.stamp is None and batches is not None:
         raise MismatchError(
-            "nothing says which batch this sum is of, and the guarantee is for every batch in its own step: "
-            "accumulate(…, batch=batch), which leaves out the padding too"
+            "this sum does not name its batch, and the guarantee covers each batch in its own step only: call "
+            "accumulate(…, batch=batch), which also leaves out the padding"
         )
     counts = [(total.contributions, (), jnp.int32), (total.stamp, (2,), jnp.uint32)]
     for value, shape, dtype in counts:
         if value is not None and (jnp.shape(value) != shape or jnp.result_type(value) != dtype):
             raise MismatchError(
                 f"the number of contributions to this sum, or their stamp, is {jnp.result_type(value)}{list(jnp.shape(value))}, so "
-                "something scaled or cut it after it was taken: give update what accumulate returned, and put every other "
-                "transformation behind the noise"
+                "something changed the sum after accumulate returned it: pass the result of accumulate to update as it is, and chain "
+                "every other transformation after the noise"
             )
     return total
 
@@ -160,17 +160,17 @@ def _check_surroundings(tree: Any) -> None:
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     if any(isinstance(node, optax.MaskedNode) for node in nodes):
         raise UnsupportedError(
-            "optax.masked or optax.multi_transform leaves out some parameters here, and would hand their sums on without noise: "
-            "put it behind the noise, optax.chain(dpmf.jax.add_correlated_noise(…), optax.masked(…)), or leave parameters that "
-            "are never trained out of the tree"
+            "optax.masked or optax.multi_transform leaves out some parameters here, so their sums would be used without noise: "
+            "chain it after the noise, optax.chain(dpmf.jax.add_correlated_noise(…), optax.masked(…)), or remove parameters that "
+            "are never trained from the tree"
         )
     frame: Any = sys._getframe(1)
     while frame is not None:
         # Only the frames tell: it hands the parts on as if each were a step.
         if frame.f_code.co_name in ("init", "update") and isinstance(frame.f_locals.get("self"), optax.MultiSteps):
             raise UnsupportedError(
-                "optax.MultiSteps updates at every part of a step and throws away what it gets, so that noise would be used "
-                "several times: give accumulate(…, micro_batch=…) the whole batch, or take dpmf.jax.multi_steps(optimizer, parts)"
+                "optax.MultiSteps calls update for every part of a step and discards some of the results, so the same noise would be "
+                "used several times: pass the whole batch to accumulate(…, micro_batch=…), or use dpmf.jax.multi_steps(optimizer, parts)"
             )
         frame = frame.f_back
 

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
         """So many parts of it, of the same size, for multi_steps."""
         size = self.mask.shape[0]
         if parts < 1 or size % parts:
-            raise ValueError(f"a batch of {size} places does not fall into {parts} parts of one size: give Batches(…, size=…)")
+            raise ValueError(f"a batch of {size} places cannot be split into {parts} equal parts: pass a multiple of {parts} as Batches(…, size=…)")
         width = size // parts
         cut = [slice(width * part, width * (part + 1)) for part in range(parts)]
         return [self._replace(indices=self.indices[part], mask=self.mask[part]) for part in cut]
@@ -64,7 +64,7 @@ class Batches:
     A Run makes its own from a plan, and hands them out with their noise. They are for one run. accumulate(…, batch=batch) takes the sum
     of one, and leaves out what is padded.
 
-    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that counts on sampling, the
+    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that relies on sampling, the
     members are drawn by its sampler, and as secret as the noise. Otherwise the examples are shuffled once and cut into batches
     that keep their members and take turns, as often and as far apart as the mechanism covers.
 
@@ -92,7 +92,7 @@ class Batches:
         else:
             mechanism = plan
         if examples is None:
-            raise ValueError("examples is missing: a mechanism alone does not say how much data there is")
+            raise ValueError("examples is missing: pass the number of examples, which a mechanism does not contain")
         if not 1 <= examples < 2**31:
             raise ValueError(f"examples is {examples}, but it must be at least 1 and below 2^31")
         self.mechanism, self.examples, self.steps = mechanism, examples, mechanism.steps

@@ -50,20 +50,20 @@ class Sum:
     gradients: Any
     """A tree like that of the parameters, in float32."""
     contributions: Any
-    """How many examples are in it, int32."""
+    """The number of examples in it, int32."""
     stamp: Any = None
-    """The stamps of all of them added up, uint32[2]: of which step they are, and which examples. None where that is not known."""
+    """The sum of their stamps, uint32[2], which identify the step and the examples. None if they are not known."""
 
     @staticmethod
     def of(gradients: Any, contributions: Any = None, *, batch: Batch | None = None) -> Sum:
-        """A sum that was clipped and taken by other means, of so many examples, or of all of a batch.
+        """A sum that you clipped and added up by other means, of the given number of examples or of a whole batch.
 
-        That one example moves it by at most the clip, and that padding does not count, is then for the caller to see to: of the sum as
+        You must make sure that one example moves it by at most the clip, and that padding does not count. This must hold for the sum as
         it is released in exact arithmetic, rounded to multiples of 2⁻²⁴ to 2⁻²³ of the clip.
         """
         if contributions is None:
             if batch is None:
-                raise ValueError("contributions is missing: say how many examples the sum is of, or give their batch")
+                raise ValueError("contributions is missing: pass the number of examples in the sum, or their batch")
             contributions = jnp.sum(jnp.asarray(batch.mask), dtype=jnp.int32)
         contributions = jnp.asarray(contributions, jnp.int32)
         if batch is None:
@@ -134,7 +134,7 @@ def accumulate(
     if not given:
         raise ValueError("there are no examples: give accumulate(loss, parameters, inputs, labels, clip=…)")
     if any(leaf.ndim == 0 for leaf in given):
-        raise ValueError("an example is a number without an axis: what is the same for all of them belongs into loss")
+        raise ValueError("an input is a single number, without an axis for the examples: values that all examples share belong in loss")
     count = _count(given)
     mask = _kept(count, batch, mask)
     trained = jax.tree.leaves(parameters)
@@ -187,7 +187,7 @@ def _kept(count: int, batch: Batch | None, mask: Any) -> jax.Array:
         if not isinstance(batch, Batch):
             raise TypeError(f"batch is a {type(batch).__name__}, but it must be one of a dpmf.jax.Batches")
         if mask is not None:
-            raise ValueError("batch and mask both say which examples count: leave mask out, a batch has its own")
+            raise ValueError("batch and mask both determine which examples count: remove mask, since a batch has its own")
         if (places := jnp.shape(batch.mask)[0]) != count:
             raise MismatchError(
                 f"there are {count} examples, but the batch has {places} places: take inputs[batch.indices], as they are, one row for "
