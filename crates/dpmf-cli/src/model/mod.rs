@@ -27,7 +27,10 @@ impl ModelArgs {
     fn load(&self) -> anyhow::Result<SavedModel> {
         if !self.model.is_dir() {
             if self.run.is_some() {
-                bail!("--run chooses one run of a training directory, but {} is not a directory", self.model.display());
+                bail!(
+                    "--run chooses one run of a training directory, but {} is not a directory",
+                    self.model.display()
+                );
             }
             return Ok(SavedModel::load(self.model.as_path())?);
         }

@@ -574,7 +574,9 @@ impl Reading<'_> {
         }
         match &classes[..] {
             [] => refuse(
-                format!("no class of the label `{name}` has the {least:.0} users that are needed to find it privately"),
+                format!(
+                    "no class of the label `{name}` has the {least:.0} users that are needed to find it privately"
+                ),
                 Hint::Classes,
             ),
             [only] => refuse(
