@@ -92,6 +92,7 @@ mod tests {
         assert!(check(&folder.path().join("old")).is_ok());
         assert_eq!(std::fs::read(folder.path().join("old")).unwrap(), b"kept");
         assert!(refused(folder.path()).contains("not a regular file"));
+        #[cfg(unix)]
         assert!(refused(Path::new("/dev/null")).contains("not a regular file"));
         assert!(refused(&folder.path().join("none").join("new")).contains("does not exist"));
         assert!(check(Path::new("")).is_err());
