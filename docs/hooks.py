@@ -13,6 +13,8 @@ def on_page_content(content, **_):
     """Called by MkDocs with the HTML of every page."""
 
     def mathml(found):
-        return convert(html.unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+        tex = html.unescape(found[2]).strip()
+        # A formula that is wider than the screen scrolls by itself.
+        return f'<div class="formula">{convert(tex, display="block")}</div>' if found[1] == "div" else convert(tex)
 
     return _TEX.sub(mathml, content)

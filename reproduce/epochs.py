@@ -22,9 +22,10 @@ from page import Page, plt
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".torch" / "venv" / "bin" / "python"
 # Of middling lightness: readable on white and on black.
-COLORS = {"dpmf": "#2f86d1", "opacus": "#d9772b"}
+#: As `dpmf plot` has them.
+COLORS = {"dpmf": "#0072b2", "opacus": "#d55e00"}
 NAMES = {"dpmf": "dpmf", "opacus": "Opacus"}
-INK = "#808080"
+INK, AXIS, GRID = "#1e1e1e", "#6e6e6e", "#e4e4e4"
 #: Quantile of Student's t for a 95 % interval, by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -92,8 +93,8 @@ def draw(summary: dict):
     cells = [cell for cell in summary["cells"] if cell["network"] == "perceptron"]
     panels = sorted({cell["epochs"] for cell in cells})
     with plt.rc_context({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
-                         "axes.edgecolor": INK, "font.size": 11, "axes.spines.top": False, "axes.spines.right": False,
-                         "grid.color": INK, "grid.alpha": 0.25}):
+                         "axes.edgecolor": AXIS, "font.size": 10, "axes.titlesize": 10, "axes.titlelocation": "left",
+                         "axes.spines.top": False, "axes.spines.right": False, "grid.color": GRID}):
         figure, axes = plt.subplots(1, len(panels), figsize=(0.6 + 2.7 * len(panels), 3.3), sharey=True, squeeze=False)
         for axis, epochs in zip(axes[0], panels):
             mine = sorted((cell for cell in cells if cell["epochs"] == epochs), key=lambda cell: cell["epsilon"])
@@ -101,7 +102,7 @@ def draw(summary: dict):
             for arm in ("opacus", "dpmf"):
                 means = [cell[arm]["mean"] for cell in mine]
                 axis.errorbar(budgets, means, yerr=[cell[arm]["half"] for cell in mine], color=COLORS[arm], marker="o",
-                              ms=4, lw=1.8, capsize=2, elinewidth=1)
+                              ms=4.5, lw=1.4, capsize=2, elinewidth=1)
                 above = arm == "dpmf"
                 axis.annotate(NAMES[arm], (budgets[-1], means[-1]), xytext=(0, 9 if above else -20),
                               textcoords="offset points", ha="right", va="bottom" if above else "top", color=COLORS[arm],
@@ -111,13 +112,13 @@ def draw(summary: dict):
             axis.minorticks_off()
             axis.margins(x=0.08, y=0.12)
         axes[0][0].set_ylabel("test accuracy, %")
-        figure.supxlabel("ε at δ = 10⁻⁵", fontsize=11, color=INK)
+        figure.supxlabel("ε at δ = 10⁻⁵", fontsize=10, color=INK)
         figure.tight_layout(pad=0.6)
     return figure
 
 
 def save(figure, path: Path) -> None:
-    figure.savefig(path, bbox_inches="tight", transparent=True, metadata={"Date": None})
+    figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
     plt.close(figure)
 
 
@@ -160,13 +161,13 @@ def verdicts(summary: dict, judged: bool) -> list[tuple[bool | None, str]]:
         said.append((all(cell["difference"] >= 0 for cell in cells) if judged else None,
                      f"perceptron, {epochs} epochs: the mean accuracy of dpmf is at least that of Opacus at every ε (points: {told})"))
         said.append((all(cell["difference"] > -cell["difference_half"] for cell in cells) if judged else None,
-                     f"perceptron, {epochs} epochs: dpmf is nowhere worse than Opacus beyond the 95 % interval"))
+                     f"perceptron, {epochs} epochs: dpmf is never significantly worse than Opacus (95 %)"))
         large = [cell for cell in cells if cell["epsilon"] >= 2]
         if not large:
             continue
         margin = min(cell["difference"] for cell in large)
         said.append((all(cell["difference"] > cell["difference_half"] for cell in large) if judged else None,
-                     f"perceptron, {epochs} epochs, ε ≥ 2: dpmf is better beyond the 95 % interval, by at least {margin:.2f} points"))
+                     f"perceptron, {epochs} epochs, ε ≥ 2: dpmf is significantly better (95 %), by at least {margin:.2f} points"))
     small = [cell for cell in summary["cells"] if cell["network"] == "convolutional"]
     if small:
         told = "; ".join(f"{cell['epochs']} epochs, ε = {cell['epsilon']:g}: {signed(cell['difference'], cell['difference_half'])}"

@@ -31,18 +31,18 @@ class Part:
     behind: tuple[str, ...] = ()
     #: Not in `--quick`.
     whole: bool = True
-    #: May be left out by whoever lacks what it needs (status 2), but not in CI.
+    #: Skipped on machines that lack what it needs (status 2), but not in CI.
     optional: bool = False
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
-class Ended:
+class Result:
     """What became of a part: passed, failed, skipped, or not run."""
 
     verdict: str
     seconds: float = 0.0
-    said: str = ""
+    summary: str = ""
 
 
 def counted(text: str) -> str:
@@ -58,11 +58,11 @@ def counted(text: str) -> str:
     return f"{sum(found)} passed" if found else ""
 
 
-def closing(parts: list[Part], ended: dict[str, Ended]) -> str:
+def closing(parts: list[Part], results: dict[str, Result]) -> str:
     """The table at the end."""
     width = max(len(part.name) for part in parts)
     rows = [
-        f"  {part.name:<{width}}  {ended[part.name].verdict:<8}  {ended[part.name].seconds:6.0f} s  {ended[part.name].said}"
+        f"  {part.name:<{width}}  {results[part.name].verdict:<8}  {results[part.name].seconds:6.0f} s  {results[part.name].summary}"
         for part in parts
     ]
     return "\n".join(row.rstrip() for row in rows)
@@ -73,7 +73,7 @@ def run(parts: list[Part], lanes: int) -> int:
     logs = TARGET / "test-logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    begun, ended, waiting = time.monotonic(), {}, list(parts)
+    begun, results, waiting = time.monotonic(), {}, list(parts)
     running: dict[str, tuple[Part, subprocess.Popen[bytes], float]] = {}
     names = {part.name for part in parts}
 
@@ -81,7 +81,7 @@ def run(parts: list[Part], lanes: int) -> int:
         return logs / (re.sub(r"\W+", "-", part.name) + ".log")
 
     def start(part: Part) -> None:
-        print(f"-- {part.name}: begins; tail -f {os.path.relpath(path(part))}", flush=True)
+        print(f"-- {part.name}: started; tail -f {os.path.relpath(path(part))}", flush=True)
         with path(part).open("wb") as log:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", part.command],
@@ -105,19 +105,19 @@ def run(parts: list[Part], lanes: int) -> int:
         text = path(part).read_text(errors="replace")
         left_out = status == MISSING and part.optional and not os.environ.get("CI")
         verdict = "passed" if status == 0 else "skipped" if left_out else "failed"
-        said = counted(text) if status == 0 else "" if status is not None else f"hangs: not done in {MINUTES} minutes"
-        ended[part.name] = Ended(verdict, seconds, said)
+        summary = counted(text) if status == 0 else "" if status is not None else f"did not finish in {MINUTES} minutes"
+        results[part.name] = Result(verdict, seconds, summary)
         print(f"\n== {part.name}\n{text.strip()}\n== {part.name}: {verdict}, {seconds:.0f} s\n", flush=True)
 
     try:
         while waiting or running:
             for part in list(waiting):
                 needed = [name for name in part.after if name in names]
-                if any(name in ended and ended[name].verdict != "passed" for name in needed):
+                if any(name in results and results[name].verdict != "passed" for name in needed):
                     waiting.remove(part)
-                    others = [name for name in needed if name in ended and ended[name].verdict == "skipped"]
-                    ended[part.name] = Ended("skipped" if others else "not run")
-                elif len(running) < lanes and all(name in ended for name in (*needed, *part.behind) if name in names):
+                    others = [name for name in needed if name in results and results[name].verdict == "skipped"]
+                    results[part.name] = Result("skipped" if others else "not run")
+                elif len(running) < lanes and all(name in results for name in (*needed, *part.behind) if name in names):
                     waiting.remove(part)
                     start(part)
             for name, (part, process, since) in list(running.items()):
@@ -132,11 +132,11 @@ def run(parts: list[Part], lanes: int) -> int:
     finally:
         for _, process, _ in running.values():
             stop(process)
-    print(closing(parts, ended))
-    print(f"  together {time.monotonic() - begun:.0f} s; logs in {os.path.relpath(logs)}")
-    failed = [name for name, end in ended.items() if end.verdict in ("failed", "not run")]
-    passed = sum(end.verdict == "passed" for end in ended.values())
-    print(f"parts: {passed} passed, {len(failed)} failed, {len(ended) - passed - len(failed)} skipped", flush=True)
+    print(closing(parts, results))
+    print(f"  total {time.monotonic() - begun:.0f} s; logs in {os.path.relpath(logs)}")
+    failed = [name for name, end in results.items() if end.verdict in ("failed", "not run")]
+    passed = sum(end.verdict == "passed" for end in results.values())
+    print(f"parts: {passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} skipped", flush=True)
     return 1 if failed else 0
 
 
@@ -146,6 +146,6 @@ def chosen(parts: list[Part], names: list[str], quick: bool) -> list[Part]:
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"unknown part {unknown[0]!r}; the parts are: {', '.join(known)}")
     wanted = set(names or [part.name for part in parts if not (quick and part.whole)])
-    while more := {name for wish in wanted for name in known[wish].after} - wanted:
+    while more := {name for part in wanted for name in known[part].after} - wanted:
         wanted |= more
     return [part for part in parts if part.name in wanted]

@@ -135,13 +135,13 @@ def test_what_a_mechanism_leaves_open_is_chosen_in_its_name_or_by_keywords(make)
     # A keyword goes before the name, and beside what else the name says.
     assert make("state-space:buffers=3", buffers=2).mechanism == "state-space:buffers=2"
     for name, choice, message in [
-        ("tree", dict(buffers=3), "tree leaves no choice"),
-        ("tree", dict(tolerance=1e-3), "tree leaves no choice"),
-        ("independent", dict(dense=True), "independent leaves no choice"),
-        ("state-space", dict(dense=True), "state-space leaves buffers, tolerance"),
-        ("optimal", dict(dense=True, buffers=3), "dense rows keep no buffers"),
+        ("tree", dict(buffers=3), "tree takes no options"),
+        ("tree", dict(tolerance=1e-3), "tree takes no options"),
+        ("independent", dict(dense=True), "independent takes no options"),
+        ("state-space", dict(dense=True), "state-space takes only buffers, tolerance"),
+        ("optimal", dict(dense=True, buffers=3), "keeps no buffers with dense rows"),
         ("optimal", dict(tolerance=-1.0), "tolerance is -1"),
-        ("optimal-dense", {}, "mechanism is optimal-dense, but it must be one of independent, tree"),
+        ("optimal-dense", {}, 'mechanism "optimal-dense" does not exist; choose one of independent, tree'),
     ]:
         with pytest.raises(ValueError, match=message):
             make(name, **choice)
@@ -536,7 +536,7 @@ def test_failure_to_converge_carries_what_was_reached():
     (lambda: dpmf.Workload.from_matrix(np.eye(3)[:2]), "it must be square"),
     (lambda: dpmf.factorize(WORKLOADS["matrix"], solver="fast"), 'solver is "fast", but it must be auto, linear'),
     (lambda: dpmf.factorize(WORKLOADS["matrix"], iteration="best"), 'iteration is "best"'),
-    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), "mechanism is best, but it must be one of independent"),
+    (lambda: dpmf.make_mechanism(WORKLOADS["matrix"], "best"), 'mechanism "best" does not exist; choose one of independent'),
     (lambda: dpmf.mechanism(steps=3, epsilon=0, delta=1e-6), "epsilon is 0"),
     (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1), "delta is 1"),
     (lambda: dpmf.mechanism(steps=3, epsilon=1, delta=1e-6, clip=float("nan")), "clip is NaN"),

@@ -446,6 +446,12 @@ def test_every_figure_is_shown_with_its_command():
         assert re.search(command, text), figure.name
 
 
+def test_the_oldest_rust_is_the_one_that_is_tested():
+    oldest = re.search(r'^rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+    tested = re.search(r'^channel = "(.*)"', (ROOT / "rust-toolchain.toml").read_text(), re.MULTILINE)[1]
+    assert tested == oldest or tested.startswith(f"{oldest}.")
+
+
 def test_the_reference_is_whole():
     import inspect
 

@@ -947,7 +947,7 @@ def test_a_client_that_was_drawn_and_is_missing_takes_no_part(tmp_path):
 
 def test_mistakes_with_sampling_are_answered(tmp_path):
     mechanism = WAYS["banded-toeplitz, cyclic Poisson"]()["mechanism"]
-    with pytest.raises(ValueError, match="cohort is given, but this mechanism counts on sampling"):
+    with pytest.raises(ValueError, match="cohort is given, but this mechanism relies on sampling"):
         dpmf.flower.PrivateFedAvg(mechanism, tmp_path, cohort=3)
     with pytest.raises(ValueError, match="clients is missing"):
         dpmf.flower.PrivateFedAvg(mechanism, tmp_path)

@@ -182,7 +182,7 @@ def test_a_scan_takes_stacked_rows():
     assert begin == STEPS
     # The same chunk once more, of other data, is found.
     other, _ = several(before, jax.tree.map(lambda leaf: leaf[:2], gradients), batches)
-    with pytest.raises(dpmf.StepReusedError, match="step 5 was committed, and comes back with another sum"):
+    with pytest.raises(dpmf.StepReusedError, match="step 5 was committed before, with a different sum"):
         run.commit(other)
     with pytest.raises(ValueError, match="together is 129"):
         run.batches(state, together=129)
@@ -265,7 +265,7 @@ def test_a_step_that_was_used_twice_is_found():
     noisy, state = loop.update(summed(tree(1)), one, batch)
     assert flat(noisy).tobytes() == expected_rows()[1].tobytes()
     loop.run.commit(state)
-    with pytest.raises(dpmf.StepReusedError, match="step 1 was committed, and comes back with another sum"):
+    with pytest.raises(dpmf.StepReusedError, match="step 1 was committed before, with a different sum"):
         loop.run.commit(loop.update(summed(tree(2)), one, batch)[1])
     with pytest.raises(dpmf.HaltedError, match="used with two sums"):
         next(loop.batches)
@@ -281,7 +281,7 @@ def test_what_was_refused_goes_no_further():
     assert not flat(noisy).any() and int(still.step) == 0
     with pytest.raises(dpmf.MismatchError, match="the update of a step before it was refused"):
         loop.run.commit(still)
-    with pytest.raises(dpmf.MismatchError, match="was refused, and its state goes no further"):
+    with pytest.raises(dpmf.MismatchError, match="was refused, and its state cannot be used"):
         loop.run.batches(stuck)
     noisy, state = loop.update(summed(tree(0)), loop.state, batch)
     loop.run.commit(state)
@@ -895,7 +895,7 @@ def test_two_processes_are_one_run(tmp_path):
 def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     made = dpmf.make_mechanism(dpmf.Workload.prefix_sum(STEPS), "banded-toeplitz:bands=2")
     mechanism = made.with_sampling("cyclic-poisson:2:0.1").calibrate(4, 1e-5)
-    with pytest.raises(dpmf.MismatchError, match=r"counts on sampling cyclic-poisson:2:0.1.*make the run from the plan"):
+    with pytest.raises(dpmf.MismatchError, match=r"relies on sampling cyclic-poisson:2:0.1.*make the run from the plan"):
         begun(mechanism=mechanism)
 
     def sampler(sampling="cyclic-poisson:2:0.1", steps=STEPS):
@@ -1033,9 +1033,9 @@ def test_mistakes_with_batches_are_answered():
     with pytest.raises(ValueError, match="the same at every start"):
         dpmf.jax.Batches(plan, dpmf.NoiseKey.generate(), experiment="a")
     batches = dpmf.jax.Batches(plan, KEY)
-    with pytest.raises(dpmf.MismatchError, match="those of another mechanism"):
+    with pytest.raises(dpmf.MismatchError, match="made for another mechanism"):
         dpmf.jax.Run(planned(epsilon=4), KEY, tree(0), batches=batches)
-    with pytest.raises(ValueError, match="both say who takes part"):
+    with pytest.raises(ValueError, match="both determine who takes part"):
         dpmf.jax.Run(plan, KEY, tree(0), batches=batches, sampler=plan.sampler(KEY))
     with pytest.raises(ValueError, match="those of batches that the run makes itself"):
         dpmf.jax.Run(plan, KEY, tree(0), batches=batches, size=9)
@@ -1356,9 +1356,9 @@ def test_sums_add_up_and_batches_fall_into_parts():
     assert int(both.contributions) == int(whole.contributions) == batches.known(3)[0] == 20
     assert both.stamp.tolist() == whole.stamp.tolist() and int(both.stamp[1]) == batches.known(3)[1]
     assert batches.step_of_stamp(0, 20, int(whole.stamp[0])) == 3
-    with pytest.raises(ValueError, match="does not fall into 3 parts"):
+    with pytest.raises(ValueError, match="cannot be split into 3 equal parts"):
         batch.split(3)
-    with pytest.raises(ValueError, match="say how many examples"):
+    with pytest.raises(ValueError, match="pass the number of examples"):
         dpmf.jax.Sum.of(START)
     with pytest.raises(TypeError):
         whole + 1
@@ -1370,14 +1370,14 @@ def test_mistakes_with_accumulate_are_answered():
 
     with pytest.raises(ValueError, match="there are no examples"):
         accumulate()
-    with pytest.raises(ValueError, match="belongs into loss"):
+    with pytest.raises(ValueError, match="belong in loss"):
         accumulate(jnp.zeros(3), jnp.float32(2))
     with pytest.raises(ValueError, match="the same number"):
         accumulate(jnp.zeros(3), jnp.zeros(4))
     with pytest.raises(ValueError, match=r"mask is float32\[3\], but it must be bool\[3\]"):
         accumulate(jnp.zeros(3), mask=jnp.ones(3))
     batch = dpmf.jax.Batch(0, np.zeros(3, np.int32), np.ones(3, bool), 1)
-    with pytest.raises(ValueError, match="batch and mask both say"):
+    with pytest.raises(ValueError, match="batch and mask both determine"):
         accumulate(jnp.zeros(3), batch=batch, mask=jnp.ones(3, bool))
     with pytest.raises(TypeError, match="batch is a tuple, but it must be one of a dpmf.jax.Batches"):
         accumulate(jnp.zeros(3), batch=tuple(batch))

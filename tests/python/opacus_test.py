@@ -842,11 +842,11 @@ def test_a_plan_with_its_sampler():
         return engine, *made
 
     for wrong in (loader("cyclic-poisson:2:0.1"), loader("balls-in-bins:2")):
-        with pytest.raises(dpmf.MismatchError, match="counts on sampling cyclic-poisson:2:0.05"):
+        with pytest.raises(dpmf.MismatchError, match="relies on sampling cyclic-poisson:2:0.05"):
             made_private(wrong)
     with pytest.raises(dpmf.MismatchError, match="batches of 8, but the mechanism draws 1.1 examples a step"):
         made_private(DataLoader(examples, batch_size=BATCH))
-    with pytest.raises(dpmf.MismatchError, match="not sampled, but .*counts on sampling"):
+    with pytest.raises(dpmf.MismatchError, match="not sampled, but .*relies on sampling"):
         made_private(loader(), poisson_sampling=False)
     with pytest.raises(dpmf.MismatchError, match="not sampled"):
         dpmf.opacus.CorrelatedOptimizer(sgd(model_of()), mechanism, expected_batch_size=8)

@@ -83,7 +83,7 @@ def test_no_trust_no_sampling(plan, unsampled):
 def test_another_sampling_is_refused(plan):
     others = {"single-epoch", "poisson", "with-replacement", "balls-in-bins:16", "cyclic-poisson:1:0.125", "cyclic-poisson:1:0.25"}
     for sampler in others - {plan.sampling}:
-        with pytest.raises(dpmf.MismatchError, match=f"counts on sampling {plan.sampling} and holds under no other"):
+        with pytest.raises(dpmf.MismatchError, match=f"relies on sampling {plan.sampling} and holds under no other"):
             plan.mechanism.check_sampling(sampler)
 
 
@@ -158,8 +158,8 @@ def test_bad_requests_are_named():
         (dict(schedule=[1.0, 0.5]), "schedule has 2 step sizes, but steps is 32"),
         (dict(sampling="poisson"), "must be auto or none"),
         (dict(batch=None), "also needs batch and epochs"),
-        (dict(steps=32), "steps is given beside examples"),
-        (dict(dense=True, gap=1e-3), "dense, gap is given beside examples"),
+        (dict(steps=32), "steps cannot be combined with examples"),
+        (dict(dense=True, gap=1e-3), "dense, gap cannot be combined with examples"),
         (dict(unit="household"), "household"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -50,7 +50,7 @@ def test_what_is_missing_is_named_with_what_to_install(who, absent):
 def test_what_is_too_old_is_named_with_what_to_install(who, old):
     others = "".join(present(name, LEAST[name]) for name in ADAPTERS[who][0] if name != old)
     said = last_line(who, others + present(old, "0.1.9+cpu"))
-    assert said == f"ImportError: {who} needs {old} {LEAST[old]} or newer, and this is 0.1.9+cpu: {remedy(who)}"
+    assert said == f"ImportError: {who} needs {old} {LEAST[old]} or newer, but 0.1.9+cpu is installed: {remedy(who)}"
 
 
 def test_a_framework_that_is_broken_speaks_for_itself(tmp_path):

@@ -108,7 +108,7 @@ def test_another_sampler_is_refused_before_anything_is_released(plan, turns, dat
         (turns, ["cyclic-poisson:2:0.02", "cyclic-poisson:1:0.01", "cyclic-poisson:3:0.01", "balls-in-bins:6"]),
     ]:
         model = model_of()
-        optimizer, counts = private(model, mechanism), f"counts on sampling {mechanism.sampling}"
+        optimizer, counts = private(model, mechanism), f"relies on sampling {mechanism.sampling}"
         for sampling in wrong:
             with pytest.raises(dpmf.MismatchError, match=f"the sampler is {sampling}, but .*{counts}"):
                 optimizer.batches(of(sampling))
@@ -280,7 +280,7 @@ def test_fixed_cohorts_are_not_sampled(plan, data):
     model = model_of()
     for epochs in (1, 2):
         loader = DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=epochs))
-        with pytest.raises(dpmf.MismatchError, match="counts on sampling (balls-in|reshuffled)-bins:6"):
+        with pytest.raises(dpmf.MismatchError, match="relies on sampling (balls-in|reshuffled)-bins:6"):
             private(model, plan.mechanism).batches(loader)
     single = dpmf.mechanism(steps=STEPS, epsilon=4, delta=1e-5)
     with pytest.raises(dpmf.MismatchError, match="takes part in at most one step"):

@@ -547,7 +547,7 @@ def test_plans_for_adaptive_optimizers():
             dpmf.mechanism(optimizer=wrong, **budget)
     with pytest.raises(TypeError, match="optimizer of torch.optim"):
         dpmf.mechanism(optimizer=3, **budget)
-    with pytest.raises(ValueError, match="optimizer is given and says what momentum is"):
+    with pytest.raises(ValueError, match="optimizer already determines momentum"):
         dpmf.mechanism(optimizer="adam", momentum=0.9, **budget)
     with pytest.raises(ValueError, match="remove optimizer"):
         dpmf.mechanism(optimizer="adam", workload=dpmf.Workload.prefix_sum(4), epsilon=3, delta=1e-6)
@@ -601,9 +601,9 @@ def test_schedules_that_are_not_known_before():
     optimizer = sgd(model_of())
     budget = dict(optimizer=optimizer, epsilon=3, delta=1e-6)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(ValueError, match="ReduceLROnPlateau, whose learning rates follow from losses"):
+    with pytest.raises(ValueError, match="ReduceLROnPlateau, whose learning rates depend on losses"):
         dpmf.mechanism(steps=STEPS, schedule=plateau, **budget)
-    with pytest.raises(ValueError, match="StepLR, which goes on for ever: give steps"):
+    with pytest.raises(ValueError, match="StepLR, which has no end: pass steps"):
         dpmf.mechanism(schedule=torch.optim.lr_scheduler.StepLR(optimizer, 2), **budget)
     two = torch.optim.SGD([{"params": p} for p in list(model_of().parameters())[:2]], lr=0.1)
     uneven = torch.optim.lr_scheduler.LambdaLR(two, [lambda step: 1.0, lambda step: 0.5**step])

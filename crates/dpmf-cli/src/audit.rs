@@ -251,7 +251,7 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
     let subject = Counted(&subject, &bar);
     let report = audit::audit_sampled(&subject, &player, &neighbours, &lottery, &points, options)?;
     drop(bar);
-    let (json, mut text) = told(mechanism.sampling(), &report)?;
+    let (json, mut text) = describe(mechanism.sampling(), &report)?;
     text += &more(args, options.trials);
     let mut result = Report::new(json, text);
     result.failed = report.refuted();
@@ -259,7 +259,7 @@ fn sampled(args: &Args, mechanism: &Mechanism, options: AuditOptions) -> anyhow:
 }
 
 /// An audit under sampling as JSON and as a table.
-fn told(sampling: Sampling, report: &SampledReport) -> serde_json::Result<(Value, String)> {
+fn describe(sampling: Sampling, report: &SampledReport) -> serde_json::Result<(Value, String)> {
     let cells: Vec<Vec<String>> = report
         .rows
         .iter()
@@ -428,7 +428,7 @@ mod tests {
         let options = AuditOptions { trials: 20_000, ..Default::default() };
         let report =
             audit_sampled_form(&form, 1.0, sampling, Default::default(), 1.0, &promise, options).unwrap();
-        let (json, text) = told(sampling, &report).unwrap();
+        let (json, text) = describe(sampling, &report).unwrap();
         assert_eq!((&json["refuted"], &json["sampling"]["kind"]), (&true.into(), &"cyclic-poisson".into()));
         assert_eq!(json["rows"][1]["epsilon"], 0.5);
         assert!(text.contains("not refuted") && text.contains("The promise is REFUTED"), "{text}");

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The exit code of whoever is interrupted.
+/// The exit code of an interrupted program.
 pub const CODE: u8 = 130;
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+static REQUESTED: AtomicBool = AtomicBool::new(false);
 static HOLDING: AtomicUsize = AtomicUsize::new(0);
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -22,20 +22,20 @@ pub fn listen() {
         use signal_hook::consts::{SIGINT, SIGTERM};
         // Where no handler can be set, the system ends the program, and the journal keeps a run safe.
         let Ok(mut signals) = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]) else { return };
-        let waiting = move || signals.forever().for_each(|_| asked_to_end());
+        let waiting = move || signals.forever().for_each(|_| end_requested());
         let _ = std::thread::Builder::new().name("signals".into()).spawn(waiting);
     }
 }
 
 #[cfg(unix)]
-fn asked_to_end() {
-    let again = ASKED.swap(true, Ordering::SeqCst);
+fn end_requested() {
+    let again = REQUESTED.swap(true, Ordering::SeqCst);
     if again || HOLDING.load(Ordering::SeqCst) == 0 {
         abandon();
         report::fail("interrupted", "interrupted");
         std::process::exit(CODE.into());
     }
-    // Whoever waits longer than this wants to know for what.
+    // After two seconds of waiting, say what it waits for.
     std::thread::spawn(|| {
         std::thread::sleep(std::time::Duration::from_secs(2));
         report::note("ending when this round is done; Ctrl-C again ends at once");
@@ -50,11 +50,11 @@ pub fn abandon() {
 }
 
 /// Whether somebody wants the program to end.
-pub fn asked() -> bool {
-    ASKED.load(Ordering::SeqCst)
+pub fn requested() -> bool {
+    REQUESTED.load(Ordering::SeqCst)
 }
 
-/// As long as it lives, the program ends only by its own will, which is to ask [`asked`] often.
+/// As long as it lives, the program ends only by its own will, which is to ask [`requested`] often.
 pub struct Hold(());
 
 impl Hold {

@@ -81,7 +81,7 @@ enum Command {
 }
 
 /// Exit code of a training that ended with a model no better than the trivial one.
-const USELESS: u8 = 3;
+const NO_BETTER: u8 = 3;
 
 fn main() -> ExitCode {
     report::tell_as_json(std::env::args_os().any(|argument| argument == "--json"));
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         report.print(cli.json)?;
         Ok(match report {
             Report { failed: true, .. } => ExitCode::FAILURE,
-            Report { useless: true, .. } => ExitCode::from(USELESS),
+            Report { no_better: true, .. } => ExitCode::from(NO_BETTER),
             _ => ExitCode::SUCCESS,
         })
     });
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The definition of the program. Numbers may be negative everywhere: whoever gives one hears what is wrong with it.
+/// The definition of the program. Numbers may be negative everywhere: a rule explains what is wrong with one.
 fn program() -> clap::Command {
     fn lenient(command: clap::Command) -> clap::Command {
         let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
@@ -139,15 +139,15 @@ fn program() -> clap::Command {
 }
 
 fn parsed() -> Result<Cli, clap::Error> {
-    let matches = program().try_get_matches().map_err(with_a_way_to_a_key)?;
+    let matches = program().try_get_matches().map_err(suggest_key)?;
     if let Some(("train", train)) = matches.subcommand() {
-        resumed_as_it_was(train)?;
+        check_resumed(train)?;
     }
     Cli::from_arg_matches(&matches)
 }
 
-/// Whoever has no key is told how to have one.
-fn with_a_way_to_a_key(mut error: clap::Error) -> clap::Error {
+/// A missing key: the message says how to make one.
+fn suggest_key(mut error: clap::Error) -> clap::Error {
     let missing = matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::Strings(names))
         if names.iter().any(|name| name.starts_with("--key-file")));
     if missing && error.kind() == ErrorKind::MissingRequiredArgument {
@@ -158,7 +158,7 @@ fn with_a_way_to_a_key(mut error: clap::Error) -> clap::Error {
 }
 
 /// A run that goes on takes nothing from the command line: a setting that came to nothing would be believed.
-fn resumed_as_it_was(train: &ArgMatches) -> Result<(), clap::Error> {
+fn check_resumed(train: &ArgMatches) -> Result<(), clap::Error> {
     let given = |id: &str| train.value_source(id) == Some(ValueSource::CommandLine);
     if !given("resume") {
         return Ok(());

@@ -55,7 +55,7 @@ pub fn check_folder(path: &Path) -> anyhow::Result<()> {
     let there = absolute.ancestors().find(|folder| folder.exists() || folder.is_symlink());
     let Some(there) = there else { return Ok(()) };
     if !there.is_dir() {
-        bail!("{name} cannot be made: {} is not a folder", there.display());
+        bail!("{name} cannot be created: {} is not a folder", there.display());
     }
     let probe = there.join(format!(".dpmf-{}", std::process::id()));
     let tried = std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe));
@@ -92,6 +92,7 @@ mod tests {
         assert!(check(&folder.path().join("old")).is_ok());
         assert_eq!(std::fs::read(folder.path().join("old")).unwrap(), b"kept");
         assert!(refused(folder.path()).contains("not a regular file"));
+        #[cfg(unix)]
         assert!(refused(Path::new("/dev/null")).contains("not a regular file"));
         assert!(refused(&folder.path().join("none").join("new")).contains("does not exist"));
         assert!(check(Path::new("")).is_err());

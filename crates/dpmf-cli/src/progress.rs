@@ -110,7 +110,7 @@ impl Line {
             }
             false => {
                 let bar = bar.clone();
-                Some(Log::every(LOGGED, move || note(&told(&bar, begun))))
+                Some(Log::every(LOGGED, move || note(&log_line(&bar, begun))))
             }
         };
         Self { bar, label, log }
@@ -129,7 +129,7 @@ impl Drop for Line {
 }
 
 /// The state of a line, for a log.
-fn told(bar: &ProgressBar, begun: u64) -> String {
+fn log_line(bar: &ProgressBar, begun: u64) -> String {
     let (pos, elapsed) = (bar.position(), bar.elapsed());
     let share = match bar.length() {
         Some(total) if total > 0 => {
@@ -215,7 +215,7 @@ mod tests {
         let (tell, heard) = channel();
         let log = Log::every(Duration::from_millis(5), move || {
             // The listener may be gone.
-            let _ = tell.send(told(&bar, 0));
+            let _ = tell.send(log_line(&bar, 0));
         });
         let first = heard.recv().unwrap();
         assert!(first.starts_with("tuning: optimal [") && first.contains("25 % done"), "{first}");

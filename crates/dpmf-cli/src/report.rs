@@ -15,13 +15,13 @@ pub struct Report {
     /// The command ran, but its answer is no.
     pub failed: bool,
     /// It ran and wrote everything, but what came of it is of no use.
-    pub useless: bool,
+    pub no_better: bool,
 }
 
 impl Report {
     /// Takes the JSON object (without `schema`) and the text.
     pub fn new(json: Value, text: String) -> Self {
-        Self { json, text, failed: false, useless: false }
+        Self { json, text, failed: false, no_better: false }
     }
 
     /// What it says to programs.
@@ -76,7 +76,7 @@ pub fn fail(kind: &str, message: &str) {
     note(&format!("{clear}{word}{message}"));
 }
 
-/// A line on standard error. Whoever has closed it does not want to know.
+/// A line on standard error, or nothing if it is closed.
 pub fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

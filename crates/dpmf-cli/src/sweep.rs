@@ -618,14 +618,14 @@ impl<'a> Sweep<'a> {
             let plan = {
                 let mut planner =
                     self.planner.lock().map_err(|_| anyhow::anyhow!("a run failed while it was planned"))?;
-                planner.plan(&job.settings, &mut |_| match interrupt::asked() {
+                planner.plan(&job.settings, &mut |_| match interrupt::requested() {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 })?
             };
             let mut run = Run::in_memory(model, split, &self.digest, &plan, pace, &self.key)?;
             while run.advance()? {
-                if interrupt::asked() {
+                if interrupt::requested() {
                     bail!(Failure::interrupted("interrupted"));
                 }
             }

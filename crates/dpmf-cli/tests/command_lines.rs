@@ -769,13 +769,13 @@ impl Trial {
     }
 }
 
-struct Ended {
+struct Outcome {
     output: Output,
     interrupted: bool,
 }
 
 /// Runs in a folder of its own, within bounds of memory and disk; what is long is ended by Ctrl-C once it works.
-fn run(trial: &Trial, folder: &Path) -> Ended {
+fn run(trial: &Trial, folder: &Path) -> Outcome {
     // Two gigabytes at most for a file: enough for none. The system's signal for that would kill before words can be said.
     let script = "ulimit -v 8000000; ulimit -f 200000; trap '' XFSZ; exec \"$@\"";
     let out = |name: &str| fs::File::create(folder.join(name)).unwrap();
@@ -814,12 +814,12 @@ fn run(trial: &Trial, folder: &Path) -> Ended {
         std::thread::sleep(Duration::from_millis(5));
     };
     let output = Output { status, stdout: read("stdout"), stderr: read("stderr") };
-    Ended { output, interrupted }
+    Outcome { output, interrupted }
 }
 
 /// What is wrong with an answer.
-fn complaint(trial: &Trial, ended: &Ended) -> Option<String> {
-    let Ended { output, interrupted } = ended;
+fn complaint(trial: &Trial, outcome: &Outcome) -> Option<String> {
+    let Outcome { output, interrupted } = outcome;
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let Some(code) = output.status.code() else { return Some(format!("it died of {}", output.status)) };
     if ![0, 1, 2, 3, 130].contains(&code) || code == 130 && !*interrupted {
@@ -875,12 +875,12 @@ fn rehearse(seed: u64, count: usize) {
             let folder: PathBuf = home.path().join(format!("trial-{worker}"));
             let _ = fs::remove_dir_all(&folder);
             copy(&model, &folder.join("work/inner"));
-            let ended = run(trial, &folder);
-            *codes.lock().unwrap().entry(ended.output.status.to_string()).or_default() += 1;
-            if let Some(complaint) = complaint(trial, &ended) {
+            let outcome = run(trial, &folder);
+            *codes.lock().unwrap().entry(outcome.output.status.to_string()).or_default() += 1;
+            if let Some(complaint) = complaint(trial, &outcome) {
                 let tail =
                     |bytes: &[u8]| String::from_utf8_lossy(bytes).chars().take(400).collect::<String>();
-                let (out, err) = (tail(&ended.output.stdout), tail(&ended.output.stderr));
+                let (out, err) = (tail(&outcome.output.stdout), tail(&outcome.output.stderr));
                 let story = format!("{:?} json={}: {complaint}\n  {out}\n  {err}", trial.words, trial.json);
                 found.lock().unwrap().push(story);
             }

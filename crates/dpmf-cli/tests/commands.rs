@@ -162,7 +162,7 @@ fn bad_input_is_answered_in_words() {
         (&["factorize"], "--steps"),
         (&["factorize", "--steps", "1.5"], "must be a whole number"),
         (&["factorize", "--steps", "8", "--matrix", "x.npy"], "cannot be used with"),
-        (&["compare", "--steps", "8", "--mechanism", "magic"], "mechanism is magic"),
+        (&["compare", "--steps", "8", "--mechanism", "magic"], "mechanism \"magic\" does not exist"),
         (&["inspect", "no-such-file.safetensors"], "no-such-file.safetensors"),
         (&["verify", "Cargo.toml"], "Cargo.toml"),
         (&["nonsense"], "nonsense"),

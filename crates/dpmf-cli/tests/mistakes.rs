@@ -18,7 +18,7 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_dpmf");
 
 /// A folder to make mistakes in.
-struct Desk(TempDir);
+struct Folder(TempDir);
 
 /// What somebody sees.
 #[derive(Debug, PartialEq)]
@@ -35,7 +35,7 @@ impl From<Output> for Seen {
     }
 }
 
-fn said(code: i32, err: &str) -> Seen {
+fn expected(code: i32, err: &str) -> Seen {
     Seen { code: Some(code), out: String::new(), err: err.to_owned() }
 }
 
@@ -56,7 +56,7 @@ const LONG: &[&str] = &[
     "run",
 ];
 
-impl Desk {
+impl Folder {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -106,71 +106,74 @@ impl Desk {
 
 #[test]
 fn a_file_that_is_missing_is_named_once() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let missing = "No such file or directory (os error 2)\n";
-    assert_eq!(desk.dpmf(&["verify", "m.safetensors"]), said(1, &format!("error: m.safetensors: {missing}")));
-    let train = desk.dpmf(&["train", "--data", "messages.csv", "--out", "run"]);
-    assert_eq!(train, said(1, &format!("error: messages.csv: {missing}")));
-    let elsewhere = desk.dpmf(&["factorize", "--steps", "8", "--out", "there/m.safetensors"]);
+    assert_eq!(
+        folder.dpmf(&["verify", "m.safetensors"]),
+        expected(1, &format!("error: m.safetensors: {missing}"))
+    );
+    let train = folder.dpmf(&["train", "--data", "messages.csv", "--out", "run"]);
+    assert_eq!(train, expected(1, &format!("error: messages.csv: {missing}")));
+    let elsewhere = folder.dpmf(&["factorize", "--steps", "8", "--out", "there/m.safetensors"]);
     let message = "error: there/m.safetensors cannot be written: the folder there does not exist\n";
-    assert_eq!(elsewhere, said(1, message));
-    assert!(desk.files().is_empty(), "{:?}", desk.files());
+    assert_eq!(elsewhere, expected(1, message));
+    assert!(folder.files().is_empty(), "{:?}", folder.files());
 }
 
 #[test]
 fn a_file_of_another_kind_is_told_from_a_damaged_one() {
-    let desk = Desk::new();
-    fs::write(desk.path().join("notes.txt"), "these are notes, and no mechanism").unwrap();
+    let folder = Folder::new();
+    fs::write(folder.path().join("notes.txt"), "these are notes, and no mechanism").unwrap();
     let message = "error: notes.txt: it is not a safetensors file, or not a whole one\n";
-    assert_eq!(desk.dpmf(&["verify", "notes.txt"]), said(1, message));
-    let folder = desk.dpmf(&["verify", "."]);
-    assert_eq!(folder, said(1, "error: .: Is a directory (os error 21)\n"));
-    let data = desk.dpmf(&["train", "--data", "notes.txt", "--out", "run"]);
+    assert_eq!(folder.dpmf(&["verify", "notes.txt"]), expected(1, message));
+    let verified = folder.dpmf(&["verify", "."]);
+    assert_eq!(verified, expected(1, "error: .: Is a directory (os error 21)\n"));
+    let data = folder.dpmf(&["train", "--data", "notes.txt", "--out", "run"]);
     let message = "error: data is \"notes.txt\", but it must be names, quotes[:PATH], fashion-mnist[:DIRECTORY], \
                    stackoverflow:PATH, a .csv, .tsv, .jsonl, .ndjson (also .gz or .zst) or .parquet file, or - for standard input\n";
-    assert_eq!(data, said(1, message));
-    let matrix = desk.dpmf(&["factorize", "--matrix", "notes.txt"]);
-    assert_eq!(matrix, said(1, "error: notes.txt: the name must end in .npy, .npz or .csv\n"));
-    assert_eq!(desk.files(), ["notes.txt"]);
+    assert_eq!(data, expected(1, message));
+    let matrix = folder.dpmf(&["factorize", "--matrix", "notes.txt"]);
+    assert_eq!(matrix, expected(1, "error: notes.txt: the name must end in .npy, .npz or .csv\n"));
+    assert_eq!(folder.files(), ["notes.txt"]);
 }
 
 #[test]
 fn a_full_disk_is_an_error_and_leaves_nothing() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let account = "account --noise-multiplier 1 --delta 1e-6";
     let full = "No space left on device (os error 28)\n";
     let message = format!("error: cannot write to standard output: {full}");
-    assert_eq!(desk.shell(&format!("\"$0\" {account} > /dev/full")), said(1, &message));
-    assert_eq!(desk.shell(&format!("\"$0\" {account} --json > /dev/full")), said(1, &message));
+    assert_eq!(folder.shell(&format!("\"$0\" {account} > /dev/full")), expected(1, &message));
+    assert_eq!(folder.shell(&format!("\"$0\" {account} --json > /dev/full")), expected(1, &message));
     // Who reads no further has seen enough.
-    assert_eq!(desk.shell(&format!("\"$0\" {account} | true")).err, "");
+    assert_eq!(folder.shell(&format!("\"$0\" {account} | true")).err, "");
     // A disk that takes no byte of a file.
-    let out = desk.shell("trap '' XFSZ; ulimit -f 0; \"$0\" factorize --steps 64 --out m.safetensors");
-    assert_eq!(out, said(1, "error: m.safetensors: File too large (os error 27)\n"));
+    let out = folder.shell("trap '' XFSZ; ulimit -f 0; \"$0\" factorize --steps 64 --out m.safetensors");
+    assert_eq!(out, expected(1, "error: m.safetensors: File too large (os error 27)\n"));
     let train = "train --users 60 --rounds 2 --clients 5 --mechanism independent --out new/run";
-    let train = desk.shell(&format!("trap '' XFSZ; ulimit -f 0; \"$0\" {train}"));
+    let train = folder.shell(&format!("trap '' XFSZ; ulimit -f 0; \"$0\" {train}"));
     assert_eq!((train.code, train.out.as_str()), (Some(1), ""));
     assert!(train.err.ends_with(": File too large (os error 27)\n"), "{train:?}");
-    assert!(desk.files().is_empty(), "{:?}", desk.files());
+    assert!(folder.files().is_empty(), "{:?}", folder.files());
 }
 
 #[test]
 fn a_folder_without_permission_is_found_out_before_any_work() {
-    let desk = Desk::new();
-    let closed = desk.path().join("closed");
+    let folder = Folder::new();
+    let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
-    fs::set_permissions(desk.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     // To root everything is permitted: somebody else makes the mistake, with a program that anybody can read.
-    let program = desk.path().join("dpmf");
+    let program = folder.path().join("dpmf");
     let root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     let as_somebody = |words: &str| {
         let words = words.split(' ');
         if root {
             let who = ["--reuid", "65534", "--regid", "65534", "--clear-groups", "./dpmf"];
-            desk.command("setpriv").args(who).args(words).output().unwrap().into()
+            folder.command("setpriv").args(who).args(words).output().unwrap().into()
         } else {
-            Seen::from(desk.command("./dpmf").args(words).output().unwrap())
+            Seen::from(folder.command("./dpmf").args(words).output().unwrap())
         }
     };
     fs::copy(PROGRAM, &program).unwrap();
@@ -178,47 +181,52 @@ fn a_folder_without_permission_is_found_out_before_any_work() {
     // A million steps would take minutes: the refusal comes first.
     let denied = "cannot be written: Permission denied (os error 13)\n";
     let factorize = as_somebody("factorize --steps 1e6 --momentum 0.9 --out closed/m.safetensors");
-    assert_eq!(factorize, said(1, &format!("error: closed/m.safetensors {denied}")));
+    assert_eq!(factorize, expected(1, &format!("error: closed/m.safetensors {denied}")));
     let train = as_somebody("train --out closed/run");
-    assert_eq!(train, said(1, &format!("error: closed/run {denied}")));
+    assert_eq!(train, expected(1, &format!("error: closed/run {denied}")));
     let key = as_somebody("key new closed/run.key");
-    assert_eq!(key, said(1, "error: closed/run.key: Permission denied (os error 13)\n"));
+    assert_eq!(key, expected(1, "error: closed/run.key: Permission denied (os error 13)\n"));
     assert_eq!(fs::read_dir(&closed).unwrap().count(), 0);
-    assert_eq!(desk.files(), ["closed", "dpmf"]);
+    assert_eq!(folder.files(), ["closed", "dpmf"]);
 }
 
 #[test]
 fn a_typo_is_answered_with_the_nearest_word() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let command = "error: unrecognized subcommand 'trian'\n\n  tip: a similar subcommand exists: 'train'\n\n\
                    Usage: dpmf [OPTIONS] <COMMAND>\n\nFor more information, try '--help'.\n";
-    assert_eq!(desk.dpmf(&["trian"]), said(2, command));
+    assert_eq!(folder.dpmf(&["trian"]), expected(2, command));
     let flag = "error: unexpected argument '--mechansim' found\n\n  tip: a similar argument exists: '--mechanism'\n\n\
                 Usage: dpmf train --mechanism <NAME,…>\n\nFor more information, try '--help'.\n";
-    assert_eq!(desk.dpmf(&["train", "--mechansim", "optimal"]), said(2, flag));
-    let names = "independent, tree, honaker-online, honaker-full, sqrt-toeplitz, optimal-prefix, structured, optimal, state-space, \
-                 banded, banded-toeplitz, blt, banded-inverse, recall";
-    let name = format!(
-        "error: invalid value 'optmal' for '--mechanism <NAME,…>': mechanism is optmal, but it must be one of {names} (did you \
-         mean optimal?)\n\nFor more information, try '--help'.\n"
-    );
-    assert_eq!(desk.dpmf(&["train", "--mechanism", "optmal"]), said(2, &name));
-    let wish = "error: invalid value 'planed' for '--mechanism <NAME,…>': mechanism is planed, but no mechanism has that name (did you mean \
-                planned?)\n\nFor more information, try '--help'.\n";
-    assert_eq!(desk.dpmf(&["train", "--mechanism", "planed"]), said(2, wish));
+    assert_eq!(folder.dpmf(&["train", "--mechansim", "optimal"]), expected(2, flag));
+    let unknown = |given: &str, meant: &str| {
+        format!(
+            "error: invalid value '{given}' for '--mechanism <NAME,…>': mechanism \"{given}\" does not exist; did you mean \
+             \"{meant}\"?\n\nFor more information, try '--help'.\n"
+        )
+    };
+    assert_eq!(folder.dpmf(&["train", "--mechanism", "optmal"]), expected(2, &unknown("optmal", "optimal")));
+    assert_eq!(folder.dpmf(&["train", "--mechanism", "planed"]), expected(2, &unknown("planed", "planned")));
+    let none = "error: invalid value 'magic' for '--mechanism <NAME,…>': mechanism \"magic\" does not exist; choose one of independent, \
+                tree, honaker-online, honaker-full, sqrt-toeplitz, optimal-prefix, structured, optimal, state-space, banded, \
+                banded-toeplitz, blt, banded-inverse, recall\n\nFor more information, try '--help'.\n";
+    assert_eq!(folder.dpmf(&["train", "--mechanism", "magic"]), expected(2, none));
     let large = "error: invalid value '1e30' for '--steps <STEPS>': it must be at most 9e15\n\nFor more information, try \
                  '--help'.\n";
-    assert_eq!(desk.dpmf(&["factorize", "--steps", "1e30"]), said(2, large));
+    assert_eq!(folder.dpmf(&["factorize", "--steps", "1e30"]), expected(2, large));
     let key = "error: the following required arguments were not provided:\n  --key-file <FILE>\n\n  tip: dpmf key new FILE makes a \
                key\n\nUsage: dpmf noise --dimension <d> --key-file <FILE> --out <FILE> <FILE>\n\nFor more information, try \
                '--help'.\n";
-    assert_eq!(desk.dpmf(&["noise", "m.safetensors", "--dimension", "9", "--out", "z.npy"]), said(2, key));
-    assert!(desk.files().is_empty());
+    assert_eq!(
+        folder.dpmf(&["noise", "m.safetensors", "--dimension", "9", "--out", "z.npy"]),
+        expected(2, key)
+    );
+    assert!(folder.files().is_empty());
 }
 
 #[test]
 fn what_no_machine_can_hold_is_refused_with_its_flag() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     for (words, start) in [
         (
             &["bench", "noise", "--dimension", "1e14"][..],
@@ -231,26 +239,26 @@ fn what_no_machine_can_hold_is_refused_with_its_flag() {
         (&["factorize", "--steps", "1e15"], "error: --steps is 1000000000000000, which needs "),
         (&["train", "--rounds", "9e15"], "error: --rounds is 9000000000000000, which needs "),
     ] {
-        let seen = desk.dpmf(words);
+        let seen = folder.dpmf(words);
         assert_eq!((seen.code, seen.out.as_str()), (Some(1), ""), "{seen:?}");
         assert!(seen.err.starts_with(start) && seen.err.ends_with(" is available\n"), "{}", seen.err);
     }
-    assert!(desk.files().is_empty());
+    assert!(folder.files().is_empty());
 }
 
 #[test]
 fn control_c_ends_a_training_that_can_go_on() {
-    let desk = Desk::new();
-    let journal = desk.path().join("run/independent-0/journal");
+    let folder = Folder::new();
+    let journal = folder.path().join("run/independent-0/journal");
     let grown = |_| fs::metadata(&journal).is_ok_and(|file| file.len() > 2000);
-    let seen = desk.interrupted(LONG, grown);
+    let seen = folder.interrupted(LONG, grown);
     assert_eq!((seen.code, seen.out.as_str()), (Some(130), ""), "{seen:?}");
     let [_, last] = seen.err.lines().collect::<Vec<_>>()[..] else { panic!("{}", seen.err) };
     let rounds = last.strip_prefix("interrupted after ").unwrap();
     let (rounds, how) = rounds.split_once(' ').unwrap();
     assert!((1..2000).contains(&rounds.parse::<usize>().unwrap()), "{last}");
     assert_eq!(how, "rounds; continue with dpmf train --resume run");
-    let resumed = desk.dpmf(&["train", "--resume", "run", "--json"]);
+    let resumed = folder.dpmf(&["train", "--resume", "run", "--json"]);
     let answer: Value = serde_json::from_str(&resumed.out).unwrap();
     // A model of so little may be no better than the trivial one.
     assert!(matches!(resumed.code, Some(0 | 3)), "{resumed:?}");
@@ -259,13 +267,13 @@ fn control_c_ends_a_training_that_can_go_on() {
 
 #[test]
 fn control_c_ends_every_other_command_at_once() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let long = ["factorize", "--steps", "1e6", "--momentum", "0.9", "--out", "m.safetensors"];
-    assert_eq!(desk.interrupted(&long, works), said(130, "interrupted\n"));
-    let told = desk.interrupted(&[&long[..], &["--json"]].concat(), works);
+    assert_eq!(folder.interrupted(&long, works), expected(130, "interrupted\n"));
+    let told = folder.interrupted(&[&long[..], &["--json"]].concat(), works);
     let object = "{\"error\":{\"kind\":\"interrupted\",\"message\":\"interrupted\"},\"schema\":1}\n";
     assert_eq!(told, Seen { code: Some(130), out: object.into(), err: String::new() });
-    assert!(desk.files().is_empty(), "{:?}", desk.files());
+    assert!(folder.files().is_empty(), "{:?}", folder.files());
 
     let sweep = [
         "sweep",
@@ -280,17 +288,20 @@ fn control_c_ends_every_other_command_at_once() {
         "--out",
         "s",
     ];
-    let runs = desk.path().join("s/runs.jsonl");
-    let stopped = desk.interrupted(&sweep, |_| runs.exists());
-    assert_eq!(stopped, said(130, "interrupted; started again with the same options, the sweep goes on\n"));
+    let runs = folder.path().join("s/runs.jsonl");
+    let stopped = folder.interrupted(&sweep, |_| runs.exists());
+    assert_eq!(
+        stopped,
+        expected(130, "interrupted; started again with the same options, the sweep goes on\n")
+    );
 }
 
 #[test]
 fn lines_of_progress_fit_a_terminal_of_sixty_columns() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let words = "train --users 300 --rounds 60 --clients 4 --mechanism independent --out run";
     let typed = format!("stty cols 60 rows 24; exec '{PROGRAM}' {words}");
-    let seen: Seen = desk.command("script").args(["-qec", &typed, "/dev/null"]).output().unwrap().into();
+    let seen: Seen = folder.command("script").args(["-qec", &typed, "/dev/null"]).output().unwrap().into();
     assert!(matches!(seen.code, Some(0 | 3)), "{seen:?}");
     // What is drawn and drawn over: bars, up to the report of the end.
     let drawn = seen.out.split("-differential privacy").next().unwrap();
@@ -318,33 +329,33 @@ fn without_colours(line: &str) -> String {
 
 #[test]
 fn a_device_or_a_folder_is_not_replaced() {
-    let desk = Desk::new();
-    std::os::unix::fs::symlink("/dev/null", desk.path().join("link.svg")).unwrap();
-    std::os::unix::fs::symlink("nothing", desk.path().join("nowhere.svg")).unwrap();
-    fs::create_dir(desk.path().join("folder.svg")).unwrap();
+    let folder = Folder::new();
+    std::os::unix::fs::symlink("/dev/null", folder.path().join("link.svg")).unwrap();
+    std::os::unix::fs::symlink("nothing", folder.path().join("nowhere.svg")).unwrap();
+    fs::create_dir(folder.path().join("folder.svg")).unwrap();
     let rule = "is not a regular file, and only regular files are replaced\n";
-    let device = desk.dpmf(&["factorize", "--steps", "64", "--out", "/dev/null"]);
-    assert_eq!(device, said(1, &format!("error: /dev/null {rule}")));
+    let device = folder.dpmf(&["factorize", "--steps", "64", "--out", "/dev/null"]);
+    assert_eq!(device, expected(1, &format!("error: /dev/null {rule}")));
     for name in ["link.svg", "folder.svg"] {
-        let plot = desk.dpmf(&["plot", "error", "--steps", "16", "-o", name]);
-        assert_eq!(plot, said(1, &format!("error: {name} {rule}")));
+        let plot = folder.dpmf(&["plot", "error", "--steps", "16", "-o", name]);
+        assert_eq!(plot, expected(1, &format!("error: {name} {rule}")));
     }
-    let nowhere = desk.dpmf(&["plot", "error", "--steps", "16", "-o", "nowhere.svg"]);
+    let nowhere = folder.dpmf(&["plot", "error", "--steps", "16", "-o", "nowhere.svg"]);
     let message = "error: nowhere.svg is a link to a missing file, and links are not replaced\n";
-    assert_eq!(nowhere, said(1, message));
-    let train = desk.dpmf(&["train", "--out", "/dev/null"]);
-    assert_eq!(train, said(1, "error: /dev/null cannot be made: /dev/null is not a folder\n"));
+    assert_eq!(nowhere, expected(1, message));
+    let train = folder.dpmf(&["train", "--out", "/dev/null"]);
+    assert_eq!(train, expected(1, "error: /dev/null cannot be created: /dev/null is not a folder\n"));
     assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
-    assert_eq!(desk.files(), ["folder.svg", "link.svg", "nowhere.svg"]);
+    assert_eq!(folder.files(), ["folder.svg", "link.svg", "nowhere.svg"]);
 }
 
 #[test]
 fn a_run_goes_on_from_another_working_directory() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let rows: String = (0..400).map(|user| format!("user{user},text number {user}\n")).collect();
-    fs::write(desk.path().join("messages.csv"), format!("user,text\n{rows}")).unwrap();
-    assert_eq!(desk.dpmf(&["key", "new", "run.key"]).code, Some(0));
-    fs::create_dir(desk.path().join("elsewhere")).unwrap();
+    fs::write(folder.path().join("messages.csv"), format!("user,text\n{rows}")).unwrap();
+    assert_eq!(folder.dpmf(&["key", "new", "run.key"]).code, Some(0));
+    fs::create_dir(folder.path().join("elsewhere")).unwrap();
     let words = [
         "train",
         "--data",
@@ -362,11 +373,11 @@ fn a_run_goes_on_from_another_working_directory() {
         "--out",
         "run",
     ];
-    let journal = desk.path().join("run/independent-0/journal");
-    let stopped = desk.interrupted(&words, |_| fs::metadata(&journal).is_ok_and(|file| file.len() > 1000));
+    let journal = folder.path().join("run/independent-0/journal");
+    let stopped = folder.interrupted(&words, |_| fs::metadata(&journal).is_ok_and(|file| file.len() > 1000));
     assert_eq!(stopped.code, Some(130), "{stopped:?}");
-    let mut elsewhere = desk.command(PROGRAM);
-    elsewhere.current_dir(desk.path().join("elsewhere")).args(["train", "--resume", "../run", "--json"]);
+    let mut elsewhere = folder.command(PROGRAM);
+    elsewhere.current_dir(folder.path().join("elsewhere")).args(["train", "--resume", "../run", "--json"]);
     let seen: Seen = elsewhere.output().unwrap().into();
     assert!(matches!(seen.code, Some(0 | 3)), "{seen:?}");
     assert_eq!(serde_json::from_str::<Value>(&seen.out).unwrap()["rounds"], 300);
@@ -374,15 +385,15 @@ fn a_run_goes_on_from_another_working_directory() {
 
 #[test]
 fn flags_that_contradict_each_other_are_named() {
-    let desk = Desk::new();
+    let folder = Folder::new();
     let words = ["train", "--resume", "run", "--epsilon", "1", "--data", "names", "--burn"];
     let message = "error: --resume keeps the original settings: remove --data, --epsilon\n\nUsage: dpmf train \
                    [OPTIONS]\n\nFor more information, try '--help'.\n";
-    assert_eq!(desk.dpmf(&words), said(2, message));
-    let told = desk.dpmf(&[&words[..], &["--json"]].concat());
+    assert_eq!(folder.dpmf(&words), expected(2, message));
+    let told = folder.dpmf(&[&words[..], &["--json"]].concat());
     let object: Value = serde_json::from_str(&told.out).unwrap();
     assert_eq!((told.code, &object["error"]["kind"]), (Some(2), &"usage".into()));
-    let both = desk.dpmf(&[
+    let both = folder.dpmf(&[
         "calibrate",
         "m",
         "--epsilon",
@@ -396,6 +407,6 @@ fn flags_that_contradict_each_other_are_named() {
     ]);
     let message = "error: the argument '--epsilon <ε>' cannot be used with '--noise-multiplier <σ>'\n\nUsage: dpmf calibrate \
                    --delta <δ> --clip <ζ> --epsilon <ε> <FILE>\n\nFor more information, try '--help'.\n";
-    assert_eq!(both, said(2, message));
-    assert!(desk.files().is_empty());
+    assert_eq!(both, expected(2, message));
+    assert!(folder.files().is_empty());
 }

@@ -203,7 +203,7 @@ fn the_bench_times_engines_and_files() {
         (["--threads", "0"], "threads is 0"),
         (["--rounds", "0"], "rounds is 0"),
         (["--dimension", "0"], "dimension is 0"),
-        (["--mechanism", "magic"], "mechanism is magic"),
+        (["--mechanism", "magic"], "mechanism \"magic\" does not exist"),
     ] {
         let (_, message) = failure(&[&["bench", "noise"][..], &arguments].concat());
         assert!(message.contains(expected), "{arguments:?}: {message}");

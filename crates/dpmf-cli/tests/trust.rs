@@ -151,7 +151,7 @@ fn an_experiment_keeps_its_seed_to_its_owner_and_its_runs_inside() {
     for name in [folder.text("elsewhere"), "../elsewhere".into(), "a/b".into(), "..".into(), String::new()] {
         edit_json(&experiment, |experiment| experiment["runs"][0] = name.clone().into());
         let message = refusal(&["train", "--resume", &folder.text("run")]);
-        assert!(message.contains("no directory in it"), "{name}: {message}");
+        assert!(message.contains("has no directory with that name"), "{name}: {message}");
     }
     assert!(!folder.path("elsewhere").exists());
 }

@@ -18,7 +18,7 @@ mod privacy;
 mod run;
 mod sampler;
 mod solve;
-mod table;
+mod train_table;
 mod workload;
 
 use pyo3::prelude::*;
@@ -50,7 +50,7 @@ mod core {
     #[pymodule_export]
     use crate::solve::{Certificate, Optimum, Progress, compare, factorize, make_mechanism};
     #[pymodule_export]
-    use crate::table::train_columns;
+    use crate::train_table::train_columns;
     #[pymodule_export]
     use crate::workload::{Workload, load_workload};
 

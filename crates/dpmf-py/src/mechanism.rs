@@ -444,7 +444,7 @@ impl Mechanism {
                 self.inner.participation().words(self.steps())
             ),
             _ => format!(
-                "{offence}, but the guarantee of this mechanism counts on sampling {counted} and holds under no other: draw \
+                "{offence}, but the guarantee of this mechanism relies on sampling {counted} and holds under no other: draw \
                  with plan.sampler(key) or dpmf.Sampler(mechanism.sampling, key, …) (with PyTorch: \
                  batch_sampler=dpmf.torch.SampledBatches(sampler)), or plan with sampling=\"none\""
             ),

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 /// The secret from which all noise of a run is derived.
 ///
-/// Whoever has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
+/// Anyone who has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct NoiseKey(pub(crate) noise::NoiseKey);
 

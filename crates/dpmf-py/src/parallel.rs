@@ -75,16 +75,16 @@ pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> dpmf::Result<T
     py.detach(|| pool.install(work)).map_err(to_python)
 }
 
-/// [`run`] for work that may be long: open to Ctrl-C, as [`run_told`] is.
+/// [`run`] for work that may be long: open to Ctrl-C, as [`run_reporting`] is.
 pub(crate) fn run_long<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> dpmf::Result<T> + Send + 'static,
 ) -> PyResult<T> {
-    run_told(py, None, |_: &mut dyn FnMut(()) -> ControlFlow<()>| work())
+    run_reporting(py, None, |_: &mut dyn FnMut(()) -> ControlFlow<()>| work())
 }
 
 /// Calls work with whom to tell of progress: a callback, the line of `dpmf._progress`, or nobody.
-pub(crate) fn heard<T>(
+pub(crate) fn with_progress<T>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,
     work: impl FnOnce(Option<&Py<PyAny>>) -> PyResult<T>,
@@ -103,7 +103,7 @@ pub(crate) fn run_observed<T: Send + 'static>(
     callback: Option<&Py<PyAny>>,
     work: impl FnOnce(Observer<'_>) -> dpmf::Result<T> + Send + 'static,
 ) -> PyResult<T> {
-    run_told(py, callback, |tell| {
+    run_reporting(py, callback, |tell| {
         work(&mut |progress: &Progress| tell(crate::solve::Progress::from(*progress)))
     })
 }
@@ -118,7 +118,7 @@ enum News<M, T> {
 ///
 /// The callback runs on the calling thread, as Python's signal handlers must. On Ctrl-C work that does not report soon is left
 /// to end unseen, and the caller goes on without it.
-pub(crate) fn run_told<M, T>(
+pub(crate) fn run_reporting<M, T>(
     py: Python<'_>,
     callback: Option<&Py<PyAny>>,
     work: impl FnOnce(&mut dyn FnMut(M) -> ControlFlow<()>) -> dpmf::Result<T> + Send + 'static,

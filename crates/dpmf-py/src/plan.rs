@@ -4,7 +4,7 @@ use crate::data::objects;
 use crate::error::{IntoPython, raise};
 use crate::mechanism::{Mechanism, conditions};
 use crate::noise::NoiseKey;
-use crate::parallel::{heard, run_told};
+use crate::parallel::{run_reporting, with_progress};
 use crate::picture;
 use crate::privacy::PrivacyStatement;
 use crate::sampler::Sampler;
@@ -229,8 +229,8 @@ pub(crate) fn make_plan(
     let conditions = conditions(unit, adjacency, "exact")?;
     let plain = Request::new(workload, examples, batch, epochs, epsilon, delta).or_raise()?;
     let request = Request { clip, buffers, trusted, conditions, pull, ..plain };
-    let inner = heard(py, progress, |callback| {
-        run_told(py, callback, move |tell| {
+    let inner = with_progress(py, progress, |callback| {
+        run_reporting(py, callback, move |tell| {
             let mut planner = Planner::new(folder.map_or_else(FitCache::default, FitCache::in_folder));
             planner.plan(&request, &mut |line: &str| tell(line.to_owned()))
         })

@@ -277,7 +277,7 @@ pub(crate) fn phases_delta(
 ///
 /// adversary is "worst-column", "adaptive" or "paper".
 ///
-/// Of a mechanism that counts on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+/// Of a mechanism that relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
 /// "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
 #[pyfunction]
 #[pyo3(signature = (mechanism, *, trials=100_000, adversary="worst-column", delta=None, dimension=2, confidence=0.999,

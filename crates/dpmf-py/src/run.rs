@@ -232,7 +232,7 @@ impl PrivateRun {
         py.detach(|| pool.install(|| run.release_together(sum, released, digest))).or_raise()
     }
 
-    /// Two numbers that tell the sum from others, for whoever does not know the key.
+    /// Two numbers that identify the sum, and reveal nothing about it without the key.
     fn digest(&self, py: Python<'_>, sum: &Bound<'_, PyAny>) -> PyResult<[u64; 2]> {
         let run = self.guarded.live(py)?;
         let sum = sum

@@ -4,7 +4,7 @@ use crate::arrays;
 use crate::data::objects;
 use crate::error::{IntoPython, value_error};
 use crate::mechanism::Mechanism;
-use crate::parallel::{heard, run_long, run_observed};
+use crate::parallel::{run_long, run_observed, with_progress};
 use crate::workload::Workload;
 use dpmf::factorize::{self as solvers, Options, Solver, Stage, quiet};
 use dpmf::family::{self, Budget, Selector};
@@ -205,7 +205,7 @@ impl Optimum {
     ) -> PyResult<Mechanism> {
         let selector = selector("optimal", buffers, tolerance, false)?;
         let problem = self.problem(py);
-        let made = heard(py, progress, |callback| {
+        let made = with_progress(py, progress, |callback| {
             run_observed(py, callback, move |observe| {
                 problem.recurrence()?;
                 problem.mechanism(selector, observe)
@@ -306,7 +306,7 @@ pub(crate) fn factorize(
     let workload = workload.get().clone();
     let (solver, options) = (self::solver(solver)?, options(gap, iteration, max_iterations)?);
     let problem = problem(&workload, participation, solver, options)?;
-    let (problem, v, certificate, solver) = heard(py, progress, |callback| {
+    let (problem, v, certificate, solver) = with_progress(py, progress, |callback| {
         run_observed(py, callback, move |observe| {
             let optimum = problem.optimum(observe)?;
             let (v, certificate, solver) = (optimum.dual.v().to_vec(), optimum.certificate, optimum.solver);
@@ -344,7 +344,7 @@ pub(crate) fn make_mechanism(
     let selector = selector(mechanism, buffers, tolerance, dense)?;
     let options = Options { gap, ..Options::default() };
     let problem = problem(workload.get(), participation, Solver::default(), options)?;
-    let made = heard(py, progress, |callback| {
+    let made = with_progress(py, progress, |callback| {
         run_observed(py, callback, move |observe| problem.mechanism(selector, observe))
     })?;
     Ok(made.into())
@@ -377,7 +377,7 @@ pub(crate) fn compare<'py>(
     let selectors = family::table(&named.or_raise()?, &buffers);
     let options = Options { gap, ..Options::default() };
     let problem = problem(workload.get(), participation, Solver::default(), options)?;
-    let comparison = heard(py, progress, |callback| {
+    let comparison = with_progress(py, progress, |callback| {
         run_observed(py, callback, move |observe| problem.compare(&selectors, observe))
     })?;
     for (name, reason) in &comparison.left_out {

@@ -12,21 +12,21 @@ use crate::summary::FinishedRun;
 use crate::task::{Length, ModelKind, ModelOptions, Task};
 use crate::training::Training;
 use crate::{Baseline, Model, Users, evaluate, with_task};
-use dpmf::accounting::{Beside, gaussian};
+use dpmf::accounting::{ExtraRelease, gaussian};
 use dpmf::disk::DiskPath;
 use dpmf::planner::Listener;
 use dpmf::{Optimizer, Sampling};
 use std::path::Path;
 use std::time::Instant;
 
-/// What may be said of a training; what is not is rehearsed.
+/// What a caller may set of a training; rehearsal chooses the rest.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wishes {
+pub struct TrainingRequest {
     /// ε of the guarantee.
     pub epsilon: f64,
     /// δ of the guarantee.
     pub delta: f64,
-    /// Share of the budget that finding a schema may cost; where nothing is said, as public numbers suggest.
+    /// Share of the budget that finding a schema may cost; without it, a share that follows from public numbers.
     pub schema_share: Option<f64>,
     /// The server's learning rate.
     pub learning_rate: Option<f64>,
@@ -59,7 +59,7 @@ pub struct Planned {
 }
 
 /// What a planner and a rehearsal work with: what they remember, and who listens.
-pub struct Rehearsing<'a> {
+pub struct PlanningContext<'a> {
     /// The planner.
     pub planner: &'a mut RunPlanner,
     /// Where rehearsals are kept.
@@ -71,31 +71,31 @@ pub struct Rehearsing<'a> {
 /// Plans a training on a table in memory. Where nothing else says what the columns mean, that is found in private, with a share of the
 /// budget, after the plan is made: nothing that was found has a say in it but for the learning rate.
 ///
-/// Guarantee: what is found and the training together have the (ε, δ) of the wishes.
+/// Guarantee: what is found and the training together have the (ε, δ) of the request.
 ///
-/// Errors: those of the planner; wishes outside their ranges; tables that cannot be read, or with too few users.
+/// Errors: those of the planner; a request outside its ranges; tables that cannot be read, or with too few users.
 pub fn prepare(
     frame: FrameTable,
     options: &Options,
     model: ModelOptions,
-    wishes: &Wishes,
+    request: &TrainingRequest,
     key: &KeySource,
-    with: Rehearsing<'_>,
+    context: PlanningContext<'_>,
 ) -> Result<Planned> {
-    let Rehearsing { planner, folder, listen } = with;
-    let mu = |delta: f64| Ok(gaussian::mu(wishes.epsilon, delta)?);
-    let Some(beside) = frame.schema_cost(mu, wishes.delta, wishes.schema_share)? else {
+    let PlanningContext { planner, folder, listen } = context;
+    let mu = |delta: f64| Ok(gaussian::mu(request.epsilon, delta)?);
+    let Some(beside) = frame.schema_cost(mu, request.delta, request.schema_share)? else {
         let task = Task::new(frame.read()?, options, model)?;
-        let (plan, rehearsed, _) = planned(&task, wishes, None, planner, folder, listen)?;
+        let (plan, rehearsed, _) = planned(&task, request, None, planner, folder, listen)?;
         return Ok(Planned { task, plan, rehearsed });
     };
     // A model for one kind of label may not be the one that the outline has.
     let outlined = ModelOptions { kind: model.kind.filter(|kind| *kind == ModelKind::Mlp), ..model };
     let outline = Task::new(frame.outline(beside)?, options, outlined)?;
     let (mut plan, mut rehearsed, mut settings) =
-        planned(&outline, wishes, Some(beside), planner, folder, listen)?;
+        planned(&outline, request, Some(beside), planner, folder, listen)?;
     let task = Task::new(frame.find(beside, key)?, options, model)?;
-    if let (Some(shape), Some(rehearsed), None) = (task.shape(), &mut rehearsed, wishes.learning_rate) {
+    if let (Some(shape), Some(rehearsed), None) = (task.shape(), &mut rehearsed, request.learning_rate) {
         let given = Given { learning_rate: false, length: true, clients: true, clip: true };
         let found = rehearse(&shape, &settings, given, planner, folder, listen)?;
         settings.server_learning_rate = found.learning_rate;
@@ -107,30 +107,30 @@ pub fn prepare(
 
 /// The plan of a training.
 ///
-/// Errors: those of the planner; wishes outside their ranges.
+/// Errors: those of the planner; a request outside its ranges.
 fn planned(
     task: &Task,
-    wishes: &Wishes,
-    beside: Option<Beside>,
+    request: &TrainingRequest,
+    beside: Option<ExtraRelease>,
     planner: &mut RunPlanner,
     folder: Option<&Path>,
     listen: Listener<'_>,
 ) -> Result<(Plan, Option<Rehearsed>, Settings)> {
-    let length = Length::Epochs(wishes.epochs.unwrap_or(1));
-    let base = task.settings(length, wishes.clients, Sampling::None, None)?;
+    let length = Length::Epochs(request.epochs.unwrap_or(1));
+    let base = task.settings(length, request.clients, Sampling::None, None)?;
     let mut settings = Settings {
-        privacy: Privacy::Epsilon { epsilon: wishes.epsilon, delta: wishes.delta },
+        privacy: Privacy::Epsilon { epsilon: request.epsilon, delta: request.delta },
         beside,
-        clip: wishes.clip.unwrap_or(base.clip),
-        server_learning_rate: wishes.learning_rate.unwrap_or(base.server_learning_rate),
+        clip: request.clip.unwrap_or(base.clip),
+        server_learning_rate: request.learning_rate.unwrap_or(base.server_learning_rate),
         ..base
     };
     settings.recipe.mechanism = MechanismChoice::Planned;
     let given = Given {
-        learning_rate: wishes.learning_rate.is_some(),
-        length: wishes.epochs.is_some(),
-        clients: wishes.clients.is_some(),
-        clip: wishes.clip.is_some(),
+        learning_rate: request.learning_rate.is_some(),
+        length: request.epochs.is_some(),
+        clients: request.clients.is_some(),
+        clip: request.clip.is_some(),
     };
     let mut rehearsed = None;
     if let Some(shape) = task.shape() {

@@ -2,7 +2,7 @@
 
 use crate::clients::Local;
 use crate::error::{Error, Result};
-use dpmf::accounting::{Arithmetic, Beside, PrivacyUnit};
+use dpmf::accounting::{Arithmetic, ExtraRelease, PrivacyUnit};
 use dpmf::family::nearest;
 use dpmf::planner;
 use dpmf::{Optimizer, Participation, Sampling, Schedule, Selector, Workload};
@@ -57,10 +57,9 @@ impl FromStr for MechanismChoice {
         text.parse().map(Self::Named).map_err(|error| {
             let names = Self::WORDS.map(|(name, _)| name);
             match (nearest(text, &names), error) {
-                (Some(near), dpmf::Error::Selector { value, .. }) => dpmf::Error::Selector {
-                    value,
-                    reason: format!("no mechanism has that name (did you mean {near}?)"),
-                },
+                (Some(near), dpmf::Error::Selector { value, .. }) => {
+                    dpmf::Error::Selector { value, reason: format!("does not exist; did you mean {near:?}?") }
+                }
                 (_, error) => error,
             }
         })
@@ -180,7 +179,7 @@ pub struct Settings {
     pub privacy: Privacy,
     /// What else ε and δ pay for: the private schema of a table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<Beside>,
+    pub beside: Option<ExtraRelease>,
     /// What a planned mechanism may use.
     pub limits: PlanLimits,
 }

@@ -278,7 +278,7 @@ impl Task {
             Some(clients) if clients != expected => Err(Error::InvalidArgument {
                 name: "clients",
                 value: clients.to_string(),
-                rule: "the sampling decides how many are drawn on average: leave it out",
+                rule: "the sampling determines the average number of users in a round: remove it",
             }),
             _ => Ok(Some(expected)),
         }

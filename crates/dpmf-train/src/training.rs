@@ -48,7 +48,7 @@ where
     ///
     /// Errors: examples that the model does not admit, a recipe outside its ranges; a run of another number of steps or
     /// parameters, or none for a plan with a mechanism; cohorts that another run draws, or that nobody draws where the
-    /// guarantee counts on sampling.
+    /// guarantee relies on sampling.
     pub fn new(
         model: &'a M,
         data: &'a D,

@@ -384,11 +384,11 @@ fn a_sampled_sum_is_divided_by_the_expected_batch() {
     let refused = Training::new(&Points, &data, &plan, cohorts(), None).err().unwrap();
     assert!(refused.to_string().contains("its private run"), "{refused}");
 
-    // Cohorts by a seed where the guarantee counts on sampling, and cohorts that another run draws.
+    // Cohorts by a seed where the guarantee relies on sampling, and cohorts that another run draws.
     let listed = Assignment::new(participation, 100, ROUNDS, CLIENTS, 1).unwrap();
     let run = || Some(plan.private_run(&secret, DIMENSION).unwrap().unwrap());
     let refused = Training::new(&Points, &data, &plan, listed, run()).err().unwrap();
-    assert!(refused.to_string().contains("counts on sampling balls-in-bins:3"), "{refused}");
+    assert!(refused.to_string().contains("relies on sampling balls-in-bins:3"), "{refused}");
     let mut taken = cohorts();
     taken.bind(RunId([1; 16])).unwrap();
     let refused = Training::new(&Points, &data, &plan, taken, run()).err().unwrap();

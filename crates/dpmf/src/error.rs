@@ -33,11 +33,11 @@ pub enum Error {
         rule: &'static str,
     },
     /// A mechanism is asked for by a name, or with a choice, that does not exist.
-    #[error("mechanism is {value}, but {reason}")]
+    #[error("mechanism {value:?} {reason}")]
     Selector {
         /// What was given.
         value: String,
-        /// What there is.
+        /// What is wrong with it, to be read after the value, and what there is.
         reason: String,
     },
     /// One entry of a vector is outside its domain.
@@ -245,9 +245,9 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A mechanism that counts on sampling gets contributions of batches that nobody drew.
+    /// A mechanism that relies on sampling gets contributions of batches that nobody drew.
     #[error(
-        "the guarantee of this mechanism counts on sampling {sampling}, and nothing here shows that the examples were drawn \
+        "the guarantee of this mechanism relies on sampling {sampling}, and nothing here shows that the examples were drawn \
          that way"
     )]
     NotSampled {

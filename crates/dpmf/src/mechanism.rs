@@ -2,8 +2,8 @@
 
 use crate::accounting::allocation::Watch;
 use crate::accounting::{
-    Accountant, Adjacency, Amplification, Beside, Calibration, KeyOrigin, PrivacyStatement, PrivacyUnit,
-    Terms,
+    Accountant, Adjacency, Amplification, Calibration, ExtraRelease, KeyOrigin, PrivacyStatement,
+    PrivacyUnit, Terms,
 };
 use crate::error::{Error, Result};
 use crate::factorize::{Certificate, Dual, Observer, Optimum, lower_bound_at};
@@ -47,7 +47,7 @@ pub struct Conditions {
     /// How ε and δ follow from the noise.
     pub accountant: Accountant,
     /// What else ε and δ pay for.
-    pub beside: Option<Beside>,
+    pub beside: Option<ExtraRelease>,
 }
 
 /// A lower bound on the loss of every factorization, with the dual point that proves it.

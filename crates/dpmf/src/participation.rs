@@ -193,13 +193,17 @@ impl Sampling {
         match self {
             Sampling::None => "none; who takes part in which step may be public".into(),
             Sampling::CyclicPoisson { bands, rate } => {
-                format!(
-                    "in secret, each with probability {rate} whenever the turn comes to its part, one of {bands}"
-                )
+                let when = match bands {
+                    1 => "in every step".into(),
+                    bands => format!("in every step of its part; {bands} parts take turns"),
+                };
+                format!("in secret, each with probability {rate} {when}")
             }
-            Sampling::BallsInBins { bins } => format!("in secret, each put into one of {bins} bins"),
+            Sampling::BallsInBins { bins } => {
+                format!("in secret, each put into one of {bins} batches, for all epochs")
+            }
             Sampling::ReshuffledBins { bins } => {
-                format!("in secret, each put into one of {bins} bins, which is drawn anew in every epoch")
+                format!("in secret, each put into one of {bins} batches, anew in every epoch")
             }
         }
     }

@@ -259,7 +259,7 @@ impl PrivateRun {
     /// Says how batches come: before the first is handed out, and again, with the same name, when the run goes on.
     ///
     /// Errors: [`Refusal::OtherOrder`] for batches that others decide than at first; [`Refusal::NotSampled`] where the guarantee
-    /// counts on sampling, and they are not drawn.
+    /// relies on sampling, and they are not drawn.
     pub fn follow(&mut self, order: Order) -> Result<()> {
         if self.sampling != Sampling::None && !order.sampled {
             return Err(self.not_sampled());

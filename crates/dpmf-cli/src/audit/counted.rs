@@ -1,4 +1,4 @@
-//! Games that are counted as they end, for whoever waits.
+//! Counts games as they end, for the progress bar.
 
 use crate::progress::Bar;
 use dpmf::audit::{AuditRng, Session, StreamMechanism};

@@ -27,7 +27,10 @@ impl ModelArgs {
     fn load(&self) -> anyhow::Result<SavedModel> {
         if !self.model.is_dir() {
             if self.run.is_some() {
-                bail!("--run chooses a run of a training, but {} is no directory", self.model.display());
+                bail!(
+                    "--run chooses one run of a training directory, but {} is not a directory",
+                    self.model.display()
+                );
             }
             return Ok(SavedModel::load(self.model.as_path())?);
         }
@@ -38,7 +41,7 @@ impl ModelArgs {
         let experiment = Experiment::read(&self.model)?;
         let name = match (&self.run, experiment.runs.first()) {
             (Some(name), _) if experiment.runs.contains(name) => name,
-            (Some(name), _) => bail!("there is no run {name}, but {}", experiment.runs.join(", ")),
+            (Some(name), _) => bail!("there is no run {name}; the runs are {}", experiment.runs.join(", ")),
             (None, Some(first)) => first,
             (None, None) => bail!("{} has no runs", self.model.display()),
         };

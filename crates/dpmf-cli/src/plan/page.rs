@@ -26,7 +26,7 @@ pub fn serve(port: u16, open: bool, cache: FitCache) -> anyhow::Result<Report> {
     drop(std::panic::take_hook());
     if open && std::io::stderr().is_terminal() {
         let browser = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
-        // Whoever has no browser here has the address.
+        // Without a browser on this machine, the address is printed.
         let _ = std::process::Command::new(browser)
             .arg(server.url())
             .stdout(std::process::Stdio::null())
@@ -91,7 +91,7 @@ impl Fields {
     }
 }
 
-fn told(progress: &dyn Fn(String)) -> impl FnMut(&str) -> ControlFlow<()> + '_ {
+fn forward(progress: &dyn Fn(String)) -> impl FnMut(&str) -> ControlFlow<()> + '_ {
     |line: &str| {
         progress(line.to_owned());
         ControlFlow::Continue(())
@@ -115,7 +115,7 @@ impl SharedPlanner {
         let Memory { planner, last } = &mut *memory;
         let before = planner.fits();
         if last.as_ref().is_none_or(|(known, _)| known != query) {
-            let plan = planner.plan(&request, &mut told(progress)).map_err(|error| error.to_string())?;
+            let plan = planner.plan(&request, &mut forward(progress)).map_err(|error| error.to_string())?;
             *last = Some((query.to_vec(), plan));
         }
         match last {
@@ -154,10 +154,10 @@ impl server::Planner for SharedPlanner {
         let (mut planned, mut names, mut dp_sgd, mut bound) = (vec![], vec![], vec![], vec![]);
         for &epsilon in &epsilons {
             let request = fields.request(epsilon)?;
-            let said = |line: String| progress(format!("curve at ε = {epsilon}: {line}"));
-            let plan = self.memory().planner.survey(&request, &mut told(&said));
+            let labelled = |line: String| progress(format!("curve at ε = {epsilon}: {line}"));
+            let plan = self.memory().planner.survey(&request, &mut forward(&labelled));
             let plan = plan.map_err(|error| error.to_string())?;
-            // Whoever waits for a plan comes first.
+            // Requests for a plan come first.
             std::thread::sleep(Duration::from_millis(20));
             planned.push(plan.chosen().rmse());
             names.push(plan.chosen().row().selector);

@@ -50,7 +50,7 @@ impl Server {
         Ok(Self { listener, port, token: secret()? })
     }
 
-    /// Where the page is; whoever knows it may ask.
+    /// The address of the page. It is secret: only requests that know it are answered.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/{}/", self.port, self.token)
     }

@@ -111,7 +111,7 @@ fn cells(row: &Row) -> Vec<String> {
     // Before a run has ended nothing is chosen.
     let chosen = |text: String| if row.runs > 0 { text } else { "–".into() };
     vec![
-        row.asked(),
+        row.choice_and_mechanism(),
         row.tested("\u{a0}±\u{a0}"),
         number(row.epsilon),
         number(row.noise_multiplier),

@@ -148,7 +148,7 @@ impl Row {
     }
 
     /// The same, with the mechanism that came of it.
-    pub(super) fn asked(&self) -> String {
+    pub(super) fn choice_and_mechanism(&self) -> String {
         match self.choice() {
             asked @ (MechanismChoice::Planned | MechanismChoice::DpSgd) if self.runs > 0 => {
                 format!("{asked} ({})", self.mechanism)
@@ -215,7 +215,7 @@ impl Row {
     pub(super) fn cells(&self) -> Vec<String> {
         let optional = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
         vec![
-            self.asked(),
+            self.choice_and_mechanism(),
             self.sampling.to_string(),
             optional(self.noise_multiplier, 3),
             optional(self.epsilon, 3),

@@ -26,7 +26,7 @@ fn constant(task: &Task) -> &'static str {
 }
 
 /// What to try when the first model is no better than the trivial one; nothing where it is.
-pub fn useless(task: &Task, summary: &Summary) -> Option<String> {
+pub fn worse_than_trivial(task: &Task, summary: &Summary) -> Option<String> {
     if summary.beats_trivial() {
         return None;
     }
@@ -124,7 +124,7 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
     }
 
     let [right, lost] = scores(task);
-    if let Some(sentence) = useless(task, summary) {
+    if let Some(sentence) = worse_than_trivial(task, summary) {
         page.paragraph(&sentence);
     }
     page.heading("Results");

@@ -18,7 +18,7 @@ use crate::warnings;
 use crate::workload::{BYTES_A_STEP, OptimizerArgs, count};
 use anyhow::{Context, bail};
 use dpmf::accounting::statement::epsilon_for_people;
-use dpmf::accounting::{Arithmetic, Beside, LedgerFile, Release, Terms, gaussian};
+use dpmf::accounting::{Arithmetic, ExtraRelease, LedgerFile, Release, Terms, gaussian};
 use dpmf::disk::{self, Access, DiskPath, Lock};
 use dpmf::family::{Budget, Knob};
 use dpmf::mechanism::Conditions;
@@ -221,7 +221,7 @@ pub struct RecipeArgs {
     pub sampling: SamplingArg,
 }
 
-/// `--sampling`: left to whoever plans, or fixed.
+/// `--sampling`: left to the planner, or fixed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SamplingArg {
     Auto,
@@ -321,7 +321,7 @@ pub struct Experiment {
     pub runs: Vec<String>,
     /// What the schema of the table may cost, where it is found in private.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    beside: Option<Beside>,
+    beside: Option<ExtraRelease>,
 }
 
 /// Directory of a schema that is found in private.
@@ -343,7 +343,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         None => {
             let folder =
                 args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}", clock::compact())));
-            vacant(&folder)?;
+            check_unused(&folder)?;
             output::check_folder(&folder)?;
             if let Some(path) = &args.key_file {
                 NoiseKey::read_file(path)?;
@@ -400,7 +400,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 }
 
 /// What finding the schema may cost: a share of the whole budget, or of what the noise of a mechanism is worth.
-fn beside(args: &Args) -> anyhow::Result<Option<Beside>> {
+fn beside(args: &Args) -> anyhow::Result<Option<ExtraRelease>> {
     let (epsilon, delta) = match &args.plan {
         Some(path) => {
             let mechanism = dpmf::format::load(path)?;
@@ -438,7 +438,7 @@ pub fn fits(task: &Task) -> Result<(), Failure> {
 }
 
 /// Refuses a directory that holds a run.
-fn vacant(folder: &Path) -> anyhow::Result<()> {
+fn check_unused(folder: &Path) -> anyhow::Result<()> {
     if folder.join(EXPERIMENT).exists() {
         let name = folder.display();
         bail!("{name} already holds a run: continue it with --resume {name}, or choose another --out");
@@ -457,7 +457,7 @@ fn begin(
     task: &Task,
     folder: &Path,
     plans: Vec<(String, Plan)>,
-    beside: Option<Beside>,
+    beside: Option<ExtraRelease>,
     rehearsed: Option<Rehearsed>,
 ) -> anyhow::Result<(Experiment, Lock)> {
     let new = folder.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists()).last();
@@ -478,12 +478,12 @@ fn write_down(
     task: &Task,
     folder: &Path,
     plans: &[(String, Plan)],
-    beside: Option<Beside>,
+    beside: Option<ExtraRelease>,
     rehearsed: Option<Rehearsed>,
 ) -> anyhow::Result<(Experiment, Lock)> {
     let lock = hold(folder)?;
     // Another process may have been first while this one was planning.
-    vacant(folder)?;
+    check_unused(folder)?;
     for (name, plan) in plans {
         run::save_plan(folder.join(name), plan)?;
     }
@@ -591,7 +591,7 @@ impl Experiment {
         if let Some(name) =
             experiment.runs.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref()))
         {
-            bail!("{} names the run {name:?}, which is no directory in it", path.display());
+            bail!("{} names the run {name:?}, but has no directory with that name", path.display());
         }
         Ok(experiment)
     }
@@ -609,7 +609,7 @@ struct Planned {
 }
 
 /// The plans of all runs, and what was rehearsed for them.
-fn plans(args: &Args, task: &Task, beside: Option<Beside>) -> anyhow::Result<Planned> {
+fn plans(args: &Args, task: &Task, beside: Option<ExtraRelease>) -> anyhow::Result<Planned> {
     repeatable(args.repeats)?;
     let seeds = 0..args.repeats as u64;
     if let Some(path) = &args.plan {
@@ -719,7 +719,13 @@ fn choices(args: &Args, epochs: Option<usize>) -> anyhow::Result<Vec<MechanismCh
 }
 
 /// A run by a file of `dpmf plan`: mechanism, sampler, optimizer, clip and ε are the file's.
-fn planned(args: &Args, task: &Task, path: &Path, seed: u64, beside: Option<Beside>) -> anyhow::Result<Plan> {
+fn planned(
+    args: &Args,
+    task: &Task,
+    path: &Path,
+    seed: u64,
+    beside: Option<ExtraRelease>,
+) -> anyhow::Result<Plan> {
     let mut mechanism = dpmf::format::load(path)?;
     if let (Some(beside), Some(statement)) = (beside, mechanism.privacy().cloned()) {
         // ε and δ stay, and pay for the schema too: the noise grows.
@@ -771,7 +777,7 @@ where
     loop {
         bar.reach(run.done());
         bar.say(&state(&run));
-        if interrupt::asked() {
+        if interrupt::requested() {
             run.checkpoint()?;
             drop(bar);
             let (done, name) = (run.done(), folder.display());
@@ -829,8 +835,8 @@ fn finish(
     write(&folder.join(RESULTS), &serde_json::to_vec_pretty(&json)?)?;
     write(&report, html::page(task, &summary, ended, folder).as_bytes())?;
     let mut text = String::new();
-    let useless = html::useless(task, &summary);
-    if let Some(sentence) = &useless {
+    let no_better = html::worse_than_trivial(task, &summary);
+    if let Some(sentence) = &no_better {
         text += &format!("{sentence}\n\n");
     }
     if let (Some(statement), Some(guarantee)) = (&summary.statement, summary.guarantee()) {
@@ -867,10 +873,10 @@ fn finish(
         );
     }
     let mut warnings = plan_warnings(ended.iter().map(|ended| &ended.plan), task);
-    let is_useless = useless.is_some();
-    warnings.extend(useless);
+    let is_no_better = no_better.is_some();
+    warnings.extend(no_better);
     let mut report = Report::new(json, text).warned(warnings);
-    report.useless = is_useless;
+    report.no_better = is_no_better;
     Ok(report)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::workload::count;
 use anyhow::bail;
-use dpmf::accounting::Beside;
+use dpmf::accounting::ExtraRelease;
 use dpmf_train::KeySource;
 use dpmf_train::data::{self, Columns, DatePart, Decimal, Options, Predict, Source, Tokens, VocabularyFrom};
 use dpmf_train::task::{ModelKind, ModelOptions, Task};
@@ -244,19 +244,19 @@ impl TaskArgs {
         &self,
         mu: impl FnOnce(f64) -> dpmf_train::Result<f64>,
         delta: f64,
-    ) -> anyhow::Result<Option<Beside>> {
+    ) -> anyhow::Result<Option<ExtraRelease>> {
         Ok(data::schema_cost(&self.data.parse()?, &self.options(), mu, delta, self.schema_share)?)
     }
 
     /// What is public of a table whose schema is to be found in private, with a model of its shape.
-    pub fn outline(&self, beside: Beside) -> anyhow::Result<Task> {
+    pub fn outline(&self, beside: ExtraRelease) -> anyhow::Result<Task> {
         let options = self.options();
         let data = data::outline(&self.data.parse()?, &options, beside)?;
         Ok(Task::new(data, &options, self.model_options(true))?)
     }
 
     /// Finds the schema in private, keeps it in a directory, and opens the task with it.
-    pub fn find(&self, beside: Beside, folder: &Path, key: &KeySource) -> anyhow::Result<Task> {
+    pub fn find(&self, beside: ExtraRelease, folder: &Path, key: &KeySource) -> anyhow::Result<Task> {
         let source: Source = self.data.parse()?;
         let mut options = self.options();
         data::find_schema(&source, &options, beside, folder, key)?;

@@ -6,9 +6,10 @@
 (8, 1e-6)-differential privacy for every record, over 512 steps.
 ...
 
-`plan`, told how much data there is, weighs mechanisms and samplers, and its `Plan` has a `Sampler` to draw the batches. `mechanism` makes
-one by hand, with a certificate that no mechanism is much better. `NoiseStream` makes the noise; `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.jax and dpmf.flower put it into
-training loops.
+`plan` compares mechanisms and samplers for the data and the optimizer that you describe; its `Plan` has a `Sampler` that draws the
+batches. `mechanism` makes a mechanism without sampling, with a certificate that no other one is much better. `NoiseStream` generates the
+noise, and `DurableStream` does so across crashes. dpmf.torch, dpmf.opacus, dpmf.transformers, dpmf.jax and dpmf.flower add it to training
+loops.
 """
 
 from ._core import (

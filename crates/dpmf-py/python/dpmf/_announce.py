@@ -1,4 +1,4 @@
-"""What a plan is, told in one line to whoever trains with it."""
+"""A plan in one line, for people who train with it."""
 
 from __future__ import annotations
 

@@ -34,9 +34,8 @@ def check_experiment(key: NoiseKey | None, experiment: str | None) -> None:
     """Refuses to name a run whose noise is secret: under one name, every start has the same noise."""
     if experiment is not None and (key is None or key.origin != "seeded"):
         raise ValueError(
-            f"experiment={experiment!r} names a run whose noise is the same at every start, and with other data in the "
-            "second the difference of both is the data: leave it out, or give key=NoiseKey.from_seed(…) if nothing is "
-            "released"
+            f"experiment={experiment!r} repeats the same noise at every start, so the difference between two starts with different data "
+            "would reveal the data. Remove experiment, or pass key=NoiseKey.from_seed(…) if nothing is released"
         )
 
 

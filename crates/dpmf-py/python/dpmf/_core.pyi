@@ -626,7 +626,7 @@ class Model:
 class NoiseKey:
     """The secret from which all noise of a run is derived.
 
-    Whoever has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
+    Anyone who has it can subtract the noise; without it a run cannot be resumed. It cannot be printed, copied or pickled.
     """
 
     @staticmethod
@@ -852,7 +852,7 @@ class PrivateRun:
         If it is refused, both are as they were.
         """
     def digest(self, sum: NDArray[np.int64]) -> list[int]:
-        """Two numbers that tell the sum from others, for whoever does not know the key."""
+        """Two numbers that identify the sum, and reveal nothing about it without the key."""
     def hand_over(self) -> tuple[int, list[int] | None]:
         """Takes the coming row out of the run: it is on record as handed over, and does not come again. Returns its step, and the mark that
         its sum must have, four words, where the journal has one. Ship it before, and pass it on afterwards.
@@ -1320,7 +1320,7 @@ def audit(
 
     adversary is "worst-column", "adaptive" or "paper".
 
-    Of a mechanism that counts on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+    Of a mechanism that relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
     "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
     """
 def new_run() -> str:

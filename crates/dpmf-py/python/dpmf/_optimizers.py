@@ -58,7 +58,7 @@ def of_text(text: str) -> Steps:
     if name != "adam" or not 0.0 <= momentum < 1.0:
         raise ValueError(
             f"optimizer is {text!r}, but it must be an optimizer of torch.optim, one of {', '.join(ADAPTIVE)}, or \"adam:β\" with a first "
-            "moment of decay β from 0 to below 1; say what SGD does with momentum, nesterov, weight_decay and coupled"
+            "moment of decay β from 0 to below 1; describe SGD with momentum, nesterov, weight_decay and coupled"
         )
     return Steps("Adam", momentum, linear=False)
 
@@ -101,11 +101,11 @@ def as_one(optimizer: Any) -> tuple[Steps, float]:
         return Steps(first.name, linear=False), 1.0
     for name in ("momentum", "nesterov", "weight_decay"):
         if len({getattr(steps, name) for steps in groups}) != 1:
-            raise MismatchError(f"the parameter groups differ in {name}: one mechanism is planned for all of them")
+            raise MismatchError(f"the parameter groups differ in {name}, but one mechanism serves all of them: give them the same {name}")
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     if first.weight_decay != 0.0 and len(rates) != 1:
         raise MismatchError(
-            "the parameter groups differ in lr, which matters beside weight decay: one mechanism is planned for all of them"
+            "the parameter groups differ in lr, and with weight decay one mechanism cannot serve them all: give them the same lr"
         )
     return first, rates.pop()
 
@@ -122,10 +122,10 @@ def learning_rates(scheduler: Any, steps: int | None) -> list[float]:
     """
     name = type(scheduler).__name__
     if steps is None:
-        raise ValueError(f"schedule is a {name}, which goes on for ever: give steps")
+        raise ValueError(f"schedule is a {name}, which has no end: pass steps")
     if "metrics" in scheduler.step.__code__.co_varnames:
         raise ValueError(
-            f"schedule is a {name}, whose learning rates follow from losses, but a plan is made for given ones: use a scheduler whose rates "
+            f"schedule is a {name}, whose learning rates depend on losses, but a plan needs them in advance: use a scheduler whose rates "
             "are known before training"
         )
     groups = [{**group, "params": []} for group in scheduler.optimizer.param_groups]
@@ -143,8 +143,8 @@ def learning_rates(scheduler: Any, steps: int | None) -> list[float]:
         for rate, most in zip(row, largest):
             if abs(rate * largest[0] - row[0] * most) > 1e-9 * largest[0] * most:
                 raise MismatchError(
-                    f"the {name} changes the learning rates of the parameter groups in different ways: one mechanism is planned for all of "
-                    "them, so give all groups one schedule"
+                    f"the {name} changes the learning rates of the parameter groups in different ways: one mechanism serves all of "
+                    "them, so give all groups the same schedule"
                 )
     return [row[0] for row in rows]
 

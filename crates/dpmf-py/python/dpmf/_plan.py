@@ -1,4 +1,4 @@
-"""One call that plans."""
+"""`dpmf.plan` and `dpmf.mechanism`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _answers_old_calls(planner: Callable[P, R]) -> Callable[P, R]:
             raise ValueError("examples also needs batch and epochs, which determine the number of steps: pass both")
         if by_hand:
             raise ValueError(
-                f"{', '.join(by_hand)} is given beside examples, but data, batch and epochs decide that here: leave it out, or make a "
-                "mechanism of your choice with dpmf.mechanism(steps=…)"
+                f"{', '.join(by_hand)} cannot be combined with examples: examples, batch and epochs already determine the run. Remove it, or "
+                "make a mechanism of your choice with dpmf.mechanism(steps=…)"
             )
         return planner(*arguments, **named)
 
@@ -79,44 +79,44 @@ def plan(
     progress: Callable[[str], Any] | bool | None = None,
     pull: float | None = None,
 ) -> Plan:
-    """The best noise and the best sampler for a run of SGD, calibrated, with their privacy statement.
+    """The noise and the sampler with the least error for a training run, calibrated, with their privacy statement.
 
-    Say how much data there is (examples, batch, epochs), what the optimizer does (momentum, nesterov, weight_decay, coupled,
-    schedule, average) and what is promised (epsilon, delta, for contributions clipped to norm clip). All mechanisms and
-    samplers are weighed, and the Plan has those of least error:
+    Describe the data (examples, batch, epochs), the optimizer (momentum, nesterov, weight_decay, coupled, schedule, average) and the
+    guarantee (epsilon, delta, for contributions clipped to norm clip). All mechanisms and samplers are compared, and the Plan has the
+    pair with the least error:
 
     >>> import dpmf
     >>> plan = dpmf.plan(examples=4000, batch=400, epochs=4, epsilon=2, delta=1e-5, cache=False)
     >>> plan.rmse < plan.dp_sgd["rmse"]
     True
 
-    Train with plan.mechanism on the batches of plan.sampler(key): the guarantee is for that sampler and no other, and its draws
-    are as secret as the noise. sampling="none" counts on no sampler. buffers bounds the model-sized arrays that the noise may
-    keep, 8 by default. Fits and proofs are kept in cache: a folder, or with True $XDG_CACHE_HOME/dpmf/plans or
-    ~/.cache/dpmf/plans; a proof read from there counts only with the seal of a key that its owner alone can read.
+    Train with plan.mechanism on the batches of plan.sampler(key): the guarantee holds for that sampler only, and its draws must stay as
+    secret as the noise. With sampling="none", the guarantee does not rely on a sampler. buffers is the largest number of model-sized
+    arrays that the noise may use, 8 by default. Fits and proofs are cached in the folder cache; True means $XDG_CACHE_HOME/dpmf/plans or
+    ~/.cache/dpmf/plans, and False disables the cache. A cached proof is accepted only with the seal of a key that its owner alone can
+    read.
 
-    The noise is for the *sum* of the clipped contributions; divide by a cohort size fixed before training, under sampling by
+    The noise is for the *sum* of the clipped contributions. Divide it by a batch size that was fixed before training, under sampling by
     sampler.expected_batch.
 
-    schedule is text in the form of the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), the learning
-    rates of all steps, or a scheduler of torch.optim that is stepped after every step; for one that is stepped after every epoch, give
-    the rates themselves. torch.optim.SGD has coupled weight decay: give coupled=True, and the learning rates,
-    which matter beside weight decay.
+    schedule is text as on the command line ("constant", "cooldown:0.25:0.05", "warmup:100+cosine:0.1"), the learning rates of all steps,
+    or a scheduler of torch.optim that is stepped after every step. If yours is stepped after every epoch, pass the learning rates
+    themselves. torch.optim.SGD has coupled weight decay: pass coupled=True and the learning rates, which matter with weight decay.
 
-    optimizer says all of that but the schedule: an optimizer of torch.optim, or its name ("adamw"). SGD is planned for as it is, Adam
-    and all others for running sums. The text "adam:β" is for the iterates of Adam where its second moment is constant: momentum β with the step sizes
-    of a corrected first moment. The guarantee holds for any.
+    optimizer replaces all of these but the schedule: an optimizer of torch.optim, or its name ("adamw"). SGD is planned for exactly, Adam
+    and all others as running sums. The text "adam:β" plans for the iterates of Adam while its second moment is constant: momentum β with
+    the step sizes of a corrected first moment. The guarantee holds for any optimizer.
 
-    noise_decay is the fraction of past noise that later gradients undo at the largest step; 0 counts on none of it. An error that
-    fades asks for other noise than one that stays: 0.03 has served small networks, most of all at small epsilon. The errors of a plan
-    are then those that fade. The guarantee does not depend on it. pull is its old name.
+    noise_decay is the fraction of past noise that later gradients undo at the largest step; with 0, noise is not expected to fade. Noise
+    that fades should be distributed differently over the steps: 0.03 has helped small networks, most of all at small epsilon. The
+    errors of the plan are then those of fading noise. The guarantee does not depend on it. pull is the old name.
 
-    unit is what the training code clips as one, and so what the statement protects: "record" where every example is
-    clipped, as by dpmf.torch and dpmf.opacus, or "user" where everything of a user is, as by dpmf.flower.
+    unit is what the training code clips as one, and therefore what the statement protects: "record" if each example is clipped, as in
+    dpmf.torch and dpmf.opacus, or "user" if everything that a user contributes is clipped together, as in dpmf.flower.
 
-    progress is called on the calling thread with a line of text. Returning False stops with StoppedError, Ctrl-C with
-    KeyboardInterrupt. Without it, work of more than two seconds shows a line on standard error where that is a terminal or a
-    notebook; True shows it anywhere, False nowhere.
+    progress is a function that is called on the calling thread with a line of text. If it returns False, planning stops with
+    StoppedError; Ctrl-C raises KeyboardInterrupt. By default, work of more than two seconds shows a line on standard error in a terminal
+    or notebook; True shows it everywhere, False nowhere.
     """
     if sampling not in ("auto", "none"):
         raise ValueError(f"sampling is {sampling!r}, but it must be auto or none: the plan chooses")
@@ -177,22 +177,22 @@ def mechanism(
     gap: float = 1e-6,
     progress: Callable[[Progress], Any] | bool | None = None,
 ) -> Mechanism:
-    """A mechanism by hand: the one of least loss for a number of steps, calibrated, with its privacy statement.
+    """The mechanism with the least loss for a number of steps, without sampling, calibrated, with its privacy statement.
 
-    It is for data that takes part in at most one step (participation="single") and counts on no sampling. dpmf.plan, told how much
-    data there is, weighs samplers too.
+    It is for data that takes part in at most one step (participation="single"), and does not rely on sampling. If you know the size of
+    the data, use dpmf.plan, which also compares samplers.
 
     >>> import dpmf
     >>> mechanism = dpmf.mechanism(steps=2048, momentum=0.95, schedule="cooldown:0.25:0.05", epsilon=8, delta=1e-6)
     >>> mechanism.certificate.ratio_to_bound < 1.0002
     True
 
-    The noise is for the *sum* of the clipped contributions; divide by a cohort size fixed before training. A workload takes the place
-    of everything about the optimizer. What is not said here is as in dpmf.plan.
+    The noise is for the *sum* of the clipped contributions. Divide it by a batch size that was fixed before training. workload replaces
+    all arguments about the optimizer. Other arguments are as in dpmf.plan.
 
-    mechanism is a name as for make_mechanism. buffers fixes how many model-sized arrays the noise stream may keep; without it, as
-    few as keep the root loss within tolerance (1e-4 by default) of the lower bound for any mechanism. dense=True keeps none and draws
-    all earlier noise again at every step.
+    mechanism is a name as for make_mechanism. buffers is the number of model-sized arrays that the noise stream keeps. Without it, the
+    stream keeps as few as bring the root loss within tolerance (1e-4 by default) of the lower bound for any mechanism. dense=True keeps
+    none and regenerates all earlier noise at every step.
 
     progress is called with a Progress.
     """
@@ -232,7 +232,7 @@ def _workload(
     if optimizer is None:
         return Workload.sgd(steps, schedule=schedule, **of_optimizer)
     if extra := _given(of_optimizer):
-        raise ValueError(f"optimizer is given and says what {extra} is: leave that out")
+        raise ValueError(f"optimizer already determines {extra}: remove {extra}")
     return _workload_of(optimizer, steps, schedule)
 
 

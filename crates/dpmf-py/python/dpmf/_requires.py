@@ -29,7 +29,7 @@ def require(who: str, *packages: str) -> None:
                 raise
             raise ImportError(f"{who} needs {name}, which is not installed: {remedy}", name=name) from missing
         if _numbers(version) < _numbers(LEAST[name]):
-            raise ImportError(f"{who} needs {name} {LEAST[name]} or newer, and this is {version}: {remedy}", name=name)
+            raise ImportError(f"{who} needs {name} {LEAST[name]} or newer, but {version} is installed: {remedy}", name=name)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
     sample moves the sum by at most the mechanism's clip, as real numbers, also under autocast; every .grad is replaced.
     Everything else about key, experiment, journal, arithmetic, check, frozen parameters and state_dict is as in
     dpmf.torch.PrivateOptimizer. expected_batch_size is the denominator. cohorts are those of the data loader: a step for
-    which they have handed out no cohort is refused. A mechanism that counts on sampling needs SampledBatches of it.
+    which they have handed out no cohort is refused. A mechanism that relies on sampling needs SampledBatches of it.
 
     clips are those of the parameters, each clipped by itself, in place of one over all; the root of the sum of their squares is
     at most the mechanism's clip.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use dpmf::accounting::Beside;
+use dpmf::accounting::ExtraRelease;
 
 use super::fields::{Field, is_missing};
 use super::found::{Column, Found, Search};
@@ -50,7 +50,7 @@ impl FrameTable {
         mu: impl FnOnce(f64) -> Result<f64>,
         delta: f64,
         share: Option<f64>,
-    ) -> Result<Option<Beside>> {
+    ) -> Result<Option<ExtraRelease>> {
         match self.options.is_found() {
             true => cost(&self.table, &self.options, mu, delta, share).map(Some),
             false => Ok(None),
@@ -60,7 +60,7 @@ impl FrameTable {
     /// What is public of it: see [`outline`](super::outline).
     ///
     /// Errors: those of [`outline`](super::outline).
-    pub fn outline(&self, beside: Beside) -> Result<Dataset> {
+    pub fn outline(&self, beside: ExtraRelease) -> Result<Dataset> {
         outline_of(&self.table, &self.options, beside)
     }
 
@@ -68,7 +68,7 @@ impl FrameTable {
     /// another release.
     ///
     /// Errors: those of [`open`](super::open); what cannot be told from the noise.
-    pub fn find(self, beside: Beside, key: &KeySource) -> Result<Dataset> {
+    pub fn find(self, beside: ExtraRelease, key: &KeySource) -> Result<Dataset> {
         let (search, rows) = surveyed(&self.table, &self.options, beside)?;
         let found = search.find_once(key, &rows)?;
         read(self.table, &self.options, Some(found))
@@ -134,7 +134,7 @@ pub(super) fn cost(
     mu: impl FnOnce(f64) -> Result<f64>,
     delta: f64,
     share: Option<f64>,
-) -> Result<Beside> {
+) -> Result<ExtraRelease> {
     let words = WORDS_SHARE * delta;
     let whole = mu(delta - words)?;
     let mut who = UserKey::new(table, options)?;
@@ -151,11 +151,11 @@ pub(super) fn cost(
                 }
                 Ok(())
             })?;
-            let search = columns.search(table, options, Beside { mu: whole, delta: words });
+            let search = columns.search(table, options, ExtraRelease { mu: whole, delta: words });
             search.usual_share(users.len().min(options.user_limit()), whole)?
         }
     };
-    Ok(Beside { mu: whole * share.sqrt(), delta: words }.checked()?)
+    Ok(ExtraRelease { mu: whole * share.sqrt(), delta: words }.checked()?)
 }
 
 /// The same of a file.
@@ -165,16 +165,16 @@ pub(super) fn cost_of(
     mu: impl FnOnce(f64) -> Result<f64>,
     delta: f64,
     share: Option<f64>,
-) -> Result<Beside> {
+) -> Result<ExtraRelease> {
     cost(&Table::open(path)?, options, mu, delta, share)
 }
 
 /// What is public of a table: see [`outline`](super::outline).
-pub(super) fn outline(path: &Path, options: &Options, beside: Beside) -> Result<Dataset> {
+pub(super) fn outline(path: &Path, options: &Options, beside: ExtraRelease) -> Result<Dataset> {
     outline_of(&Table::open(path)?, options, beside)
 }
 
-fn outline_of(table: &Table, options: &Options, beside: Beside) -> Result<Dataset> {
+fn outline_of(table: &Table, options: &Options, beside: ExtraRelease) -> Result<Dataset> {
     let mut who = UserKey::new(table, options)?;
     let columns = Wanted::new(table, &options.columns, who.column())?;
     let note = whose(&who);
@@ -251,7 +251,7 @@ fn outline_of(table: &Table, options: &Options, beside: Beside) -> Result<Datase
 pub(super) fn find_schema(
     path: &Path,
     options: &Options,
-    beside: Beside,
+    beside: ExtraRelease,
     folder: &Path,
     key: &KeySource,
 ) -> Result<()> {
@@ -261,7 +261,7 @@ pub(super) fn find_schema(
 }
 
 /// What is to be found in a table, and one row of each user that is trained on.
-fn surveyed(table: &Table, options: &Options, beside: Beside) -> Result<(Search, Vec<Vec<Field>>)> {
+fn surveyed(table: &Table, options: &Options, beside: ExtraRelease) -> Result<(Search, Vec<Vec<Field>>)> {
     let mut who = UserKey::new(table, options)?;
     let columns = Wanted::new(table, &options.columns, who.column())?;
     let skipped = usize::from(who.column().is_some());
@@ -351,7 +351,7 @@ impl Wanted {
     }
 
     /// What is to be found of them.
-    fn search(&self, table: &Table, options: &Options, beside: Beside) -> Search {
+    fn search(&self, table: &Table, options: &Options, beside: ExtraRelease) -> Search {
         let column = |(name, text): &(String, bool)| Column {
             name: name.clone(),
             text: *text,

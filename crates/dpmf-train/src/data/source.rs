@@ -15,7 +15,7 @@ use super::{
 };
 use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
-use dpmf::accounting::{Beside, PrivacyUnit};
+use dpmf::accounting::{ExtraRelease, PrivacyUnit};
 
 /// Where data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -355,7 +355,7 @@ pub fn schema_cost(
     mu: impl FnOnce(f64) -> Result<f64>,
     delta: f64,
     share: Option<f64>,
-) -> Result<Option<Beside>> {
+) -> Result<Option<ExtraRelease>> {
     options.check(source)?;
     match source {
         Source::File(path) if options.is_found() => {
@@ -375,7 +375,7 @@ pub fn schema_cost(
 ///
 /// # Errors
 /// Those of [`open`]; too few users for the noise.
-pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dataset> {
+pub fn outline(source: &Source, options: &Options, beside: ExtraRelease) -> Result<Dataset> {
     options.check(source)?;
     match source {
         Source::File(path) => labelled::outline(path, options, beside),
@@ -383,7 +383,7 @@ pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dat
     }
 }
 
-/// Finds the schema of a table in private, a release that costs [`Beside`], and keeps it in a directory; nothing is
+/// Finds the schema of a table in private, a release that costs [`ExtraRelease`], and keeps it in a directory; nothing is
 /// done if it is there.
 ///
 /// # Errors
@@ -391,7 +391,7 @@ pub fn outline(source: &Source, options: &Options, beside: Beside) -> Result<Dat
 pub fn find_schema(
     source: &Source,
     options: &Options,
-    beside: Beside,
+    beside: ExtraRelease,
     folder: &Path,
     key: &KeySource,
 ) -> Result<()> {

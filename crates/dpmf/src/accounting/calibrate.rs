@@ -132,14 +132,14 @@ impl Account {
 /// of one may depend on what the other released.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
+pub struct ExtraRelease {
     /// μ of Gaussian differential privacy, under the adjacency of the terms.
     pub mu: f64,
     /// The probability with which it may tell more than that, such as that of a value that one unit alone has.
     pub delta: f64,
 }
 
-impl Beside {
+impl ExtraRelease {
     /// The release itself if it makes sense.
     ///
     /// Errors: μ not positive and finite; δ outside [0, 1).
@@ -163,7 +163,7 @@ impl Beside {
 /// What is left of δ, rounded down.
 ///
 /// Errors: nothing is left.
-fn left(delta: f64, beside: Option<&Beside>) -> Result<f64> {
+fn left(delta: f64, beside: Option<&ExtraRelease>) -> Result<f64> {
     let Some(beside) = beside else { return Ok(delta) };
     match (delta - beside.delta).next_down() {
         left if left > 0.0 => Ok(left),
@@ -185,7 +185,7 @@ pub struct Terms {
     /// Clipping norm `ζ` of one contribution.
     pub clip: f64,
     /// What else ε and δ pay for.
-    pub beside: Option<Beside>,
+    pub beside: Option<ExtraRelease>,
 }
 
 /// A calibrated mechanism: everything that ties its noise to its guarantee.
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn what_is_released_beside_is_paid_from_the_same_budget() {
-        let beside = Beside { mu: 0.1, delta: 1e-7 };
+        let beside = ExtraRelease { mu: 0.1, delta: 1e-7 };
         let alone = terms(Adjacency::ReplaceWithZero, Accountant::Exact);
         let both = Terms { beside: Some(beside), ..alone.clone() };
         // Gaussian: μ² add up to what ε and the rest of δ allow.
@@ -577,13 +577,16 @@ mod tests {
         // δ of what is beside comes on top, and must leave something.
         let delta = |terms: &Terms| terms.account_delta(more, 2.0).unwrap().delta();
         assert!(
-            delta(&both) > delta(&Terms { beside: Some(Beside { delta: 0.0, ..beside }), ..both.clone() })
+            delta(&both)
+                > delta(&Terms { beside: Some(ExtraRelease { delta: 0.0, ..beside }), ..both.clone() })
         );
         assert!(both.account_epsilon(more, 1e-7).unwrap_err().to_string().contains("uses up all of it"));
         assert_eq!(both.alone(), alone);
-        for bad in
-            [Beside { mu: 0.0, ..beside }, Beside { mu: f64::NAN, ..beside }, Beside { delta: 1.0, ..beside }]
-        {
+        for bad in [
+            ExtraRelease { mu: 0.0, ..beside },
+            ExtraRelease { mu: f64::NAN, ..beside },
+            ExtraRelease { delta: 1.0, ..beside },
+        ] {
             assert!(Terms { beside: Some(bad), ..alone.clone() }.calibrate_noise(2.0, 1e-6).is_err());
         }
     }

@@ -53,7 +53,7 @@ pub(crate) mod normal;
 pub(crate) mod search;
 
 pub use allocation::Allocation;
-pub use calibrate::{Account, Beside, Calibration, Terms, compose};
+pub use calibrate::{Account, Calibration, ExtraRelease, Terms, compose};
 pub use curve::{PrivacyCurve, poisson_noise_multiplier};
 pub use filter::Filter;
 pub use ledger::{Ledger, LedgerFile, Release};

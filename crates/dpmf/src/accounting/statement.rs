@@ -1,6 +1,6 @@
 //! The privacy statement: a guarantee with its conditions, as data and in words.
 
-use super::{Accountant, Adjacency, Amplification, Beside, Calibration, Terms};
+use super::{Accountant, Adjacency, Amplification, Calibration, ExtraRelease, Terms};
 use crate::error::{Error, Result};
 use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ struct Document<'a> {
     mu: Option<f64>,
     rho: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    beside: Option<Beside>,
+    beside: Option<ExtraRelease>,
     covers: &'a [String],
     does_not_cover: &'a [String],
     words: &'a str,

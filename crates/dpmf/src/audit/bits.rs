@@ -154,7 +154,7 @@ impl Event {
             (0, last) => format!("is at most {}", value(last)),
             (first, _) => format!("is at least {}", value(first)),
         };
-        format!("{name} {range}, which speaks for an input of {input}")
+        format!("{name} {range}, which indicates an input of {input}")
     }
 }
 

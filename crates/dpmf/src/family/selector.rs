@@ -97,7 +97,7 @@ impl Knob {
 ///
 /// let four: Selector = "state-space:buffers=4".parse()?;
 /// assert_eq!((four.name(), four.budget().buffers), ("state-space", Some(4)));
-/// assert!("tree:buffers=4".parse::<Selector>().unwrap_err().to_string().contains("tree leaves no choice"));
+/// assert!("tree:buffers=4".parse::<Selector>().unwrap_err().to_string().contains("tree takes no options"));
 /// # Ok::<(), dpmf::Error>(())
 /// ```
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -118,10 +118,14 @@ impl Selector {
     /// Errors: a choice that the family does not leave, or one that is no positive number.
     pub fn with(self, budget: Budget) -> Result<Self> {
         if let Some((knob, _)) = budget.made().find(|(knob, _)| !self.family.knobs().contains(knob)) {
-            let left: Vec<&str> = self.family.knobs().iter().map(|knob| knob.name()).collect();
-            let left = if left.is_empty() { "no choice".into() } else { left.join(", ") };
+            let names: Vec<&str> = self.family.knobs().iter().map(|knob| knob.name()).collect();
+            let takes =
+                if names.is_empty() { "no options".into() } else { format!("only {}", names.join(", ")) };
             let value = format!("{}:{}", self.name(), knob.name());
-            return Err(Error::Selector { value, reason: format!("{} leaves {left}", self.name()) });
+            return Err(Error::Selector {
+                value,
+                reason: format!("does not exist: {} takes {takes}", self.name()),
+            });
         }
         if budget.tolerance.is_some_and(|tolerance| !(tolerance > 0.0 && tolerance.is_finite())) {
             let value = budget.tolerance.unwrap_or_default();
@@ -131,7 +135,7 @@ impl Selector {
             return Err(Error::argument("bands", 0, "at least the diagonal is needed"));
         }
         if budget.dense && (budget.buffers.is_some() || budget.tolerance.is_some()) {
-            let reason = "dense rows keep no buffers: choose either".into();
+            let reason = "keeps no buffers with dense rows: choose dense, or buffers or tolerance".into();
             return Err(Error::Selector { value: self.name().into(), reason });
         }
         Ok(Self { budget, ..self })
@@ -186,28 +190,35 @@ impl FromStr for Selector {
         let name = parts.next().unwrap_or_default();
         let family = ALL.iter().find(|family| family.name() == name).ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|family| family.name()).collect();
-            let near =
-                nearest(name, &names).map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
-            bad(format!("it must be one of {}{near}", names.join(", ")))
+            bad(match nearest(name, &names) {
+                Some(near) => format!("does not exist; did you mean {near:?}?"),
+                None => format!("does not exist; choose one of {}", names.join(", ")),
+            })
         })?;
         let mut budget = Budget::default();
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let count = || value.parse().map_err(|_| bad(format!("{key}={value} is not a whole number")));
+            let count = || {
+                value
+                    .parse()
+                    .map_err(|_| bad(format!("is not possible: {key}={value} is not a whole number")))
+            };
             match key {
                 "dense" if value.is_empty() => budget.dense = true,
                 "buffers" => budget.buffers = Some(count()?),
                 "recalls" => budget.recalls = Some(count()?),
                 "bands" => budget.bands = Some(count()?),
                 "tolerance" => {
-                    let read = value.parse().map_err(|_| bad(format!("{key}={value} is not a number")))?;
+                    let read = value
+                        .parse()
+                        .map_err(|_| bad(format!("is not possible: {key}={value} is not a number")))?;
                     budget.tolerance = Some(read);
                 }
                 "diagonals" => budget.diagonals = Some(count()?),
                 "rank" => budget.rank = Some(count()?),
                 _ => {
                     let choices = "dense, buffers=R, recalls=J, bands=G, tolerance=x, diagonals=h and rank=r";
-                    return Err(bad(format!("{part:?} is no choice; there are {choices}")));
+                    return Err(bad(format!("has an unknown option {part:?}; the options are {choices}")));
                 }
             }
         }
@@ -281,15 +292,15 @@ mod tests {
     #[test]
     fn bad_names_and_choices_are_named() {
         for (text, part) in [
-            ("best", "it must be one of independent, tree,"),
-            ("", "it must be one of"),
-            ("tree:dense", "tree leaves no choice"),
-            ("state-space:dense", "state-space leaves buffers, tolerance"),
-            ("optimal:dense:buffers=2", "choose either"),
+            ("best", "choose one of independent, tree,"),
+            ("", "choose one of"),
+            ("tree:dense", "tree takes no options"),
+            ("state-space:dense", "state-space takes only buffers, tolerance"),
+            ("optimal:dense:buffers=2", "choose dense, or"),
             ("optimal:buffers=-1", "not a whole number"),
             ("optimal:tolerance=0", "positive"),
-            ("optimal:fast", "is no choice"),
-            ("optimal:dense=1", "is no choice"),
+            ("optimal:fast", "unknown option"),
+            ("optimal:dense=1", "unknown option"),
         ] {
             let message = text.parse::<Selector>().unwrap_err().to_string();
             assert!(message.contains(part), "{text}: {message}");
@@ -311,6 +322,6 @@ mod tests {
             assert_eq!(nearest(word, &names), None, "{word}");
         }
         let message = "optmal".parse::<Selector>().unwrap_err().to_string();
-        assert!(message.ends_with("(did you mean optimal?)"), "{message}");
+        assert_eq!(message, "mechanism \"optmal\" does not exist; did you mean \"optimal\"?");
     }
 }

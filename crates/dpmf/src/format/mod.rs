@@ -8,7 +8,7 @@
 //! A training program may keep its recipe in the same file, which then is a plan: everything that decides a run but
 //! data, model and key.
 
-use crate::accounting::{Accountant, Adjacency, Beside, PrivacyStatement, PrivacyUnit};
+use crate::accounting::{Accountant, Adjacency, ExtraRelease, PrivacyStatement, PrivacyUnit};
 use crate::disk::{self, Access, DiskPath};
 use crate::error::{Error, Result};
 use crate::factorize::Dual;
@@ -86,7 +86,7 @@ struct PrivacyHeader {
     epsilon: f64,
     delta: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    beside: Option<Beside>,
+    beside: Option<ExtraRelease>,
 }
 
 /// The file of a mechanism, as bytes.

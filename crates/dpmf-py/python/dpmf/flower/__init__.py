@@ -4,12 +4,12 @@
     strategy = dpmf.flower.PrivateFedAvg(plan, "run")
     strategy.start(grid, initial_arrays)
 
-and, in the client, clipping_mod among the mods and answer_enrolment(app).
+In the client, add clipping_mod to the mods and call answer_enrolment(app).
 
-Who takes part in which round is as the mechanism covers: cohorts that take turns, clients that are asked again after enough
-rounds, or clients that the plan's sampler draws. The server clips what the clients send, adds the noise through a journal,
-divides by the planned cohort and does the step of the optimizer that the mechanism was planned for. All of it lives in one
-directory, and a strategy that is started on the same directory goes on where the last one was, whatever stopped it.
+The mechanism determines who takes part in which round: cohorts that take turns, clients that are asked again after enough rounds, or
+clients that the plan's sampler draws. The server clips the clients' updates, adds the noise through a journal, divides by the planned
+cohort and performs the optimizer step that the mechanism was planned for. A run is kept in one directory; a strategy that is started
+on the same directory continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -45,31 +45,30 @@ _log = logging.getLogger("flwr")
 class PrivateFedAvg(Strategy):
     """Federated averaging with correlated noise, for clients that take part in several rounds.
 
-    mechanism is a dpmf.Plan for clients, or a Mechanism, from dpmf.plan with one step a round and unit="user"; directory holds
-    the run (mechanism, key, journal, clients, model), and is private but for the mechanism. learning_rate multiplies the planned
-    step sizes. arithmetic is "exact", where the sum is released with ideal noise, correctly rounded, or "float", where noise is
-    made in single precision: faster, but the lowest bits of a release are outside of the guarantee. It is fixed for a run.
+    mechanism is a dpmf.Plan, or a Mechanism, with one step for each round and unit="user". directory holds the run (mechanism, key,
+    journal, clients, model); all of it but the mechanism is private. learning_rate multiplies the planned step sizes. arithmetic is
+    "exact" or "float", and fixed for a run. With "exact", the sum is released with ideal noise, correctly rounded. With "float", noise is
+    made in single precision, which is faster, but the guarantee does not cover the lowest bits of a release.
 
-    Who takes part is as the mechanism covers:
+    The mechanism determines who takes part:
 
     - participation="single" and "epochs:K": clients are put into cohorts before training, which take turns, K times each.
-    - "min-separation:B:K": every round asks clients that are connected, none of them within B rounds, nor more than K times.
-      To have been asked counts, also for a client that failed or did not answer in time, and across restarts. Clients may join
-      later. A round with fewer than cohort asks those that there are; with none it is refused, and nothing released.
-    - A plan that counts on sampling: its sampler draws from the clients that enrolled, and all that it draws are asked.
+    - "min-separation:B:K": every round asks connected clients, none of them twice within B rounds or more than K times. A client that was
+      asked counts as having taken part, even if it failed or did not answer in time, and across restarts. Clients may join later. If
+      fewer than cohort clients may be asked, the round asks those; if none may be asked, it is refused and nothing is released.
+    - A plan that relies on sampling: its sampler draws from the enrolled clients, and every client that it draws is asked.
 
-    cohort is the number of clients a round, that of the plan by default, and the denominator of every mean, also when clients drop
-    out. Under sampling it is left out: the denominator is the expected number. clients is the number to wait for under sampling,
-    that of the plan by default.
+    cohort is the number of clients in a round, by default that of the plan, and the denominator of every mean, even when clients drop
+    out. Do not pass it under sampling, where the denominator is the expected number. clients is the number of clients to wait for under
+    sampling, by default that of the plan.
 
-    Guarantee: what the clients and the caller see, the model after each round, satisfies mechanism.privacy for every
-    client, provided that the names under which nodes enrol are those of different users. What clients report beside
-    their model is not covered, and is discarded; the server's log names replies that were ignored, and is not covered either. Under
-    sampling it is for those who do not see who is asked, and takes for granted that a client's answer does not depend on whether
-    it was asked in other rounds.
+    Guarantee: the models after all rounds satisfy mechanism.privacy for every client, provided that nodes that enrol under different
+    names belong to different users. Metrics that clients report are not covered, and are discarded. The server's log names replies that
+    were ignored, and is not covered either. Under sampling, the guarantee is against those who do not see which clients are asked, and
+    assumes that a client's answer does not depend on whether it was asked in other rounds.
 
-    A round whose clients all drop out releases noise alone. After a crash, a round that was journalled is repeated; if
-    its clients now send something else, its noise is given up and its step made without a gradient.
+    A round in which all clients drop out releases noise alone. After a crash, a round in the journal is repeated; if its clients now
+    send different updates, its noise is given up and the step is made without a gradient.
     """
 
     def __init__(
@@ -109,8 +108,8 @@ class PrivateFedAvg(Strategy):
         if mechanism.sampling != "none":
             if cohort is not None:
                 raise ValueError(
-                    f"cohort is given, but this mechanism counts on sampling {mechanism.sampling}, which decides how many are asked: "
-                    "leave it out, and plan with that batch"
+                    f"cohort is given, but this mechanism relies on sampling {mechanism.sampling}, which determines how many "
+                    "clients take part: remove it, and plan with that batch size"
                 )
             population = plan.examples if clients is None and plan is not None else clients
             if population is None:

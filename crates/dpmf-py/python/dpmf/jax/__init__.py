@@ -16,8 +16,8 @@
         parameters, state = step(parameters, state, batch)
         run.commit(state)
 
-Noise is data, like a batch: it is made on the host while the devices compute, and lies on them when its step begins. A step calls
-nothing of Python. What is wrong with it is found on the devices, which then release nothing, and said by commit().
+Noise is data, like a batch: the host makes it while the devices compute, and it is on the devices when its step begins. A compiled step
+calls no Python. If the devices find an error, they release nothing, and commit() raises it.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ __all__ = [
 def add_correlated_noise(run: Run) -> optax.GradientTransformationExtraArgs:
     """Adds the row of correlated noise that came with a batch to a sum of clipped gradients, and divides by the run's denominator.
 
-    The rest of the chain must be the optimizer that the mechanism was planned for; sgd() and adam() make it. update takes the Sum
-    that accumulate or clipped_sum made, and the batch that the run handed out: update(total, state, parameters, batch=batch). It is a
-    pure function, which works under jit, in scan and in cond, and within shard_map over all axes of the parameters' mesh.
+    Chain it with the optimizer that the mechanism was planned for; sgd() and adam() do that. update takes the Sum that accumulate or
+    clipped_sum returned, and the batch that the run handed out: update(total, state, parameters, batch=batch). It is a pure function,
+    which works under jit, in scan and cond, and within shard_map over all axes of the parameters' mesh.
 
-    A sum of no batch is refused when update is traced. One of another step, of other batches, with more contributions than the batch
-    has examples, that is not finite, or whose copies differ between devices, is not released: its update is zero, the state goes no
-    further, and run.commit(state) says why. What would release sums without noise, or noise for parts of a step, is refused:
-    optax.MultiSteps, for which there is multi_steps(); optax.masked and optax.multi_transform around it, which come after it in a
-    chain instead; and vmap and pmap around it.
+    A sum without a batch is refused when update is traced. A sum is not released if it belongs to another step or to other batches, if
+    it has more contributions than the batch has examples, if it is not finite, or if its copies differ between devices. Its update is
+    then zero, its state cannot be used, and run.commit(state) raises the reason. Transformations that would release sums without noise,
+    or noise for parts of a step, are refused: optax.MultiSteps (use multi_steps()), optax.masked and optax.multi_transform around the
+    noise (chain them after it), and vmap and pmap around it.
 
-    Guarantee: that of the run. Coordinates of a sum are rounded to whole multiples of 2⁻²⁴ to 2⁻²³ of the clip in exact arithmetic,
-    for which accumulate and clipped_sum leave room.
+    Guarantee: that of the run. In exact arithmetic, the coordinates of a sum are rounded to whole multiples of 2⁻²⁴ to 2⁻²³ of the clip;
+    accumulate and clipped_sum leave room for that.
     """
     if not isinstance(run, Run):
         raise TypeError(f"the noise is that of a dpmf.jax.Run(plan, key, parameters), but this is a {type(run).__name__}")
@@ -138,16 +138,16 @@ def _check_sum(total: Any, batches: Batches | None) -> Sum:
         )
     if total.stamp is None and batches is not None:
         raise MismatchError(
-            "nothing says which batch this sum is of, and the guarantee is for every batch in its own step: "
-            "accumulate(…, batch=batch), which leaves out the padding too"
+            "this sum does not name its batch, and the guarantee covers each batch in its own step only: call "
+            "accumulate(…, batch=batch), which also leaves out the padding"
         )
     counts = [(total.contributions, (), jnp.int32), (total.stamp, (2,), jnp.uint32)]
     for value, shape, dtype in counts:
         if value is not None and (jnp.shape(value) != shape or jnp.result_type(value) != dtype):
             raise MismatchError(
                 f"the number of contributions to this sum, or their stamp, is {jnp.result_type(value)}{list(jnp.shape(value))}, so "
-                "something scaled or cut it after it was taken: give update what accumulate returned, and put every other "
-                "transformation behind the noise"
+                "something changed the sum after accumulate returned it: pass the result of accumulate to update as it is, and chain "
+                "every other transformation after the noise"
             )
     return total
 
@@ -160,17 +160,17 @@ def _check_surroundings(tree: Any) -> None:
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     if any(isinstance(node, optax.MaskedNode) for node in nodes):
         raise UnsupportedError(
-            "optax.masked or optax.multi_transform leaves out some parameters here, and would hand their sums on without noise: "
-            "put it behind the noise, optax.chain(dpmf.jax.add_correlated_noise(…), optax.masked(…)), or leave parameters that "
-            "are never trained out of the tree"
+            "optax.masked or optax.multi_transform leaves out some parameters here, so their sums would be used without noise: "
+            "chain it after the noise, optax.chain(dpmf.jax.add_correlated_noise(…), optax.masked(…)), or remove parameters that "
+            "are never trained from the tree"
         )
     frame: Any = sys._getframe(1)
     while frame is not None:
         # Only the frames tell: it hands the parts on as if each were a step.
         if frame.f_code.co_name in ("init", "update") and isinstance(frame.f_locals.get("self"), optax.MultiSteps):
             raise UnsupportedError(
-                "optax.MultiSteps updates at every part of a step and throws away what it gets, so that noise would be used "
-                "several times: give accumulate(…, micro_batch=…) the whole batch, or take dpmf.jax.multi_steps(optimizer, parts)"
+                "optax.MultiSteps calls update for every part of a step and discards some of the results, so the same noise would be "
+                "used several times: pass the whole batch to accumulate(…, micro_batch=…), or use dpmf.jax.multi_steps(optimizer, parts)"
             )
         frame = frame.f_back
 
@@ -219,8 +219,8 @@ def sgd(run: Run, learning_rate: float = 1.0) -> optax.GradientTransformationExt
 def adam_steps(steps: int, *, b1: float = 0.9, schedule: Any = None) -> np.ndarray[Any, Any]:
     """The step sizes of Adam as those of SGD with momentum b1, for plan(momentum=b1, schedule=adam_steps(steps, b1=b1)).
 
-    Adam steps by the mean of gradients m̂_t = (1 − β₁)/(1 − β₁ᵗ)·Σ β₁ᵗ⁻ˢ g_s over √v̂_t, which moves slowly. But for that it is
-    heavy-ball momentum with the step sizes (1 − β₁)/(1 − β₁ᵗ). schedule, a number for each step, multiplies them.
+    Adam moves by the mean of gradients m̂_t = (1 − β₁)/(1 − β₁ᵗ)·Σ β₁ᵗ⁻ˢ g_s, divided by √v̂_t, which changes slowly. Apart from this
+    division, it is heavy-ball momentum with the step sizes (1 − β₁)/(1 − β₁ᵗ). schedule, one number for each step, multiplies them.
     """
     if not 0 <= b1 < 1:
         raise ValueError(f"b1 is {b1}, but it must be at least 0 and below 1")
@@ -239,9 +239,8 @@ def adam(run: Run, learning_rate: float = 1e-3, *, b2: float = 0.999, eps: float
     b1 is the planned momentum. learning_rate multiplies the planned step sizes. update is that of add_correlated_noise, with
     batch=batch.
 
-    The guarantee is that of the noisy gradients: what Adam makes of them costs nothing. The plan is the best for its first moment;
-    that the second is estimated from noisy gradients too is not in it, and eps counts against noise of standard deviation
-    mechanism.privacy.noise_std over the denominator.
+    The guarantee is that of the noisy gradients, whatever Adam computes from them. The plan minimises the error in the first moment. It
+    does not account for the noise in the second moment: compare eps with mechanism.privacy.noise_std divided by the denominator.
 
     Raises MismatchError for a plan with nesterov or weight decay, and UnsupportedError for one from a matrix.
     """
@@ -267,7 +266,7 @@ def adam(run: Run, learning_rate: float = 1e-3, *, b2: float = 0.999, eps: float
 
 
 class MultiStepsState(NamedTuple):
-    """What multi_steps keeps: the number of parts that were added up, their Sum, and the optimizer's state."""
+    """The state of multi_steps: the number of parts added up so far, their Sum, and the optimizer's state."""
 
     part: jax.Array
     total: Any
@@ -275,11 +274,11 @@ class MultiStepsState(NamedTuple):
 
 
 def multi_steps(optimizer: optax.GradientTransformation, parts: int) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that takes so many sums for one step, in place of optax.MultiSteps.
+    """An optimizer that takes several sums for one step, in place of optax.MultiSteps.
 
-    Its updates are zero but for every parts-th, which is that of the sum of all parts. Take each part with
-    accumulate(…, batch=part, parts=parts), part one of batch.split(parts), which leaves room for rounding, and give update batch=part.
-    To differentiate a batch piece by piece, accumulate(…, micro_batch=…) is simpler and needs no such room.
+    Its updates are zero until the last of parts, whose update is that of the sum of all parts. For each part in batch.split(parts), call
+    accumulate(…, batch=part, parts=parts), which leaves room for rounding, and then update(…, batch=part). To differentiate a batch in
+    pieces, accumulate(…, micro_batch=…) is simpler and needs no such room.
     """
     if parts < 1:
         raise ValueError(f"parts is {parts}, but it must be at least 1")

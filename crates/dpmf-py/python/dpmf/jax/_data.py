@@ -23,24 +23,26 @@ RUNS = 1e12
 
 
 class Batch(NamedTuple):
-    """The examples of one step, for accumulate(…, batch=batch). A tree of arrays, to be given to a compiled function as it is."""
+    """The examples of one step, for accumulate(…, batch=batch): a tree of arrays that you can pass to a compiled function."""
 
     step: Any
-    """The step that it is for, zero-based."""
+    """The step that the batch is for, counted from 0."""
     indices: Any
-    """Which examples take part; behind them 0, up to the size of all batches."""
+    """The numbers of the examples, padded with 0 to the size of all batches."""
     mask: Any
-    """True for those that take part, False for what is padded."""
+    """True for examples, False for padding."""
     origin: Any
-    """A number that tells the batches of one Batches from those of another."""
+    """A number that identifies the Batches that made this batch."""
     noise: Any = None
-    """What the step needs of the run, for update(…, batch=batch): the batches of a Run have it."""
+    """The noise of the step, for update(…, batch=batch). Only the batches of a Run have it."""
 
     def split(self, parts: int) -> list[Batch]:
-        """So many parts of it, of the same size, for multi_steps."""
+        """Splits the batch into parts of equal size, for multi_steps."""
         size = self.mask.shape[0]
         if parts < 1 or size % parts:
-            raise ValueError(f"a batch of {size} places does not fall into {parts} parts of one size: give Batches(…, size=…)")
+            raise ValueError(
+                f"a batch of {size} places cannot be split into {parts} equal parts: pass a multiple of {parts} as Batches(…, size=…)"
+            )
         width = size // parts
         cut = [slice(width * part, width * (part + 1)) for part in range(parts)]
         return [self._replace(indices=self.indices[part], mask=self.mask[part]) for part in cut]
@@ -56,24 +58,24 @@ def stamps_of(step: Any, origin: Any, indices: Any) -> tuple[Any, Any]:
 
 
 class Batches:
-    """The batches of a plan, step by step, each of them indices padded to one size, and a mask.
+    """The batches of a plan, one for each step: indices that are padded to one size, and a mask.
 
         batches = dpmf.jax.Batches(plan, key)
         batches.at(3).indices
 
-    A Run makes its own from a plan, and hands them out with their noise. They are for one run. accumulate(…, batch=batch) takes the sum
-    of one, and leaves out what is padded.
+    A Run makes its own batches from a plan, and hands them out with their noise. They belong to one run. accumulate(…, batch=batch) sums
+    over a batch and leaves out the padding.
 
-    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. Under a plan that counts on sampling, the
-    members are drawn by its sampler, and as secret as the noise. Otherwise the examples are shuffled once and cut into batches
-    that keep their members and take turns, as often and as far apart as the mechanism covers.
+    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. If the plan relies on sampling, its sampler draws
+    the members, which are as secret as the noise. Otherwise, the examples are shuffled once and cut into fixed batches that take turns,
+    as often and as far apart as the mechanism allows.
 
-    Batches differ in length; a mean divides by expected_batch, which does not. size is what they are padded to; without it, so
-    much that one run in 10¹² has a longer batch. It does not depend on what was drawn. A longer batch is refused before it is
-    handed out, and nobody is left out: the run goes on from there with a larger size.
+    Batches differ in length, so a mean divides by expected_batch. All batches are padded to size. The default does not depend on the
+    draws; one run in 10¹² has a longer batch. A longer batch is refused before it is handed out, so no example is left out: continue
+    the run from there with a larger size.
 
-    To go on after a restart, give journal, the directory of the run, which remembers the draws. experiment names draws that are the same
-    at every start, for a key from a seed.
+    To continue after a restart, pass journal, the directory of the run, which remembers the draws. experiment names draws that are the
+    same at every start, for a key from a seed.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Batches:
         else:
             mechanism = plan
         if examples is None:
-            raise ValueError("examples is missing: a mechanism alone does not say how much data there is")
+            raise ValueError("examples is missing: pass the number of examples, which a mechanism does not contain")
         if not 1 <= examples < 2**31:
             raise ValueError(f"examples is {examples}, but it must be at least 1 and below 2^31")
         self.mechanism, self.examples, self.steps = mechanism, examples, mechanism.steps
@@ -123,7 +125,7 @@ class Batches:
 
     @property
     def draws(self) -> dict[str, Any]:
-        """What decides which example is in which batch; nothing in it is secret."""
+        """What determines which example is in which batch; nothing in it is secret."""
         return {"run": self.run, "sampling": self.mechanism.sampling, "units": self.examples}
 
     def members(self, step: int) -> np.ndarray[Any, Any]:

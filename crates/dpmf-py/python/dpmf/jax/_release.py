@@ -23,7 +23,7 @@ from ._layout import Layout
 DEPTH = 128
 
 #: Words of a ticket, and where they are: the step, flags, what its sum must have, by which its devices mark it, and what its outcome is
-#: masked with: who took part is secret where a guarantee counts on sampling, and a mark tells sums apart.
+#: masked with: who took part is secret where a guarantee relies on sampling, and a mark tells sums apart.
 TICKET = 28
 STEP, FLAGS, MEMBERS, PLACE, STAMPS = range(5)
 RUN, FOLLOWS, MARK, SALT = (slice(5 + 4 * part, 9 + 4 * part) for part in range(4))

@@ -56,35 +56,35 @@ class Run:
             parameters, state = step(parameters, state, batch)  # update(total, state, parameters, batch=batch)
             run.commit(state)
 
-    plan is a dpmf.Plan; or a Mechanism together with examples, the number of examples; or a Mechanism alone, where that the data takes
-    part as it covers is for the caller to see to, and batches have no indices. size is that of Batches, and batches gives one
-    that is there already. A mechanism alone that counts on sampling needs at least sampler, plan.sampler(key), whose members(i) step i is
-    given the sum of. A mean divides by the expected batch, unless denominator, the planned size of a cohort, is given.
+    plan is a dpmf.Plan, or a Mechanism together with examples, the number of examples. With a Mechanism alone, batches have no indices,
+    and you must make sure that the data takes part as the mechanism's statement says; if the mechanism relies on sampling, also pass
+    sampler=plan.sampler(key), and give step i the sum over sampler.members(i). size is that of Batches; batches= takes one that you
+    have made. A mean divides by the expected batch size, or by denominator, the planned size of a cohort.
 
-    parameters are those that will be trained, float32, as they lie on devices: their leaves, flattened in the order of
-    jax.tree.leaves, are the coordinates of the noise, and each device is given the noise of its own shard, to the bit that of an
-    unsharded run. shardings, a tree of NamedSharding, says so of parameters that are not there yet (jax.eval_shape). With several
-    processes, all need the same key, and the parameters must be sharded over all of them.
+    parameters are the float32 parameters that will be trained, placed on their devices. Their leaves, flattened in the order of
+    jax.tree.leaves, are the coordinates of the noise. Each device gets the noise of its own shard, bit for bit that of an unsharded
+    run. For parameters that do not exist yet (jax.eval_shape), pass shardings, a tree of NamedSharding. Several processes all need the
+    same key, and the parameters must be sharded over all of them.
 
-    journal is a directory that makes restarts safe: a row is on record before it is handed out, and so is what it was used with
-    before the next one. After a crash, a step that was committed comes again for the same sum only, and one that was handed out and not
-    committed is burned: its update is zero. Without a journal a run ends with its process. lost_input="burn" gives up a committed
-    step whose sum differs as well, instead of refusing it. experiment names a run whose noise is the same at every start, for
-    experiments that release nothing; the key must be NoiseKey.from_seed(…).
+    journal is a directory that makes restarts safe: a row is recorded before it is handed out, and its sum before the next row. After
+    a crash, a committed step can be repeated with the same sum only, and a step that was handed out but not committed is burned: its
+    update is zero. Without a journal, a run ends with its process. With lost_input="burn", a committed step whose sum differs is given
+    up instead of refused. experiment names a run whose noise is the same at every start, for experiments that release nothing; the key
+    must be NoiseKey.from_seed(…).
 
-    arithmetic is "exact", where sums are taken as the real numbers that they are, on a grid of 2⁻²⁴ to 2⁻²³ of the clip, and released
-    with ideal noise, correctly rounded; or "float", where noise is made and added in single precision: faster, but the lowest bits of a
-    release are outside of the guarantee. It is fixed for a run.
+    arithmetic is "exact" or "float", and fixed for a run. With "exact", sums are real numbers on a grid of 2⁻²⁴ to 2⁻²³ of the clip,
+    released with ideal noise and correctly rounded. With "float", noise is made and added in single precision, which is faster, but
+    the guarantee does not cover the lowest bits of a release.
 
-    ahead is the number of threads that make the coming row while the devices work; by default half of the machine's, and none for
-    less than 32,768 coordinates. It changes no bit.
+    ahead is the number of threads that make the next row while the devices work; by default half of the machine's, and none for fewer
+    than 32,768 coordinates. It does not change any bit.
 
-    Guarantee: if one example moves the sum by at most the clip, as real numbers, which accumulate sees to, what is released satisfies
-    the mechanism's statement, to the bit in exact arithmetic. A row is used with one sum: see the table in docs/how-to/jax.md for what
-    is checked when a step is traced, when it runs, and when it is committed.
+    Guarantee: if one example moves the sum by at most the clip, which accumulate ensures, all releases together satisfy the mechanism's
+    statement, in exact arithmetic down to the last bit. A row is used with one sum only: the table in docs/how-to/jax.md lists what is
+    checked when a step is traced, when it runs, and when it is committed.
 
-    Cost: 8 bytes a coordinate are copied to the devices for each step, 4 in float arithmetic, while the step before it runs; nothing
-    of the size of the model travels back.
+    Cost: for each step, 8 bytes per coordinate (4 in float arithmetic) are copied to the devices while the previous step runs. Nothing
+    as large as the model is copied back.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Run:
         if batches is None and sampler is None and (isinstance(plan, Plan) or examples is not None):
             batches = Batches(plan, key, examples=examples, size=size, journal=journal, experiment=experiment)
         elif examples is not None or size is not None:
-            raise ValueError("examples and size are those of batches that the run makes itself: leave them out, or batches and sampler")
+            raise ValueError("examples and size describe batches that the run makes itself: remove them, or remove batches and sampler")
         if batches is not None and sampler is not None:
-            raise ValueError("batches and sampler are both given, and both say who takes part: leave one out")
+            raise ValueError("batches and sampler both determine who takes part: pass only one of them")
         if batches is not None and batches.mechanism.identity != mechanism.identity:
-            raise MismatchError("the batches are those of another mechanism: make both from one plan")
+            raise MismatchError("the batches were made for another mechanism: make both from one plan")
         if sampler is not None:
             mechanism.check_sampling(sampler.sampling)
             mechanism.check_steps(sampler.steps)
@@ -246,7 +246,7 @@ class Run:
         if found is not None:
             self._check_name(found.run.tobytes().hex())
             if found.fault:
-                raise MismatchError(f"the update of step {step} was refused, and its state goes no further: go on with the one before it")
+                raise MismatchError(f"the update of step {step} was refused, and its state cannot be used: continue with the state before it")
         if self._run is None:
             self._run = self._open(step)
             self._next, self._burned = step, set(self._run.burned)
@@ -440,7 +440,7 @@ class Run:
             self._run.settle(step, outcome[release.MARKED].tolist())
         except StepReusedError as reused:
             raise StepReusedError(
-                f"step {step} was committed, and comes back with another sum: its noise was used twice, and the difference of the two "
+                f"step {step} was committed before, with a different sum: its noise was used twice, and the difference of the two "
                 "shows the data. Nothing more is released of this run; keep neither, and begin a new one"
             ) from reused
 

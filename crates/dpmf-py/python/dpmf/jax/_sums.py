@@ -50,20 +50,20 @@ class Sum:
     gradients: Any
     """A tree like that of the parameters, in float32."""
     contributions: Any
-    """How many examples are in it, int32."""
+    """The number of examples in it, int32."""
     stamp: Any = None
-    """The stamps of all of them added up, uint32[2]: of which step they are, and which examples. None where that is not known."""
+    """The sum of their stamps, uint32[2], which identify the step and the examples. None if they are not known."""
 
     @staticmethod
     def of(gradients: Any, contributions: Any = None, *, batch: Batch | None = None) -> Sum:
-        """A sum that was clipped and taken by other means, of so many examples, or of all of a batch.
+        """A sum that you clipped and added up by other means, of the given number of examples or of a whole batch.
 
-        That one example moves it by at most the clip, and that padding does not count, is then for the caller to see to: of the sum as
+        You must make sure that one example moves it by at most the clip, and that padding does not count. This must hold for the sum as
         it is released in exact arithmetic, rounded to multiples of 2⁻²⁴ to 2⁻²³ of the clip.
         """
         if contributions is None:
             if batch is None:
-                raise ValueError("contributions is missing: say how many examples the sum is of, or give their batch")
+                raise ValueError("contributions is missing: pass the number of examples in the sum, or their batch")
             contributions = jnp.sum(jnp.asarray(batch.mask), dtype=jnp.int32)
         contributions = jnp.asarray(contributions, jnp.int32)
         if batch is None:
@@ -83,18 +83,17 @@ class Sum:
 def clipped_sum(
     gradients: Any, clip: float, *, batch: Batch | None = None, mask: Any = None, parts: int = 1
 ) -> Sum:
-    """The sum of per-example gradients, each clipped to a norm: what the mechanism takes, in float32.
+    """The sum of the gradients of single examples, each clipped to a norm, in float32.
 
-    gradients is a tree whose leaves have one leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). batch is that
-    of a dpmf.jax.Batches whose examples they are; what is padded is left out. mask is for examples that come otherwise: a boolean
-    for each, which leaves out those that are False. parts is the number of such sums, each of so many examples, that are added up in
-    float32 for one step.
+    gradients is a tree whose leaves have a leading axis of examples, as from jax.vmap(jax.grad(loss), (None, 0)). batch is the batch of
+    these examples; padding is left out. For examples without a batch, pass mask, one boolean for each, which leaves out those that are
+    False. parts is the number of sums of this size that are added up in float32 for one step.
 
-    Guarantee: replacing one example with zero moves the sum, or that of all parts, by at most clip, as real numbers and
-    rounding included. A gradient that is not finite counts as zero.
+    Guarantee: replacing one example with zero moves the sum, or the sum of all parts, by at most clip, rounding included. A gradient that
+    is not finite counts as zero.
 
-    What is clipped is clipped lower for it, by a share of 2⁻¹³, of 2⁻²² for every example (0.1 % for 4096), and of 2⁻²³√d for d
-    coordinates (0.04 % for 10⁷).
+    To leave room for rounding, gradients are clipped to a little less than clip: less by a share of 2⁻¹³, of 2⁻²² for every example
+    (0.1 % for 4096), and of 2⁻²³√d for d coordinates (0.04 % for 10⁷).
     """
     leaves, tree = _leaves(gradients)
     count = leaves[0].shape[0]
@@ -115,16 +114,16 @@ def accumulate(
     parts: int = 1,
     **named: Any,
 ) -> tuple[Sum, Seen]:
-    """The sum of the clipped gradients of a loss, one for each example, and what was seen on the way.
+    """The sum of the clipped gradients of all examples, and the loss and share of clipped examples (Seen).
 
-    loss(parameters, *example, **named example) is the loss of one example, a number. examples and named are trees whose leaves
-    have one leading axis of examples; what is the same for all of them belongs into loss (functools.partial). batch is that of a
-    dpmf.jax.Batches, and examples are those of batch.indices, one for each place; what is padded is left out. mask is for examples
-    that come otherwise: a boolean for each, which leaves out those that are False.
+    loss(parameters, *example, **named example) is the loss of one example, a number. examples and named are trees whose leaves have a
+    leading axis of examples; values that all examples share belong in loss (functools.partial). batch is the batch, and examples are
+    those of batch.indices, one for each place; padding is left out. For examples without a batch, pass mask, one boolean for each,
+    which leaves out those that are False.
 
-    micro_batch examples are differentiated at once, all by default, and micro-batches without any are passed over; all of them
-    are summed without error, so they are one part. parts and the guarantee are those of clipped_sum: give the sum to update(),
-    and keep Seen to yourself.
+    micro_batch examples are differentiated at a time, by default all of them; micro-batches of padding are skipped. They are added up
+    without rounding errors, so they count as one part. parts and the guarantee are those of clipped_sum. Pass the sum to update(), and
+    keep Seen to yourself, since ε does not cover it.
 
     Cost: micro_batch model-sized arrays.
     """
@@ -134,7 +133,7 @@ def accumulate(
     if not given:
         raise ValueError("there are no examples: give accumulate(loss, parameters, inputs, labels, clip=…)")
     if any(leaf.ndim == 0 for leaf in given):
-        raise ValueError("an example is a number without an axis: what is the same for all of them belongs into loss")
+        raise ValueError("an input is a single number, without an axis for the examples: values that all examples share belong in loss")
     count = _count(given)
     mask = _kept(count, batch, mask)
     trained = jax.tree.leaves(parameters)
@@ -187,7 +186,7 @@ def _kept(count: int, batch: Batch | None, mask: Any) -> jax.Array:
         if not isinstance(batch, Batch):
             raise TypeError(f"batch is a {type(batch).__name__}, but it must be one of a dpmf.jax.Batches")
         if mask is not None:
-            raise ValueError("batch and mask both say which examples count: leave mask out, a batch has its own")
+            raise ValueError("batch and mask both determine which examples count: remove mask, since a batch has its own")
         if (places := jnp.shape(batch.mask)[0]) != count:
             raise MismatchError(
                 f"there are {count} examples, but the batch has {places} places: take inputs[batch.indices], as they are, one row for "

@@ -196,7 +196,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches and Cohorts of several epochs, whose mean
     size it then is.
 
-    Where the guarantee counts on sampling, only batches() of a loader with SampledBatches of the mechanism's own sampling are
+    Where the guarantee relies on sampling, only batches() of a loader with SampledBatches of the mechanism's own sampling are
     released, each in the step that it was drawn for.
 
     key is the secret behind the noise, by default a new one that ends with the process. A run that is to be resumed needs

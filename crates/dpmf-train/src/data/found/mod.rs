@@ -20,7 +20,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-use dpmf::accounting::{Beside, PrivacyUnit, gaussian};
+use dpmf::accounting::{ExtraRelease, PrivacyUnit, gaussian};
 use dpmf::disk::{self, Access, DiskPath};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -81,7 +81,7 @@ pub(super) struct Search {
     pub(super) decimal: Decimal,
     pub(super) date_parts: Vec<DatePart>,
     pub(super) unit: PrivacyUnit,
-    pub(super) beside: Beside,
+    pub(super) beside: ExtraRelease,
     /// The file, for messages.
     #[serde(skip)]
     pub(super) table: PathBuf,
@@ -477,8 +477,8 @@ impl Reading<'_> {
                     None => {
                         self.remarks.push(Remark::hinted(
                             format!(
-                                "column `{name}` is left out: the noise hides its scale, and no word of it has the {least:.0} \
-                                 users that it takes to be told"
+                                "column `{name}` is left out: the noise hides its scale, and none of its words has the \
+                                 {least:.0} users that are needed to find it privately"
                             ),
                             Hint::Describe,
                         ));
@@ -574,7 +574,9 @@ impl Reading<'_> {
         }
         match &classes[..] {
             [] => refuse(
-                format!("no class of the label `{name}` has the {least:.0} users that it takes to be told"),
+                format!(
+                    "no class of the label `{name}` has the {least:.0} users that are needed to find it privately"
+                ),
                 Hint::Classes,
             ),
             [only] => refuse(

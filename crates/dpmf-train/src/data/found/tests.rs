@@ -10,7 +10,7 @@ fn search(names: &[&str], predict: Option<Predict>, mu: f64) -> Search {
         decimal: Decimal::Plain,
         date_parts: Vec::new(),
         unit: PrivacyUnit::User,
-        beside: Beside { mu, delta: 1e-7 },
+        beside: ExtraRelease { mu, delta: 1e-7 },
         table: "t.csv".into(),
     }
 }

@@ -6,7 +6,7 @@ use crate::model::{Model, failed};
 use crate::parallel;
 use dpmf::planner::{FitCache, Planner, cache_folder};
 use dpmf_train::data::{Columns, Frame, FrameColumn, Options, Predict, open_frame};
-use dpmf_train::in_memory::{self, Rehearsing, Wishes};
+use dpmf_train::in_memory::{self, PlanningContext, TrainingRequest};
 use dpmf_train::task::{ModelKind, ModelOptions};
 use dpmf_train::{KeySource, RunPlanner};
 use numpy::{PyArray1, PyArrayMethods};
@@ -108,7 +108,7 @@ pub(crate) fn train_columns(
     if schema_share.is_some_and(|share| !(0.001..=0.5).contains(&share)) {
         return Err(value_error("schema_share must lie between 0.001 and 0.5"));
     }
-    let wishes = Wishes { epsilon, delta, schema_share, learning_rate, epochs, clients, clip };
+    let request = TrainingRequest { epsilon, delta, schema_share, learning_rate, epochs, clients, clip };
     let key = seed.map_or(KeySource::System, KeySource::Seed);
     let folder = cache_folder();
     let work = move |tell: &mut dyn FnMut(String) -> ControlFlow<()>| {
@@ -116,12 +116,13 @@ pub(crate) fn train_columns(
         let cache = folder.clone().map_or_else(FitCache::default, FitCache::in_folder);
         let mut planner = RunPlanner::new(Planner::new(cache));
         let mut listen = |line: &str| tell(line.to_owned());
-        let with = Rehearsing { planner: &mut planner, folder: folder.as_deref(), listen: &mut listen };
-        let planned = in_memory::prepare(frame, &options, kinds, &wishes, &key, with)?;
+        let context =
+            PlanningContext { planner: &mut planner, folder: folder.as_deref(), listen: &mut listen };
+        let planned = in_memory::prepare(frame, &options, kinds, &request, &key, context)?;
         let scale = planned.task.scale();
         Ok::<_, dpmf_train::Error>((in_memory::train(planned, &key)?, scale))
     };
-    let (trained, scale) = parallel::run_told(py, None, move |tell| Ok(work(tell)))?.map_err(failed)?;
+    let (trained, scale) = parallel::run_reporting(py, None, move |tell| Ok(work(tell)))?.map_err(failed)?;
     let scores = trained.scores.map(|(test, baseline)| {
         let rmse = scale.map(|scale| scale * (2.0 * test.loss).sqrt());
         let mut scores = json!({"baseline": baseline, "covered_by_epsilon": false});
