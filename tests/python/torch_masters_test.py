@@ -119,18 +119,21 @@ def test_noise_and_steps_are_those_of_the_masters(mechanism, clipping):
 
 
 def test_steps_that_are_smaller_than_the_precision_of_a_parameter_add_up():
-    mechanism = dpmf.mechanism(steps=64, epsilon=3, delta=1e-6, clip=1e-3)
+    """Of 64 equal contributions each moves a number below one by a quarter of what bfloat16 can tell apart."""
+    mechanism = dpmf.mechanism(steps=64, epsilon=50, delta=1e-6, clip=1e-3)
     model = nn.Linear(1, 1, bias=False).bfloat16()
     nn.init.ones_(model.weight)
-    optimizer = dpmf.torch.PrivateOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), mechanism, denominator=1, check=False)
-    sums = []
-    for step in range(64):
-        optimizer.add_sum({model.weight: torch.zeros(1, 1, dtype=torch.float64)}, 0)
-        optimizer._noise.exact += int(2.0**-10 / optimizer._noise.run.clip.unit)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = dpmf.torch.PrivateOptimizer(sgd, mechanism, denominator=1, key=dpmf.NoiseKey.from_seed(1), experiment="small")
+    before, alone = 1.0, 1.0
+    for _ in range(64):
+        optimizer.add_sum({model.weight: torch.full((1, 1), 0.9999e-3, dtype=torch.float64)}, 1)
         optimizer.step()
-        sums.append(float(model.weight))
-    # Each step is an eighth of what a number below one can move by, and they move it by 16 of them all the same.
-    assert abs(sums[0] - 1.0) <= 2.0**-7 and sums[-1] < 1.0 - 2.0**-5
+        now = float(masters(optimizer)[0].detach())
+        # The same step of a parameter without a master.
+        alone = float(torch.tensor(alone + now - before).bfloat16())
+        before = now
+    assert float(model.weight) == pytest.approx(1.0 - 0.064, abs=2.0**-8) and alone > 1.0 - 0.032
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
@@ -185,7 +188,7 @@ def test_the_state_of_a_model_of_another_type_is_refused(mechanism, tmp_path):
     state = optimizer.state_dict()
     optimizer.close()
     other = private(model_of(torch.float32), mechanism, journal=journal)
-    with pytest.raises(dpmf.BindingError, match="has 6 float32 masters of parameters in bfloat16, and this optimizer has 0: resume"):
+    with pytest.raises(dpmf.BindingError, match="has 7 float32 masters of parameters in bfloat16, and this optimizer has 0: resume"):
         other.load_state_dict(state)
     without = copy.deepcopy({**state, "dpmf": {k: v for k, v in state["dpmf"].items() if k != "masters"}})
     with pytest.raises(dpmf.BindingError, match="has 0 float32 masters"):
@@ -199,7 +202,7 @@ def test_some_parameters_in_float32(mechanism):
     model.wide.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
     model.wide.register_forward_hook(lambda _, inputs, output: output.bfloat16())
     optimizer = private(model, mechanism)
-    assert model.wide.weight is masters(optimizer)[3] and len(optimizer.state_dict()["dpmf"]["masters"]) == 4
+    assert model.wide.weight is masters(optimizer)[3] and len(optimizer.state_dict()["dpmf"]["masters"]) == 5
     before = copy.deepcopy(model)
     train(optimizer, model, cohorts(2))
     train(optimizer, model, cohorts(2), "ghost")
