@@ -19,7 +19,7 @@ if not hasattr(torch, "func"):
 import dpmf  # noqa: E402
 import dpmf.torch  # noqa: E402
 from dpmf._core import _Clip  # noqa: E402
-from dpmf.torch import _ghost  # noqa: E402
+from dpmf.torch import _ghost, _products  # noqa: E402
 from dpmf.torch._gradients import Batch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention  # noqa: E402
@@ -286,17 +286,41 @@ def test_padding_of_embeddings():
     compare(module, tokens_loss, inputs, targets)
 
 
-@pytest.mark.parametrize("parts", [_ghost.PART, 64, 8])
+@pytest.mark.parametrize("parts", [_products.PART, 64, 8])
 def test_the_size_of_slices_does_not_matter(monkeypatch, parts):
     torch.manual_seed(4)
     module, (inputs, targets) = Transformer(tied=True), tokens(6, 9)
     clip = _Clip(1.0, 10_000)
     whole, *_ = clipped(module, tokens_loss, inputs, targets, clip)
-    monkeypatch.setattr(_ghost, "PART", parts)
-    monkeypatch.setattr(_ghost, "SLICE", 50)
+    monkeypatch.setattr(_products, "PART", parts)
+    monkeypatch.setattr(_products, "SLICE", 50)
     cut, *_ = clipped(module, tokens_loss, inputs, targets, clip)
     for name in whole:
         assert (whole[name] - cut[name]).abs().max() <= 1  # a tie, in another order
+
+
+@pytest.mark.parametrize("model", ["tied", "adapters"])
+@pytest.mark.parametrize("wide", [1, 1 << 40])
+def test_losses_one_by_one_and_together(monkeypatch, model, wide):
+    """Large outputs go through the loss one example after the other, and may be written into by it."""
+
+    def scaled(outputs, targets):
+        return tokens_loss(outputs.mul_(3.0), targets)
+
+    torch.manual_seed(4)
+    module, (inputs, targets) = Transformer(**MODELS[model]), tokens(7, 12)
+    monkeypatch.setattr(_ghost, "WIDE", wide)
+    for loss in (tokens_loss, scaled):
+        compare(module, loss, inputs, targets)
+
+
+def test_small_gradients_are_made_once():
+    """Those of adapters of low rank, which are smaller than what goes in and comes back."""
+    torch.manual_seed(4)
+    module, (inputs, targets) = Transformer(lora=True), tokens(7, 40)
+    _, made, _ = clipped(module, tokens_loss, inputs, targets, _Clip(1.0, 10_000))
+    assert made.made.keys() == {"wide.down.weight", "wide.up.weight"} and not made.pairs and not made.rows
+    assert made.products == 7 * 40
 
 
 @contextlib.contextmanager
@@ -421,21 +445,27 @@ def without_repeats(pairs, rows):
 
 def half_of_the_norm(values):
     square = values.double().square().sum(1)
-    return _ghost.Norms(0.5 * square, square)
+    return _products.Norms(0.5 * square, square)
 
 
-norms_by_products = _ghost._norms_by_products
+def half_of_what_is_made(made):
+    square = made.values.square().sum(1)
+    return _products.Norms(0.5 * square, square)
+
+
+norms_by_products = _products._norms_by_products
 
 BROKEN = {
-    "cross terms left out": ("_norms_by_products", without_cross_terms),
-    "tokens that come again": ("_norms_by_row", without_repeats),
-    "a norm that is too small": ("_norms_of_rows", half_of_the_norm),
+    "cross terms left out": (_products, "_norms_by_products", without_cross_terms),
+    "tokens that come again": (_products, "_norms_by_row", without_repeats),
+    "a norm that is too small": (_ghost, "norms_of_rows", half_of_the_norm),
+    "gradients that are made": (_products.Made, "norms", half_of_what_is_made),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_the_cases_find_faults(monkeypatch, fault):
-    monkeypatch.setattr(_ghost, *BROKEN[fault])
+    monkeypatch.setattr(*BROKEN[fault])
     assert max(excess(seed)[0] for seed in range(100)) > 1.001
 
 

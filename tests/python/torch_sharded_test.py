@@ -75,6 +75,16 @@ def of_rank(rank, port, directory):
         after = {name: p.full_tensor() for name, p in model.state_dict().items()}
         torch.save({"model": weights, "optimizer": state, "after": after, "memory": memory}, directory / f"{place}-{rank}.pt")
         torch.distributed.barrier()
+    with torch.backends.mkldnn.flags(enabled=False):
+        # In bfloat16: cut over the ranks, and whole on each of them.
+        for kind, model in (("cut", cut(model_of().bfloat16(), mesh)), ("whole", model_of().bfloat16())):
+            optimizer = private(model, group=True, journal=directory / f"half-{kind}-{rank}")
+            train(optimizer, model, halves()[:SAVED], slice(rank, None, WORLD))
+            state = optimizer.state_dict()
+            state["dpmf"]["masters"] = [full(master) for master in state["dpmf"]["masters"]]
+            state["state"] = {index: {"momentum_buffer": full(of["momentum_buffer"])} for index, of in state["state"].items()}
+            weights = {name: full(p) for name, p in model.state_dict().items()}
+            torch.save({"model": weights, "optimizer": state}, directory / f"half-{kind}-{rank}.pt")
     if hasattr(torch, "func"):
         model = cut(model_of(), mesh)
         optimizer = private(model, group=True)
@@ -82,6 +92,14 @@ def of_rank(rank, port, directory):
         assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in model.parameters())
         torch.save({name: p.full_tensor() for name, p in model.state_dict().items()}, directory / f"ghost-{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def full(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def halves():
+    return [(inputs.bfloat16(), targets) for inputs, targets in cohorts()]
 
 
 def cut(model, mesh):
@@ -156,3 +174,28 @@ def test_a_run_on_two_ranks_goes_on_on_one(directory, tmp_path, place, rank):
     train(resumed, again, cohorts()[SAVED:])
     assert np.array_equal(bits(again.state_dict()), bits(model.state_dict()))
     resumed.close()
+
+
+@pytest.mark.parametrize("kind", ["cut", "whole"])
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_ranks_in_bfloat16_are_one_process_bit_for_bit(directory, tmp_path, kind, rank):
+    """Their masters are cut as their parameters are; a run goes on from them on one rank."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        model = model_of().bfloat16()
+        alone = private(model)
+        train(alone, model, halves()[:SAVED])
+        saved = torch.load(directory / f"half-{kind}-{rank}.pt", weights_only=False)
+        masters = [master.detach().clone() for _, master in alone._masters.pairs]
+        assert len(masters) == 4 and all(map(torch.equal, saved["optimizer"]["dpmf"]["masters"], masters))
+        assert all(torch.equal(saved["model"][name], p) for name, p in model.state_dict().items())
+        if kind == "whole":
+            return  # shards of coordinates go on with as many ranks
+        train(alone, model, halves()[SAVED:])
+        again = model_of().bfloat16()
+        journal = tmp_path / "journal"
+        journal.write_bytes((directory / f"half-{kind}-{rank}").read_bytes())
+        resumed = private(again, journal=journal)
+        resumed.load_state_dict(saved["optimizer"])
+        train(resumed, again, halves()[SAVED:])
+        assert all(map(torch.equal, again.parameters(), model.parameters()))
+        resumed.close()

@@ -217,6 +217,48 @@ def test_killed_and_resumed_bit_for_bit(plan, tmp_path):
     assert logs[0] == logs[1] and len(logs[0]) == STEPS // 3
 
 
+@pytest.mark.parametrize("clipping", ["per-example", "ghost"])
+def test_a_model_in_bfloat16_is_trained_through_masters(plan, tmp_path, clipping):
+    """Killed and resumed bit for bit; a checkpoint holds the float32 masters, and what is saved is rounded."""
+
+    def trainer(directory, seed=0, **named):
+        made = trainer_of(plan, directory, model_of(seed=seed).bfloat16(), **named)
+        made._clipping = clipping
+        return made
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        whole = trainer(tmp_path / "whole")
+        whole.train()
+        with pytest.raises(Killed):
+            trainer(tmp_path / "killed", callbacks=[Kill(6)]).train()
+        resumed = trainer(tmp_path / "killed", seed=5)
+        resumed.train(resume_from_checkpoint=True)
+    masters = [[p for group in one.optimizer.param_groups for p in group["params"]] for one in (whole, resumed)]
+    assert all(p.dtype == torch.float32 for p in masters[0]) and all(map(torch.equal, *masters))
+    assert same(resumed.model, whole.model) and not same(whole.model, model_of().bfloat16())
+    assert all(torch.equal(p, master.bfloat16()) for p, master in whole.optimizer._masters.pairs)
+    assert any(not torch.equal(p.float(), master) for p, master in whole.optimizer._masters.pairs)
+    saved = torch.load(tmp_path / "killed" / f"checkpoint-{STEPS}" / "optimizer.pt", weights_only=True)["dpmf"]["masters"]
+    assert all(map(torch.equal, saved, (master for _, master in whole.optimizer._masters.pairs)))
+    whole.save_model()
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto")
+    assert loaded.dtype == torch.bfloat16 and same(loaded, whole.model)
+
+
+@pytest.mark.parametrize("clipping", ["per-example", "ghost"])
+def test_autocast_in_bfloat16(plan, tmp_path, clipping):
+    """bf16=True computes in bfloat16, and trains in float32."""
+    sums = []
+    for half in (False, True):
+        trainer = trainer_of(plan, tmp_path / str(half), bf16=half)
+        trainer._clipping = clipping
+        with torch.backends.mkldnn.flags(enabled=False):
+            sums.append(sums_of(trainer, 1)[0])
+    assert trainer.model.dtype == torch.float32 and not trainer.optimizer._masters.pairs
+    difference = abs(sums[0] - sums[1])
+    assert 1e-4 < (difference**2).sum() ** 0.5 < 0.05 * (sums[0] ** 2).sum() ** 0.5
+
+
 def test_a_run_is_resumed_with_its_own_settings(plan, tmp_path):
     trainer_of(plan, tmp_path, max_steps=PER_EPOCH * EPOCHS).train()
     with pytest.raises(dpmf.MismatchError, match="ask for 6 steps, but the mechanism is for 12"):
@@ -318,6 +360,23 @@ def test_lora_trains_and_saves_adapters_only(plan, tmp_path):
     assert moved == {f"model.layers.0.self_attn.{name}_proj.weight" for name in "qv"}
     merged.save_pretrained(tmp_path / "merged")
     assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("cast", [True, False])
+def test_lora_on_a_model_in_bfloat16(plan, tmp_path, cast):
+    """peft makes adapters in float32 for it, or in bfloat16, which have masters."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    base = model_of().bfloat16()
+    before = copy.deepcopy(base.state_dict())
+    trainer = trainer_of(plan, tmp_path, peft.get_peft_model(base, config, autocast_adapter_dtype=cast))
+    with torch.backends.mkldnn.flags(enabled=False):
+        trainer.train()
+    assert len(trainer.optimizer._masters.pairs) == (0 if cast else 4)
+    adapters = [p for p in trainer.model.parameters() if p.requires_grad]
+    assert {p.dtype for p in adapters} == {torch.float32 if cast else torch.bfloat16} and all(bool(p.any()) for p in adapters)
+    frozen = {name.replace(".base_layer", ""): value for name, value in trainer.model.base_model.model.state_dict().items()}
+    assert all(torch.equal(frozen[name], value) for name, value in before.items())
 
 
 class Branching(torch.nn.Module):

@@ -49,6 +49,7 @@ from .._remedies import remedies
 from ._data import Batches, Cohorts, EmptyCollate, SampledBatches, UncheckedDataWarning, begin_pass, check_loader, hand_out
 from ._ghost import Contributions, Ghost, UncheckedModelWarning
 from ._gradients import Batch, PerExample, Seen, add_clipped
+from ._masters import Masters
 from ._run import FlatRun, check_unscaled, shard
 
 __all__ = [
@@ -192,6 +193,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     (requires_grad is False) at a step stays where it is and ignores its noise; it may be thawed later. Parameters that
     join the optimizer later are refused.
 
+    Parameters in bfloat16 are trained through masters in float32, which take their places in the groups of optimizer: clipped sums, noise
+    and steps are those of the masters, and after every step the parameters are the masters, rounded. What is written into a parameter
+    between two steps counts. state_dict() holds the masters.
+
     denominator is the planned size of a cohort, by which the noisy sum is divided; it is fixed before training and stays
     when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches and Cohorts of several epochs, whose mean
     size it then is.
@@ -252,17 +257,24 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self.optimizer = optimizer
         self.mechanism = mechanism
         self._checks = _Checks(mechanism, optimizer) if check else None
-        self._noise = FlatRun(
-            mechanism,
-            optimizer,
-            arithmetic=arithmetic,
-            key=key,
-            experiment=experiment,
-            journal=journal,
-            group=group,
-            release_on=release_on,
-            ahead=ahead,
-        )
+        self._masters = Masters(optimizer)
+        try:
+            self._noise = FlatRun(
+                mechanism,
+                optimizer,
+                arithmetic=arithmetic,
+                key=key,
+                experiment=experiment,
+                journal=journal,
+                group=group,
+                release_on=release_on,
+                ahead=ahead,
+            )
+        except BaseException:
+            self._masters.remove()
+            raise
+        for p, master in self._masters.pairs:
+            self._noise.numbers[id(p)] = self._noise.numbers[id(master)]
         #: As it was given; the run has it once there is one.
         self._denominator = denominator
         if denominator is not None and self._noise.run is not None:
@@ -276,7 +288,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the optimizer inside."""
+        """Those of the optimizer inside, with the masters of parameters in bfloat16."""
         return self.optimizer.param_groups
 
     @property
@@ -520,6 +532,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             noise.check()
             if self._checks is not None:
                 self._checks.step(run.next_step, self.param_groups)
+            self._masters.follow()
             noise.release()
         assert run.denominator is not None
         noise.divide(run.denominator)
@@ -527,6 +540,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         try:
             self.optimizer.step()
         finally:
+            self._masters.round()
             self.zero_grad()
 
     def burn(self) -> int:
@@ -537,11 +551,12 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets what was accumulated since the last step, and every .grad."""
         self._noise.clear()
-        for p in self._noise.parameters:
+        for p in [*self._noise.parameters, *(p for p, _ in self._masters.pairs)]:
             p.grad = None if set_to_none or p.grad is None else torch.zeros_like(p)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer inside and, under "dpmf", that of the noise, encrypted under the key.
+        """The state of the optimizer inside and, under "dpmf", that of the noise, encrypted under the key, and the masters of parameters
+        in bfloat16.
 
         Warns where there is no journal: such a state can be looked at, but not loaded.
         """
@@ -551,6 +566,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             **self._noise.state_dict(),
             "first_learning_rates": self._checks and self._checks.first,
         }
+        if self._masters.pairs:
+            state["dpmf"]["masters"] = self._masters.state()
         hooked: dict[str, Any] = self._call_hooks("state_dict_post", state)
         return hooked
 
@@ -566,8 +583,10 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
                 f"the state has denominator {ours['denominator']}, but this optimizer has {self.denominator}: it is "
                 "fixed for a run"
             )
+        self._masters.check_state(ours)
         self._noise.load_state_dict(ours)
         self.optimizer.load_state_dict(state)
+        self._masters.load_state(ours)
         if self._checks is not None:
             self._checks.first = ours["first_learning_rates"]
         self._call_hooks("load_state_dict_post")

@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from .._core import _Clip
 from .._errors import MismatchError
 from ._gradients import Kept, check_module, cut_examples
+from ._layers import ALL, HALF, ONE, OWN, Call, Place, single, way_of
+from ._products import UNIT, Norms, Pairs, is_made, make, norms_of_pairs, norms_of_rows, sum_pairs, sum_rows
 from ._rows import EXAMPLES, TOLERANCE, UncheckedModelWarning, undisturbed, warn_unchecked
 from ._sharded import whole, without_gathering
 
 __all__ = ["Contributions", "Ghost", "UncheckedModelWarning", "charge"]
-
-#: Largest relative error of one operation in float64. Sums of m terms are off by at most m + 1 of it, in any order, for all m that occur.
-UNIT = 2.0**-53
 
 #: How much longer the products of an example may be together than their sum: K above. Beyond, an example is scaled down further.
 REACH = 2.0**14
@@ -40,400 +37,17 @@ REACH = 2.0**14
 #: Share of the clip that may be given up for rounding errors.
 MOST_CHARGED = 0.005
 
-#: Relative difference of two gradients that parameters in half precision explain.
+#: Relative difference of two gradients that half precision explains.
 TOLERANCE_OF_HALF = 0.1
 
-#: Numbers that are worked on at once: 32 MB in float64.
-SLICE = 1 << 22
-
-#: Numbers of a part of one parameter's sum: 64 MB in float64.
-PART = 1 << 23
+#: Numbers of the outputs of one example from which its loss is computed by itself, on the CPU.
+WIDE = 1 << 15
 
 
 def charge(examples: int, products: int, dimension: int) -> float:
     """Share x of the clip that is given up, so that a sum of so many products in float64 moves by at most the clip."""
     sums = 2.0 * (products + 4) * UNIT * examples * REACH
     return sums + 2.0**-32 * math.sqrt(dimension) + 2.0**-40
-
-
-# What counts for a parameter, example by example
-
-
-@dataclass
-class Pairs:
-    """Σ_t left_t right_tᵀ for each example: one left and right for every product of a layer. left may be places of ones."""
-
-    left: torch.Tensor
-    """Numbers of shape (examples, products, rows), or integers of shape (examples, products): the row of each product."""
-    right: torch.Tensor
-    """Numbers of shape (examples, products, columns)."""
-
-    @property
-    def is_lookup(self) -> bool:
-        return self.left.dim() == 2
-
-    @property
-    def products(self) -> int:
-        return self.right.shape[1]
-
-
-@dataclass
-class Rows:
-    """The gradient of each example itself, for small parameters: shape (examples, numbers)."""
-
-    values: torch.Tensor
-
-
-@dataclass
-class Norms:
-    """For each example, an upper bound of the squared norm, and the square of its reach."""
-
-    square: torch.Tensor
-    reach_sq: torch.Tensor
-
-
-def _norms_of_rows(values: torch.Tensor) -> Norms:
-    square = values.double().square().sum(1)
-    return Norms(square * (1.0 + 4.0 * (values.shape[1] + 16) * UNIT), square * (1.0 + 2.0**-20))
-
-
-def _norms_of_pairs(pairs: Sequence[Pairs], shape: tuple[int, int]) -> Norms:
-    """By whichever way takes the least work: rows that were looked up, products with products, or the gradients themselves.
-
-    Sums of κ terms are off by at most 2κ·2⁻⁵³ of what was added up: gradients by as much of the reach, and squares that are sums of
-    products by as much of its square.
-    """
-    rows, columns = shape
-    products = sum(pair.products for pair in pairs)
-    examples = len(pairs[0].right)
-    squares = False
-    if all(pair.is_lookup for pair in pairs):
-        per_example, terms, one = products * columns, products, _norms_by_row
-    elif products * (rows + columns) <= rows * columns or products == 1:
-        widest = max(pair.products * columns for pair in pairs)
-        squares = True
-        per_example, terms, one = 2 * products**2 + widest, products**2 + rows + columns, _norms_by_products
-    else:
-        per_example, terms, one = rows * columns + products * columns, products, _norms_by_gradients
-    square = torch.empty(examples, dtype=torch.float64, device=pairs[0].right.device)
-    reach = torch.empty_like(square)
-    step = max(1, SLICE // per_example)
-    for first in range(0, examples, step):
-        block = [Pairs(pair.left[first : first + step], pair.right[first : first + step]) for pair in pairs]
-        square[first : first + step], reach[first : first + step] = one(block, rows)
-    error, reach = 2.0 * (terms + 16) * UNIT, reach.mul_(1.0 + 2.0**-20)
-    if squares:
-        square += error * reach.square()
-    else:
-        norm = square.mul_(1.0 + 2.0 * (rows * columns + 16) * UNIT).sqrt_()
-        square = norm.add_(reach, alpha=error).square_()
-    return Norms(square, reach.square_())
-
-
-def _norms_by_row(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds up what goes to one row of an example, then the squares."""
-    index = torch.cat([pair.left for pair in pairs], 1)
-    right = torch.cat([pair.right for pair in pairs], 1).double()
-    examples, products = index.shape
-    order = index.argsort(1)
-    index = index.gather(1, order)
-    place = torch.zeros_like(index)
-    place[:, 1:] = (index[:, 1:] != index[:, :-1]).cumsum(1)
-    place += torch.arange(examples, device=index.device)[:, None] * products
-    sorted_right = right.gather(1, order[:, :, None].expand_as(right))
-    sums = torch.zeros(examples * products, right.shape[2], dtype=torch.float64, device=right.device)
-    sums.index_add_(0, place.reshape(-1), sorted_right.reshape(-1, right.shape[2]))
-    square = sums.square_().sum(1).view(examples, products).sum(1)
-    return square, right.square().sum(2).sqrt_().sum(1)
-
-
-def _norms_by_products(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """‖Σ_t l_t r_tᵀ‖² = Σ_tu (l_t·l_u)(r_t·r_u)."""
-    device = pairs[0].right.device
-    square = torch.zeros(len(pairs[0].right), dtype=torch.float64, device=device)
-    reach = torch.zeros_like(square)
-    for number, one in enumerate(pairs):
-        lefts, rights = _products(one.left, one.left), _products(one.right, one.right)
-        of_each = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
-        reach += of_each.sqrt_().sum(1)
-        square += lefts.mul_(rights).sum((1, 2))
-        for other in pairs[:number]:
-            crossed = _products(one.left, other.left).mul_(_products(one.right, other.right))
-            square += 2.0 * crossed.sum((1, 2))
-    return square, reach
-
-
-def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a_t·b_u for all t, u of each example."""
-    if a.dim() == 2 and b.dim() == 2:
-        return (a[:, :, None] == b[:, None, :]).double()
-    if a.dim() == 2:
-        return b.gather(2, a[:, None, :].expand(-1, b.shape[1], -1)).transpose(1, 2).double()
-    if b.dim() == 2:
-        return a.gather(2, b[:, None, :].expand(-1, a.shape[1], -1)).double()
-    total = torch.zeros(len(a), a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
-    step = max(1, SLICE // (len(a) * max(a.shape[1], b.shape[1])))
-    for first in range(0, a.shape[2], step):
-        x = a[:, :, first : first + step].double()
-        y = x if b is a else b[:, :, first : first + step].double()
-        total.baddbmm_(x, y.transpose(1, 2))
-    return total
-
-
-def _norms_by_gradients(pairs: Sequence[Pairs], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Makes the gradients of some examples, some rows at a time."""
-    columns, examples = pairs[0].right.shape[2], len(pairs[0].right)
-    rights = [pair.right.double() for pair in pairs]
-    lengths = [torch.zeros(pair.right.shape[:2], dtype=torch.float64, device=pair.right.device) for pair in pairs]
-    square = torch.zeros(examples, dtype=torch.float64, device=pairs[0].right.device)
-    step = max(1, SLICE // (examples * columns))
-    for first in range(0, rows, step):
-        size = min(step, rows - first)
-        made = torch.zeros(examples, size, columns, dtype=torch.float64, device=square.device)
-        for pair, right, length in zip(pairs, rights, lengths):
-            if pair.is_lookup:
-                base = torch.arange(examples, device=square.device)[:, None] * size
-                _add_looked_up(made.view(-1, columns), pair.left, base, range(first, first + size), right)
-                length += (pair.left >= first) & (pair.left < first + size)
-            else:
-                left = pair.left[:, :, first : first + size].double()
-                made.baddbmm_(left.transpose(1, 2), right)
-                length += left.square_().sum(2)
-        square += made.square_().sum((1, 2))
-    reach = sum((length * right.square().sum(2)).sqrt_().sum(1) for length, right in zip(lengths, rights))
-    return square, reach  # type: ignore[return-value]
-
-
-def _add_looked_up(
-    total: torch.Tensor, index: torch.Tensor, base: torch.Tensor | int, some: range, values: torch.Tensor
-) -> None:
-    """Adds values to those of their rows that are some of all rows."""
-    inside = (index >= some.start) & (index < some.stop)
-    place = torch.where(inside, index - some.start, torch.zeros_like(index)) + base
-    values = values.masked_fill(~inside[..., None], 0.0)
-    total.index_add_(0, place.reshape(-1), values.reshape(-1, values.shape[-1]))
-
-
-#: Takes a part of a parameter's sum: the first row, and numbers of that row and those that follow.
-Take = Callable[[int, torch.Tensor], None]
-
-
-def _sum_rows(values: torch.Tensor, weights: torch.Tensor, take: Take, shape: torch.Size) -> None:
-    kept = weights != 0.0
-    total = (values.double().masked_fill(~kept[:, None], 0.0) * weights[:, None]).sum(0)
-    take(0, total.view(shape))
-
-
-def _sum_pairs(pairs: Sequence[Pairs], weights: torch.Tensor, take: Take, rows: int) -> None:
-    """Σ_i w_i Σ_t l_t r_tᵀ in float64, some rows at a time. Examples of weight zero may hold anything."""
-    columns, device = pairs[0].right.shape[2], weights.device
-    all_kept = device.type == "cpu" and bool((weights != 0.0).all())
-    step = max(1, PART // columns)
-    for first in range(0, rows, step):
-        size = min(step, rows - first)
-        total = torch.zeros(size, columns, dtype=torch.float64, device=device)
-        for pair in pairs:
-            by = weights[:, None].expand(-1, pair.products).reshape(-1)
-            right = pair.right.reshape(-1, columns)
-            left = pair.left.reshape(len(right), -1)[:, 0 if pair.is_lookup else slice(first, first + size)]
-            block = max(1, SLICE // (columns + size))
-            for begin in range(0, len(right), block):
-                some = slice(begin, begin + block)
-                y = right[some].double()
-                if not all_kept:
-                    y = y.masked_fill_((by[some] == 0.0)[:, None], 0.0)
-                y *= by[some, None]
-                if pair.is_lookup:
-                    _add_looked_up(total, left[some], 0, range(first, first + size), y)
-                    continue
-                x = left[some].double()
-                if not all_kept:
-                    x = x.masked_fill_((by[some] == 0.0)[:, None], 0.0)
-                total.addmm_(x.t(), y)
-        take(first, total)
-
-
-# What layers do with their parameters
-
-
-@dataclass
-class Call:
-    """One call of a layer."""
-
-    place: Place
-    inputs: tuple[Any, ...]
-    named: dict[str, Any]
-    #: Examples, and the gradient of the output, once it is known.
-    examples: int
-    gradient: torch.Tensor | None = None
-
-    def take(self, gradient: torch.Tensor) -> None:
-        self.gradient = gradient.detach()
-
-    @property
-    def input(self) -> torch.Tensor:
-        """The only input of a layer of known kind."""
-        found: torch.Tensor = self.inputs[0] if self.inputs else next(iter(self.named.values()))
-        return found.detach()
-
-    def folded(self, tensor: torch.Tensor, features: int = 1) -> torch.Tensor:
-        """With all axes between the examples and the last ones made one."""
-        return tensor.reshape(self.examples, -1, *tensor.shape[tensor.dim() - features :])
-
-
-#: What each of its own parameters gets from a call.
-Pieces = Iterable[tuple[str, "Pairs | Rows"]]
-
-
-def _summed(tensor: torch.Tensor) -> Rows:
-    """Of shape (examples, products, numbers), added up over the products."""
-    return Rows(tensor.sum(1, dtype=torch.float64))
-
-
-def _linear(call: Call) -> Pieces:
-    gradient = call.folded(_given(call))
-    yield "weight", Pairs(gradient, call.folded(call.input))
-    yield "bias", _summed(gradient)
-
-
-def _transposed_linear(call: Call) -> Pieces:
-    gradient = call.folded(_given(call))
-    yield "weight", Pairs(call.folded(call.input), gradient)
-    yield "bias", _summed(gradient)
-
-
-def _embedding(call: Call) -> Pieces:
-    gradient, index = call.folded(_given(call)), call.input.reshape(call.examples, -1)
-    padding = call.place.part.padding_idx
-    if padding is not None:
-        gradient = gradient.masked_fill((index == padding)[:, :, None], 0.0)
-    yield "weight", Pairs(index, gradient)
-
-
-def _layer_norm(call: Call) -> Pieces:
-    part, x = call.place.part, call.input
-    normal = functional.layer_norm(_single(x), part.normalized_shape, None, None, part.eps)
-    return _normalised(call, normal, len(part.normalized_shape))
-
-
-def _rms_norm(call: Call) -> Pieces:
-    part, x = call.place.part, call.input
-    return _normalised(call, functional.rms_norm(_single(x), part.normalized_shape, None, part.eps), len(part.normalized_shape))
-
-
-def _normalised(call: Call, normal: torch.Tensor, features: int) -> Pieces:
-    gradient = _given(call)
-    yield "weight", _summed(call.folded(_single(gradient) * normal, features).flatten(2))
-    yield "bias", _summed(call.folded(gradient, features).flatten(2))
-
-
-def _group_norm(call: Call) -> Pieces:
-    part, gradient = call.place.part, _given(call)
-    normal = functional.group_norm(_single(call.input), part.num_groups, None, None, part.eps)
-
-    def by_channel(tensor: torch.Tensor) -> Rows:
-        of_each = tensor.reshape(*tensor.shape[:2], -1).sum(2, dtype=torch.float64)
-        return Rows(call.folded(of_each).sum(1))
-
-    yield "weight", by_channel(_single(gradient) * normal)
-    yield "bias", by_channel(gradient)
-
-
-def _convolution(call: Call) -> Pieces:
-    part = call.place.part
-    x, gradient = call.input, _given(call)
-    kernel, dilation, padding, stride = part.kernel_size, part.dilation, part.padding, part.stride
-    if len(kernel) == 1:
-        x = x.unsqueeze(2)
-        kernel, dilation, padding, stride = (1, *kernel), (1, *dilation), (0, *padding), (1, *stride)
-    patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride)
-    gradient = call.folded(gradient.flatten(2).transpose(1, 2))
-    yield "weight", Pairs(gradient, call.folded(patches.transpose(1, 2)))
-    yield "bias", _summed(gradient)
-
-
-def _any(call: Call) -> Pieces:
-    """A layer of any kind, differentiated for each example by vmap: its parameters are taken to be small."""
-    part = call.place.part
-    own = {name: part._parameters[name].detach() for name in call.place.own}
-
-    def one(inputs: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor], gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        def run(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-            given = tuple(x.unsqueeze(0) for x in inputs)
-            others = {name: x.unsqueeze(0) for name, x in named.items()}
-            made: torch.Tensor = torch.func.functional_call(part, parameters, given, others)
-            return made
-
-        back = torch.func.vjp(run, own)[1]
-        found: dict[str, torch.Tensor] = back(gradient.unsqueeze(0))[0]
-        return found
-
-    try:
-        found = torch.func.vmap(one)(call.inputs, call.named, _given(call))
-    except RuntimeError as failed:
-        raise ValueError(
-            f"torch's vmap cannot differentiate {call.place.name or type(part).__name__} for all examples at once ({failed}): freeze it, or "
-            'give clipping="per-example"'
-        ) from failed
-    for name, values in found.items():
-        yield name, _summed(values.detach().reshape(call.examples, -1, own[name].numel()))
-
-
-def _given(call: Call) -> torch.Tensor:
-    assert call.gradient is not None
-    return call.gradient
-
-
-def _single(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _from(part: torch.nn.Module, kind: str) -> bool:
-    """Whether it computes what a layer of torch.nn does."""
-    layer = getattr(torch.nn, kind, None)
-    return layer is not None and isinstance(part, layer) and type(part).forward is layer.forward
-
-
-def _way(part: Any, own: Sequence[str], name: str) -> Callable[[Call], Pieces]:
-    """How the parameters of a layer get their gradients."""
-    if _from(part, "Linear") and set(own) <= {"weight", "bias"}:
-        return _linear
-    if _from(part, "Embedding"):
-        if part.max_norm is not None or part.scale_grad_by_freq:
-            raise ValueError(
-                f"{name} has max_norm or scale_grad_by_freq, which depend on all examples of a batch: make the embedding without them"
-            )
-        return _embedding
-    if type(part).__name__ == "Conv1D" and hasattr(part, "nf") and part.weight.dim() == 2 and set(own) <= {"weight", "bias"}:
-        return _transposed_linear
-    for kind, way in (("LayerNorm", _layer_norm), ("RMSNorm", _rms_norm), ("GroupNorm", _group_norm)):
-        if _from(part, kind):
-            return way
-    if (_from(part, "Conv1d") or _from(part, "Conv2d")) and set(own) <= {"weight", "bias"}:
-        if part.groups == 1 and part.padding_mode == "zeros" and not isinstance(part.padding, str):
-            return _convolution
-    if next(part.children(), None) is not None:
-        raise ValueError(
-            f"parameter {name}.{own[0]} belongs to {type(part).__name__}, which has layers inside, so that no layer shows how it is "
-            'used: freeze it with requires_grad_(False), put it into a layer of its own, or give clipping="per-example"'
-        )
-    return _any
-
-
-#: Inputs of a layer have entries for each example, or are the same for all of them, with an axis of length one in their place or
-#: without.
-OWN, ONE, ALL = "own", "one", "all"
-
-
-@dataclass
-class Place:
-    """A layer that is trained."""
-
-    name: str
-    part: Any
-    #: Its trained parameters, and the names they have in the module.
-    own: dict[str, str]
-    way: Callable[[Call], Pieces] = field(repr=False)
 
 
 class Contributions:
@@ -466,6 +80,8 @@ class Contributions:
             )
         #: Products that the sum of one number has at most.
         self.products = self.examples * max([1, *(sum(pair.products for pair in pairs) for pairs in self.pairs.values())])
+        small = [name for name, pairs in self.pairs.items() if is_made(pairs, self._matrix(name))]
+        self.made = {name: make(self.pairs.pop(name), self._matrix(name)) for name in small}
 
     def _matrix(self, name: str) -> tuple[int, int]:
         shape = self.shapes[name]
@@ -475,8 +91,9 @@ class Contributions:
         """Over all parameters."""
         device = self.losses.device
         total = Norms(*(torch.zeros(self.examples, dtype=torch.float64, device=device) for _ in range(2)))
-        found = [_norms_of_rows(values) for values in self.rows.values()]
-        found += [_norms_of_pairs(pairs, self._matrix(name)) for name, pairs in self.pairs.items()]
+        found = [norms_of_rows(values) for values in self.rows.values()]
+        found += [made.norms() for made in self.made.values()]
+        found += [norms_of_pairs(pairs, self._matrix(name)) for name, pairs in self.pairs.items()]
         for one in found:
             total.square += one.square.to(device)
             total.reach_sq += one.reach_sq.to(device)
@@ -514,11 +131,12 @@ class Contributions:
             def part(first: int, values: torch.Tensor, name: str = name) -> None:
                 take(name, first, values.view(len(values), *self.shapes[name][1:]) if self.shapes[name] else values)
 
-            if name in self.rows:
-                _sum_rows(self.rows[name], weights.to(self.rows[name].device), part, self.shapes[name])
+            if name in self.rows or name in self.made:
+                values = self.rows[name] if name in self.rows else self.made[name].values
+                sum_rows(values, weights.to(values.device), part, self.shapes[name])
             elif name in self.pairs:
                 pairs = self.pairs[name]
-                _sum_pairs(pairs, weights.to(pairs[0].right.device), part, self.shapes[name][0])
+                sum_pairs(pairs, weights.to(pairs[0].right.device), part, self.shapes[name][0])
 
     def add(self, clip: _Clip, take: Callable[[str, int, torch.Tensor], None]) -> torch.Tensor:
         """Gives parts of the clipped sum in units of the clip, as integers; returns which examples were longer."""
@@ -549,17 +167,19 @@ class Ghost:
         for name, part in module.named_modules():
             own = {attribute: names[id(p)] for attribute, p in part._parameters.items() if id(p) in names}
             if own:
-                self.places.append(Place(name, part, own, _way(part, list(own), name or type(part).__name__)))
+                self.places.append(Place(name, part, own, way_of(part, list(own), name or type(part).__name__)))
         #: For each layer, by call, whether its inputs have entries for each example.
         self.shared: dict[str, list[str]] = {}
         self.checked = False
         self._phase = "off"
         self._examples = 0
+        #: Whether a layer returned numbers in half precision when its calls were looked at.
+        self._makes_half = False
         self._live: dict[str, torch.Tensor] = {}
 
     @property
     def _is_half(self) -> bool:
-        return any(p.dtype in (torch.float16, torch.bfloat16) for p in self.module.parameters())
+        return any(p.dtype in HALF for p in self.module.parameters())
 
     def take_over(self, before: Ghost | None) -> None:
         """Goes on with what was checked of the same layers."""
@@ -683,11 +303,12 @@ class Ghost:
         kept = Kept(self.module, values=True)
         some = cut_examples(parts, torch.arange(length))
         if not self._is_half:
-            some = torch.utils._pytree.tree_map(lambda leaf: _single(leaf) if isinstance(leaf, torch.Tensor) else leaf, some)
-        tolerance = TOLERANCE_OF_HALF if self._is_half else TOLERANCE
+            some = torch.utils._pytree.tree_map(lambda leaf: single(leaf) if isinstance(leaf, torch.Tensor) else leaf, some)
         with undisturbed(self.module):
             self.shared = self._find_shared(some, length)
             kept.check()
+            # A module may switch on autocast itself, as accelerate lets it.
+            tolerance = TOLERANCE_OF_HALF if self._is_half or self._makes_half else TOLERANCE
             for order in (torch.arange(length), torch.arange(length).flip(0)):
                 difference = self._difference(cut_examples(some, order), loss, vectorize)
                 if difference <= tolerance:
@@ -706,6 +327,7 @@ class Ghost:
     def _find_shared(self, parts: Any, length: int) -> dict[str, list[str]]:
         """How the inputs of every call change with the number of examples."""
         seen = []
+        self._makes_half = False
         for examples in (length, length - 1):
             self._lengths: dict[str, list[int]] = {}
             self._run("trace", cut_examples(parts, torch.arange(examples)), examples)
@@ -734,7 +356,8 @@ class Ghost:
         for index in range(made.examples):
             alone = self._alone(cut_examples(parts, torch.tensor([index])), loss)
             norms.append(math.sqrt(sum(float(one.double().square().sum()) for one in alone.values())))
-            rest = sum(float(alone[name].double().square().sum()) for name in alone if name not in made.pairs and name not in made.rows)
+            found = made.pairs.keys() | made.rows.keys() | made.made.keys()
+            rest = sum(float(one.double().square().sum()) for name, one in alone.items() if name not in found)
             square = [rest]
 
             def compare(name: str, first: int, values: torch.Tensor, alone: Any = alone, square: list[float] = square) -> None:
@@ -836,6 +459,8 @@ class _Watcher:
 
     def leave(self, part: Any, inputs: Any, named: Any, output: Any) -> Any:
         ghost = self.ghost
+        if ghost._phase == "trace" and isinstance(output, torch.Tensor):
+            ghost._makes_half |= output.dtype in HALF
         if ghost._phase in ("off", "trace"):
             return None
         ghost._put_back(self.place)
@@ -886,8 +511,14 @@ def losses_of(
         return value if value.dim() == 0 else value.sum()
 
     batched = [leaves[place] for place in places]
-    if not vectorize or examples == 1:
-        return torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
+    if not vectorize or examples == 1 or _is_wide(batched):
+        try:
+            return torch.stack([one(list(parts)) for parts in zip(*(leaf.unbind() for leaf in batched))])
+        except RuntimeError as failed:
+            if "inplace" not in str(failed).replace("-", ""):
+                raise
+            # A loss may write into what it is given, but not into parts that were cut together.
+            return torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
     try:
         found: torch.Tensor = torch.func.vmap(one, randomness="different")(batched)
     except RuntimeError as failed:
@@ -896,6 +527,11 @@ def losses_of(
             "after the other"
         ) from failed
     return found
+
+
+def _is_wide(batched: Sequence[torch.Tensor]) -> bool:
+    """Whether the loss of one example after the other is faster: large outputs, each of which stays in the cache of a processor."""
+    return all(leaf.device.type == "cpu" for leaf in batched) and max(leaf[0].numel() for leaf in batched) >= WIDE
 
 
 def _length_of(parts: Any) -> int:

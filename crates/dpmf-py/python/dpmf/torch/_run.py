@@ -48,8 +48,8 @@ def check_dtype(p: torch.Tensor, name: str) -> None:
     if p.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(
             f"parameter {name} is {p.dtype}, and half precision cannot hold the noise: keep the parameters in float32 "
-            "(model.float()) and compute in half precision under torch.autocast; leave those that are never trained out "
-            "of the optimizer"
+            "(model.float()) and compute in half precision under torch.autocast, or train a model in bfloat16 with "
+            "dpmf.torch.PrivateOptimizer, which keeps masters in float32; leave parameters that are never trained out of the optimizer"
         )
     if p.dtype != torch.float32:
         raise TypeError(f"parameter {name} is {p.dtype}, but what is released is float32: convert the model with model.float()")
