@@ -5,7 +5,7 @@
 //! binary exponent, a date by its four years, a word by itself, a missing field as such. A column `j` has a weight `w_j`, and what is
 //! released is `w_j` times its counts with noise, where `Σ w_j² ≤ 1`. So a user who joins, leaves or becomes empty moves what is
 //! released by at most `(Σ w_j²)^½ ≤ 1` in the Euclidean norm: the Gaussian mechanism with sensitivity 1. A label of which it is not
-//! known whether it is a class or a number adds to two cells, each with `w/√2`. ExtraRelease the columns there is one block for all numbers
+//! known whether it is a class or a number adds to two cells, each with `w/√2`. Beside the columns there is one block for all numbers
 //! together, to which a user adds `w/k` in a cell for each of `k` columns: the norm of that is at most `w`. Weights are whole
 //! numbers of units of `2⁻³²`, rounded down, and the sum of their squares is compared with 1 in integers ([`Weights`]): what
 //! holds on paper holds for the sums as they are added up.
