@@ -655,7 +655,7 @@ def test_a_statement_for_users():
 
 
 def test_names_of_runs():
-    with pytest.raises(ValueError, match="the same at every start"):
+    with pytest.raises(ValueError, match="the same noise at every start"):
         private(dpmf.opacus.PrivacyEngine(key=dpmf.NoiseKey.generate(), experiment="a"))
 
 
