@@ -185,7 +185,7 @@ impl Mechanism {
         self.with_calibration(calibration, conditions.unit)
     }
 
-    /// [`Mechanism::calibrated`] with somebody who watches, and may end it.
+    /// [`Mechanism::calibrated`] with somebody who watches, and may end it. `near` is a noise multiplier that is about right, if one is known.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
     pub fn calibrated_watched(
@@ -194,9 +194,10 @@ impl Mechanism {
         delta: f64,
         clip: f64,
         conditions: Conditions,
+        near: Option<f64>,
         watch: Watch<'_>,
     ) -> Result<Self> {
-        let calibration = self.terms(clip, conditions).watched_calibration(epsilon, delta, watch)?;
+        let calibration = self.terms(clip, conditions).watched_calibration(epsilon, delta, near, watch)?;
         self.with_calibration(calibration, conditions.unit)
     }
 

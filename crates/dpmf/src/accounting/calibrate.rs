@@ -253,19 +253,26 @@ impl Terms {
         self.finish(sigma, epsilon, delta)
     }
 
-    /// [`Terms::calibrate_noise`] with somebody who watches where that takes long, and may end it.
+    /// [`Terms::calibrate_noise`] with somebody who watches where that takes long, and may end it. `near` is a noise multiplier that is
+    /// about right, if one is known.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
-    pub fn watched_calibration(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<Calibration> {
+    pub fn watched_calibration(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        near: Option<f64>,
+        watch: Watch<'_>,
+    ) -> Result<Calibration> {
         match self.curve(1.0)? {
             PrivacyCurve::Allocation { allocation, .. } => {
                 self.check()?;
-                let sigma = allocation.watched_noise_multiplier(epsilon, self.left(delta)?, watch)?;
+                let sigma = allocation.watched_noise_multiplier(epsilon, self.left(delta)?, near, watch)?;
                 self.finish(sigma, epsilon, delta)
             }
             PrivacyCurve::Reshuffled { reshuffled, .. } => {
                 self.check()?;
-                let sigma = reshuffled.watched_noise_multiplier(epsilon, self.left(delta)?, watch)?;
+                let sigma = reshuffled.watched_noise_multiplier(epsilon, self.left(delta)?, near, watch)?;
                 self.finish(sigma, epsilon, delta)
             }
             _ => self.calibrate_noise(epsilon, delta),

@@ -104,6 +104,9 @@ impl Unfitted {
     }
 }
 
+/// What a proof asks for beside an estimate.
+const MORE: f64 = 1.003;
+
 impl Candidate {
     /// With the noise that is proved to give the budget.
     pub(super) fn exact(
@@ -131,13 +134,12 @@ impl Candidate {
         }
         let terms = mechanism.terms(request.clip, request.conditions);
         let (epsilon, delta) = (request.epsilon, terms.left(request.delta)?);
-        // A proof asks for a little more.
         let noise_multiplier = match terms.hidden()? {
             Amplification::BallsInBins(allocation) => {
-                1.003 * allocation.estimated_noise_multiplier(epsilon, delta)?
+                MORE * allocation.estimated_noise_multiplier(epsilon, delta)?
             }
             Amplification::ReshuffledBins(reshuffled) => {
-                1.003 * reshuffled.estimated_noise_multiplier(epsilon, delta)?
+                MORE * reshuffled.estimated_noise_multiplier(epsilon, delta)?
             }
             _ => curve::calibrate(epsilon, delta, |sigma| terms.curve(sigma))?,
         };
@@ -163,7 +165,9 @@ impl Candidate {
             told = Instant::now();
             listen(&format!("proving {words}, {:.0} % of a bound", 100.0 * share))
         };
-        let mechanism = self.mechanism.calibrated_watched(epsilon, delta, clip, conditions, &mut watch)?;
+        let near = Some(self.noise_multiplier / MORE);
+        let mechanism =
+            self.mechanism.calibrated_watched(epsilon, delta, clip, conditions, near, &mut watch)?;
         let noise_multiplier = calibrated(&mechanism);
         sealed.put(claim, noise_multiplier);
         Ok(Self::new(mechanism, noise_multiplier, request, self.bound))

@@ -237,14 +237,21 @@ impl Allocation {
     /// Guarantee: [`Allocation::delta`] was seen to be below δ.
     /// Errors: ε not positive and finite, δ outside (0, 1), a target that no finite noise reaches.
     pub fn noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        self.watched_noise_multiplier(epsilon, delta, &mut unwatched)
+        self.watched_noise_multiplier(epsilon, delta, None, &mut unwatched)
     }
 
-    /// [`Allocation::noise_multiplier`] that somebody watches, and may end.
+    /// [`Allocation::noise_multiplier`] that somebody watches, and may end. It takes less time if a noise multiplier is given that is
+    /// about right.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
-    pub fn watched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
-        let start = self.searched_noise_multiplier(epsilon, delta, watch)?;
+    pub fn watched_noise_multiplier(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        near: Option<f64>,
+        watch: Watch<'_>,
+    ) -> Result<f64> {
+        let start = self.searched_noise_multiplier(epsilon, delta, near, watch)?;
         for step in 0..TRIES {
             let sigma = start * (1.0 + 1e-3 * step as f64);
             let [joining, leaving] = self.estimate_for(sigma, epsilon, Purpose::Proof, 1, watch)?;
@@ -252,27 +259,38 @@ impl Allocation {
                 return Ok(sigma);
             }
         }
-        Err(Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it"))
+        Err(out_of_reach(epsilon))
     }
 
     /// About the noise multiplier that [`Allocation::noise_multiplier`] finds, from fewer samples: nothing is proved of it.
     ///
     /// Errors: those of it.
     pub fn estimated_noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        self.searched_noise_multiplier(epsilon, delta, &mut unwatched)
+        Ok(self.looked_for(epsilon, delta, &mut unwatched)?.exp())
     }
 
-    fn searched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
+    /// The logarithm of a noise multiplier that is about right.
+    fn looked_for(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
         check_epsilon(epsilon)?;
         check_delta(delta)?;
-        let out_of_reach =
-            || Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it");
-        let mut log_sigma = self.guess(epsilon, delta);
-        for share in PILOT {
-            let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, share, watch);
-            log_sigma = solve(log_sigma, pilot)?.ok_or_else(out_of_reach)?;
-        }
-        Ok(log_sigma.exp())
+        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, PILOT[0], watch);
+        let found = solve(self.guess(epsilon, delta), pilot)?;
+        found.ok_or_else(|| out_of_reach(epsilon))
+    }
+
+    fn searched_noise_multiplier(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        near: Option<f64>,
+        watch: Watch<'_>,
+    ) -> Result<f64> {
+        let start = match near {
+            Some(near) => near.ln(),
+            None => self.looked_for(epsilon, delta, watch)?,
+        };
+        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, PILOT[1], watch);
+        Ok(polish(start, pilot)?.ok_or_else(|| out_of_reach(epsilon))?.exp())
     }
 
     /// The smallest ε that holds at δ for a noise multiplier, to about a thousandth.
@@ -286,14 +304,13 @@ impl Allocation {
         };
         let alone = super::gaussian::epsilon(self.mu(noise_multiplier), delta)?.clamp(1e-6, 1e3);
         // The noise that would reach an ε, against what there is.
-        let mut log_epsilon = alone.ln();
-        for share in PILOT {
-            let pilot = |log_epsilon: f64| {
+        let pilot = |share: usize| {
+            move |log_epsilon: f64| {
                 self.pilot(noise_multiplier, log_epsilon.exp(), delta, share, &mut unwatched)
-            };
-            log_epsilon = solve(log_epsilon, pilot)?.ok_or_else(out_of_reach)?;
-        }
-        let start = log_epsilon.exp();
+            }
+        };
+        let start = solve(alone.ln(), pilot(PILOT[0]))?.ok_or_else(out_of_reach)?;
+        let start = polish(start, pilot(PILOT[1]))?.ok_or_else(out_of_reach)?.exp();
         for step in 0..TRIES {
             let epsilon = start * (1.0 + 1e-3 * step as f64);
             if self.delta(noise_multiplier, epsilon)? <= delta * (1.0 - MARGIN) {
@@ -325,7 +342,7 @@ impl Allocation {
         0.5 * mean.ln() - mu.ln()
     }
 
-    /// What a fit asks: the mean estimate of `log σ` that reaches (ε, δ), and how it depends on `G`. `near` is where the last
+    /// What a fit asks: `log σ` that can be expected to be proved to reach (ε, δ), and how it depends on `G`. `near` is where the last
     /// answer was.
     pub(crate) fn boundary(
         &self,
@@ -335,20 +352,24 @@ impl Allocation {
         near: Option<f64>,
     ) -> Result<Boundary> {
         let sampler = |log_sigma: f64| Sampler::new(self, f64::exp(log_sigma), epsilon, Purpose::Search);
-        let excess = |estimate: Estimate| (estimate.mean.max(1e-300) / delta).ln();
-        let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma)?.joining(samples, 1, &mut unwatched)?));
+        // The bound that a proof can be expected to find, not the mean: values of few samples have long tails, and a fit that looked at
+        // means would move to where it sees less of them.
+        let (all, share) = (self.samples().max(samples), (self.samples() / samples).max(1));
+        let excess = |estimate: Estimate| (estimate.upper.max(1e-300) / delta).ln();
+        let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma)?.joining(all, share, &mut unwatched)?));
         let leaving =
-            |log_sigma: f64| Ok(excess(sampler(log_sigma)?.leaving(samples, 1, 0.0, &mut unwatched)?));
-        let out_of_reach =
-            || Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it");
-        let join =
-            solve(near.unwrap_or_else(|| self.guess(epsilon, delta)), joining)?.ok_or_else(out_of_reach)?;
+            |log_sigma: f64| Ok(excess(sampler(log_sigma)?.leaving(all, share, 0.0, &mut unwatched)?));
+        let join = match near {
+            Some(near) => polish(near, joining)?,
+            None => solve(self.guess(epsilon, delta), joining)?,
+        };
+        let join = join.ok_or_else(|| out_of_reach(epsilon))?;
         let spectrum = sampler(join)?.spectrum(Side::Joining, samples);
         // A unit that leaves counts where hiding it takes nearly as much noise.
         if leaving(join - 4.0 * BESIDE)? <= 0.0 {
             return Ok(Boundary { log_sigma: join, spectrum });
         }
-        let leave = solve(join, leaving)?.ok_or_else(out_of_reach)?;
+        let leave = polish(join, leaving)?.ok_or_else(|| out_of_reach(epsilon))?;
         let other = sampler(leave)?.spectrum(Side::Leaving, samples);
         let share = 1.0 / (1.0 + ((join - leave) / BESIDE).exp());
         let spectrum = match (spectrum, other) {
@@ -411,9 +432,49 @@ pub(crate) fn log_failure() -> f64 {
     (2.0 * (TRIES * PROOFS) as f64 / FAILURE).ln()
 }
 
+/// The error of an ε that no noise is seen to reach.
+pub(crate) fn out_of_reach(epsilon: f64) -> Error {
+    Error::argument("epsilon", epsilon, "no amount of noise can be proved to reach it")
+}
+
 /// A [`Watch`] that sees nothing and never ends a proof.
 fn unwatched(_: f64) -> ControlFlow<()> {
     ControlFlow::Continue(())
+}
+
+/// [`solve`] from a start that is nearly there: a few steps of the secant rule, the last of them below 2·10⁻⁴, or the least point at which the
+/// function was seen not to be above zero.
+pub(crate) fn polish(start: f64, mut f: impl FnMut(f64) -> Result<f64>) -> Result<Option<f64>> {
+    /// How fast the function falls at first, and the slowest and fastest that is believed.
+    const SLOPE: f64 = 20.0;
+    const SLOPES: [f64; 2] = [3.0, 200.0];
+    const CLOSE: f64 = 2e-4;
+    const STEPS: usize = 8;
+    /// How far from the last point that may be.
+    const APART: f64 = 0.01;
+    let (mut x, mut slope, mut last) = (start, SLOPE, None::<[f64; 2]>);
+    let mut enough = None::<f64>;
+    for _ in 0..STEPS {
+        let value = f(x)?;
+        if value <= 0.0 {
+            enough = Some(enough.map_or(x, |enough| enough.min(x)));
+        }
+        if let Some([before, at_before]) = last {
+            let seen = (at_before - value) / (x - before);
+            slope = if seen.is_nan() { slope } else { seen.clamp(SLOPES[0], SLOPES[1]) };
+        }
+        last = Some([x, value]);
+        let step = (value / slope).clamp(-0.2, 0.2);
+        x += step;
+        if step.abs() < CLOSE {
+            return Ok(Some(x));
+        }
+    }
+    // Bounds of few samples may jump.
+    match enough {
+        Some(enough) if (enough - x).abs() < APART => Ok(Some(enough)),
+        _ => solve(start, f),
+    }
 }
 
 /// Where a decreasing function is zero, to 2·10⁻⁴; `None` if it is above zero up to 40 beyond the start.

@@ -159,7 +159,7 @@ fn a_proof_ends_when_nobody_watches() {
         left -= 1;
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let stopped = allocation.watched_noise_multiplier(1.0, 1e-5, &mut watch);
+    let stopped = allocation.watched_noise_multiplier(1.0, 1e-5, None, &mut watch);
     assert!(matches!(stopped, Err(Error::Interrupted { .. })) && left == 0);
 }
 

@@ -23,13 +23,14 @@
 //! maximum is that of a product over epochs, each factor a function of a bin and its two neighbours: a dynamic programme bounds
 //! it, over classes of neighbours (`zeta.rs`).
 //!
-//! *Leaving.* Draw `x` from `N(−λ C1/b, σ²I)`. The density of `Q` over that is `e^{λȳ + λ²v/2}`, `ȳ = ⟨C1, x⟩/bσ²` and `v` its variance. By
-//! Jensen's inequality `ȳ − d̄/2 ≤ L`, `d̄` the mean of the `G(π, π)`, so values are at most
-//! `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}`. Where `d̄/2` is about ε or more, that bounds nothing; there the tail of `L` is extrapolated by
-//! Ehrhard's inequality (`tail.rs`), which needs no bound on values.
+//! *Leaving.* Draw `x` from `N(−λ C1/b, σ²I)`. The density of `Q` over that is `e^{λȳ + λ²v/2}`, `ȳ = ⟨C1, x⟩/bσ²` and `v` its variance. Where
+//! `ȳ` is below a cut `a`, values are at most `e^{λa + λ²v/2}`. The little that is beyond the cut is extrapolated from slices by Ehrhard's
+//! inequality (`tail.rs`). Samples of their own choose λ and `a`. By Jensen's inequality `ȳ − d̄/2 ≤ L`, `d̄` the mean of the `G(π, π)`, so that no
+//! value exceeds `e^{−λ(ε − d̄/2) + λ²v/2} λ^λ/(λ + 1)^{λ+1}` for any λ: where that is small beside the bound of joining, nothing is drawn.
 //!
 //! Bounds, random numbers and their seeds are those of [`allocation`].
 
+mod lanes;
 mod sample;
 mod tail;
 mod zeta;
@@ -45,15 +46,15 @@ use std::ops::ControlFlow;
 /// Noise multipliers, or ε's, that may be tried until a bound holds.
 const TRIES: usize = allocation::TRIES;
 
-/// The share of the samples that looking around takes, one over this.
-const PILOT: usize = 8;
+/// The shares of the samples that looking around takes, one over this: at first, and then to be exact.
+const PILOT: [usize; 2] = [64, 8];
 
 /// By how much a bound must be kept when it is first found, so that other machines, which round otherwise, find it too.
 const MARGIN: f64 = 1e-6;
 
-/// Samples of joining, and most of leaving.
+/// Samples of joining, and of leaving.
 const JOINING: usize = 1 << 17;
-const LEAVING: usize = 1 << 19;
+const LEAVING: usize = 1 << 17;
 
 /// What tails may add to the mean product of two patterns before more bands are kept.
 const TAIL: f64 = 1e-3;
@@ -252,7 +253,7 @@ impl Reshuffled {
     ///
     /// Guarantee: not below the true one but for a probability of [`FAILURE`](allocation::FAILURE) over the random numbers, which
     /// follow from the mechanism, σ and ε.
-    /// Cost: O(k(Kb + Kw) + Kw²) for each of 2¹⁷ samples of `k` patterns, and O(Kbw) for each of up to 2¹⁹ of none.
+    /// Cost: O(Kbw + Kw² + kKw) for each of 2¹⁷ samples of `k` patterns, and as much for each of 2¹⁸ of none.
     /// Errors: ε or σ not positive and finite.
     pub fn delta(&self, noise_multiplier: f64, epsilon: f64) -> Result<f64> {
         let [joining, leaving] = self.estimate(noise_multiplier, epsilon)?;
@@ -286,14 +287,21 @@ impl Reshuffled {
     /// Guarantee: [`Reshuffled::delta`] was seen to be below δ.
     /// Errors: ε not positive and finite, δ outside (0, 1), a target that no finite noise reaches.
     pub fn noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        self.watched_noise_multiplier(epsilon, delta, &mut unwatched)
+        self.watched_noise_multiplier(epsilon, delta, None, &mut unwatched)
     }
 
-    /// [`Reshuffled::noise_multiplier`] that somebody watches, and may end.
+    /// [`Reshuffled::noise_multiplier`] that somebody watches, and may end. It takes less time if a noise multiplier is given that is
+    /// about right.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
-    pub fn watched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
-        let start = self.searched_noise_multiplier(epsilon, delta, watch)?;
+    pub fn watched_noise_multiplier(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        near: Option<f64>,
+        watch: Watch<'_>,
+    ) -> Result<f64> {
+        let start = self.searched_noise_multiplier(epsilon, delta, near, watch)?;
         for step in 0..TRIES {
             let sigma = start * (1.0 + 1e-3 * step as f64);
             let [joining, leaving] = self.estimate_for(sigma, epsilon, Purpose::Proof, 1, watch)?;
@@ -301,23 +309,33 @@ impl Reshuffled {
                 return Ok(sigma);
             }
         }
-        Err(Error::argument("epsilon", epsilon, "no noise can be shown to reach it"))
+        Err(allocation::out_of_reach(epsilon))
     }
 
     /// About the noise multiplier that [`Reshuffled::noise_multiplier`] finds, from fewer samples: nothing is proved of it.
     ///
     /// Errors: those of it.
     pub fn estimated_noise_multiplier(&self, epsilon: f64, delta: f64) -> Result<f64> {
-        self.searched_noise_multiplier(epsilon, delta, &mut unwatched)
+        self.searched_noise_multiplier(epsilon, delta, None, &mut unwatched)
     }
 
-    fn searched_noise_multiplier(&self, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
+    fn searched_noise_multiplier(
+        &self,
+        epsilon: f64,
+        delta: f64,
+        near: Option<f64>,
+        watch: Watch<'_>,
+    ) -> Result<f64> {
         check_epsilon(epsilon)?;
         check_delta(delta)?;
-        let pilot = |log_sigma: f64| self.pilot(log_sigma.exp(), epsilon, delta, watch);
-        let found = allocation::solve(self.guess(epsilon, delta), pilot)?;
-        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
-        Ok(found.ok_or_else(out_of_reach)?.exp())
+        let at = |log_sigma: f64| Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search);
+        let start = match near {
+            Some(near) => near.ln(),
+            None => Self::looked_for(self.guess(epsilon, delta), delta, at, watch)?
+                .ok_or_else(|| allocation::out_of_reach(epsilon))?,
+        };
+        let found = Self::polished(start, delta, at, watch)?;
+        Ok(found.ok_or_else(|| allocation::out_of_reach(epsilon))?.exp())
     }
 
     /// The smallest ε that holds at δ for a noise multiplier, to about a thousandth.
@@ -334,8 +352,9 @@ impl Reshuffled {
         // That of one Gaussian with the variance of the likelihood ratio, to begin with.
         let mu = self.spread().sqrt() / noise_multiplier;
         let start = super::gaussian::epsilon(mu, delta)?.clamp(1e-3, 1e2);
-        let pilot = |log_epsilon: f64| self.pilot(noise_multiplier, log_epsilon.exp(), delta, &mut unwatched);
-        let start = allocation::solve(start.ln(), pilot)?.ok_or_else(out_of_reach)?.exp();
+        let at = |log_epsilon: f64| Sampler::new(self, noise_multiplier, log_epsilon.exp(), Purpose::Search);
+        let start = Self::looked_for(start.ln(), delta, at, &mut unwatched)?.ok_or_else(out_of_reach)?;
+        let start = Self::polished(start, delta, at, &mut unwatched)?.ok_or_else(out_of_reach)?.exp();
         for step in 0..TRIES {
             let epsilon = start * (1.0 + 1e-3 * step as f64);
             if self.delta(noise_multiplier, epsilon)? <= delta * (1.0 - MARGIN) {
@@ -373,17 +392,28 @@ impl Reshuffled {
         (2.0 * self.near.iter().sum::<f64>() - own) / (b * b) + self.common
     }
 
-    /// `log δ̂ − log δ`, δ̂ the bound with random numbers for looking around.
-    fn pilot(&self, noise_multiplier: f64, epsilon: f64, delta: f64, watch: Watch<'_>) -> Result<f64> {
-        let sampler = Sampler::new(self, noise_multiplier, epsilon, Purpose::Search);
-        let joining = sampler.joining(JOINING, PILOT, watch)?.upper;
-        let over = |upper: f64| (upper.max(1e-300) / delta).ln();
-        // Far above the target there is no need to look at the other direction.
-        if over(joining) > 1.5 {
-            return Ok(over(joining));
-        }
-        let leaving = sampler.leaving(joining, LEAVING, PILOT, watch)?.upper;
-        Ok(over(joining.max(leaving)))
+    /// About where joining reaches δ, by few samples; `at` makes the sampler.
+    fn looked_for(
+        start: f64,
+        delta: f64,
+        at: impl Fn(f64) -> Sampler,
+        watch: Watch<'_>,
+    ) -> Result<Option<f64>> {
+        allocation::solve(start, |x| Ok(over(at(x).joining(JOINING, PILOT[0], watch)?.upper, delta)))
+    }
+
+    /// Where joining and leaving both reach δ, from a start that is nearly there.
+    fn polished(
+        start: f64,
+        delta: f64,
+        at: impl Fn(f64) -> Sampler,
+        watch: Watch<'_>,
+    ) -> Result<Option<f64>> {
+        let joining = |x: f64| Ok(over(at(x).joining(JOINING, PILOT[1], watch)?.upper, delta));
+        let Some(x) = allocation::polish(start, joining)? else { return Ok(None) };
+        // Joining needs more noise nearly always.
+        let mut leaving = |x: f64| Ok(over(at(x).leaving(delta, LEAVING, PILOT[1], watch)?.upper, delta));
+        if leaving(x)? <= 0.0 { Ok(Some(x)) } else { allocation::polish(x, leaving) }
     }
 
     /// The logarithm of a noise multiplier to start from: that of the Gaussian whose likelihood ratio has as much variance.
@@ -409,7 +439,7 @@ impl Reshuffled {
         /// Where few samples see nothing, the logarithm of nothing counts as that.
         const MOST: f64 = 4.0;
         let sampler = |log_sigma: f64| Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search);
-        let excess = |estimate: Estimate| (estimate.mean.max(1e-300) / delta).ln();
+        let excess = |estimate: Estimate| over(estimate.mean, delta);
         let start = near.unwrap_or_else(|| self.guess(epsilon, delta));
         let sampler = |log_sigma: f64| sampler(log_sigma).joining_enough();
         let joining = |log_sigma: f64| Ok(excess(sampler(log_sigma).joining(samples, 1, &mut unwatched)?));
@@ -428,13 +458,12 @@ impl Reshuffled {
                 break;
             }
         }
-        let out_of_reach = || Error::argument("epsilon", epsilon, "no noise can be shown to reach it");
         let join = match found {
             Some(found) => found,
-            None => allocation::solve(start, joining)?.ok_or_else(out_of_reach)?,
+            None => allocation::solve(start, joining)?.ok_or_else(|| allocation::out_of_reach(epsilon))?,
         };
         let at = sampler(join);
-        let leave = join + excess(at.leaving(0.0, samples, 1, &mut unwatched)?).max(-MOST) / slope;
+        let leave = join + over(at.mean_of_leaving(samples)?, delta).max(-MOST) / slope;
         let correlation = at.correlation(Side::Joining, samples);
         // A unit that leaves counts where hiding it takes nearly as much noise.
         if leave < join - 4.0 * BESIDE {
@@ -457,6 +486,11 @@ impl Reshuffled {
         let twice = |lag: usize| if lag == 0 { 1.0 } else { 2.0 };
         (0..self.width).map(|lag| twice(lag) * correlation[lag] * at(lag)).sum()
     }
+}
+
+/// `log δ̂ − log δ`.
+fn over(upper: f64, delta: f64) -> f64 {
+    (upper.max(1e-300) / delta).ln()
 }
 
 /// The spectrum of correlations by distance, up to an epoch, on a circle of two: a unit has one step in an epoch, so that the same bin of

@@ -1,7 +1,8 @@
 //! The two samplers, and their confidence bounds.
 
 use super::Reshuffled;
-use super::tail::{self, Counts};
+use super::lanes::{LANES, Lanes, couple, multiply, project, scale, total};
+use super::tail::{self, Counts, Planes};
 use super::zeta::Classes;
 use crate::accounting::allocation::{
     Estimate, Purpose, Side, Watch, bet, exp_all, log_failure, log_peak, pick, sum,
@@ -12,6 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
+use std::ops::ControlFlow;
 use std::sync::OnceLock;
 
 /// Samples that one generator makes, one after the other.
@@ -20,14 +22,24 @@ const CHUNK: usize = 512;
 /// Most patterns that are joined to tilt a sample.
 const JOINED: usize = 64;
 
-/// Share of the samples of leaving that are drawn from the law that bounds their values.
-const BOUNDING: f64 = 0.6;
-
-/// What the bound of leaving may add to that of joining, as a share of it.
+/// What the bound of leaving may add to that of joining, as a share of it, without being sampled.
 const ADDED: f64 = 0.02;
 
-/// How many times the samples of leaving that there are may be asked for before their values are not bounded but their tail is extrapolated.
-const BEYOND: f64 = 100.0;
+/// Samples that choose where leaving is cut, twice, and the share of it that is to be beyond the cut.
+const CHOOSING: usize = 2048;
+const BEYOND: f64 = 0.003;
+
+/// Tilts and cuts are multiples of that, in standard deviations, so that rounding on another machine does not change them.
+const GRID: f64 = 1.0 / 16.0;
+
+/// How much larger the logarithm of the bound of all values may be without a cut.
+const UNCUT: f64 = 2.3;
+
+/// Most steps of the grid between the two planes beyond which the rest is extrapolated.
+const APART: usize = 16;
+
+/// Where the numbers of samples on planes begin among those of leaving.
+const ON_PLANES: usize = 1 << 40;
 
 /// What rounding may move a loss by, many times over.
 const ROUNDING: f64 = 1e-9;
@@ -38,8 +50,8 @@ pub(super) struct Sampler {
     pub epochs: usize,
     pub width: usize,
     epsilon: f64,
-    /// Seeds for joining and for leaving.
-    seeds: [[u8; 32]; 2],
+    /// Seeds for joining, for leaving, and for choosing how to sample it.
+    seeds: [[u8; 32]; 3],
     /// Columns over σ.
     root: Vec<f64>,
     /// `X_st` for `|s − t| < w`, `2w − 1` numbers a step, and their exponentials.
@@ -54,20 +66,31 @@ pub(super) struct Sampler {
 }
 
 /// What one sample is worth: its weight and its privacy loss.
+#[derive(Clone, Copy)]
 struct Sample {
     log_weight: f64,
     loss: f64,
 }
 
-/// Room for one sample.
-struct Scratch {
-    white: Vec<f64>,
-    /// `e^{a_s}` at first.
-    terms: Vec<f64>,
+/// Room for samples side by side, a row a step.
+struct Batch {
+    white: Vec<Lanes>,
+    /// `e^{a_s}`.
+    terms: Vec<Lanes>,
+    /// What patterns that are joined multiply that by.
+    raised: Vec<Lanes>,
+    /// What was summed up over the epochs before, for each bin of each epoch, normalised.
+    forward: Vec<Lanes>,
+    /// Weights of the steps of one sample, their sums over epochs, and a pattern.
     weights: Vec<f64>,
     totals: Vec<f64>,
-    /// What was summed up over the epochs before, for each bin of each epoch, normalised.
-    forward: Vec<f64>,
+    steps: Vec<usize>,
+}
+
+/// A sample that leans away: the mean of the patterns along its noise, and its loss.
+struct Leaning {
+    mean: f64,
+    loss: f64,
 }
 
 /// How samples lean away from all patterns.
@@ -75,9 +98,14 @@ pub(super) struct Away {
     /// `⟨C1/b, Ce_s⟩/σ²`, and the variance of `ȳ`.
     toward: Vec<f64>,
     spread: f64,
-    /// λ of the law that bounds all values, and of the law that most samples count under.
-    tilts: [f64; 2],
+    /// The logarithm of what no value exceeds under the law that bounds them best.
     log_range: f64,
+    /// λ of the law that samples are drawn from.
+    tilt: f64,
+    /// Up to which `ȳ` samples are weighed, where the lower plane is, and from where on all values are zero, in standard deviations.
+    cut: f64,
+    lower: f64,
+    end: f64,
 }
 
 impl Sampler {
@@ -107,7 +135,7 @@ impl Sampler {
                 }
             }
         }
-        let seed = |direction: &[u8]| {
+        let seed = |purpose: Purpose, direction: &[u8]| {
             let mut hash = Sha256::new();
             match purpose {
                 Purpose::Search => hash.update(b"dpmf reshuffled search"),
@@ -126,7 +154,11 @@ impl Sampler {
             epochs,
             width: w,
             epsilon,
-            seeds: [seed(b"joining"), seed(b"leaving")],
+            seeds: [
+                seed(purpose, b"joining"),
+                seed(purpose, b"leaving"),
+                seed(Purpose::Search, b"where to cut leaving"),
+            ],
             root: columns.iter().map(|x| x * over).collect(),
             half: gram.iter().skip(w - 1).step_by(side).map(|x| 0.5 * x).collect(),
             gram,
@@ -142,14 +174,17 @@ impl Sampler {
         self.gram[s * (2 * self.width - 1) + self.width - 1 + t - s]
     }
 
-    fn scratch(&self) -> Scratch {
+    fn batch(&self) -> Batch {
         let size = self.bins * self.epochs;
-        Scratch {
-            white: vec![0.0; size + self.width],
-            terms: vec![0.0; size],
+        let rows = |count: usize| vec![[0.0; LANES]; count];
+        Batch {
+            white: rows(size + self.width),
+            terms: rows(size),
+            raised: rows(size),
+            forward: rows(size),
             weights: vec![0.0; size],
             totals: vec![0.0; self.epochs],
-            forward: vec![0.0; size],
+            steps: vec![0; self.epochs],
         }
     }
 
@@ -158,75 +193,99 @@ impl Sampler {
     /// Errors: [`Error::Interrupted`].
     pub fn joining(&self, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
         let (joined, log_range) = self.joined();
-        self.bound(0, log_range, samples, share, watch, |rng, scratch| {
-            let sample = self.join(joined, rng, scratch);
+        let value = |sample: Sample| {
             let over = -(self.epsilon - sample.loss).exp_m1();
             if over > 0.0 { sample.log_weight.exp() * over } else { 0.0 }
-        })
+        };
+        self.bound(0, log_range, samples, share, watch, |rng, batch| self.join(joined, rng, batch).map(value))
     }
 
-    /// `E_Q[(1 − e^{ε+L})_+]`, likewise, from as many samples, up to a limit, as bound it well enough beside a bound of joining.
-    pub fn leaving(&self, beside: f64, most: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
-        let away = self.away();
-        let log_range = away.log_range - BOUNDING.ln();
-        let range = log_range.exp();
-        // Where nothing is asked of it, it is small.
-        if range <= ADDED * beside || log_range < -200.0 {
-            return Ok(Estimate { mean: 0.0, upper: range, range });
-        }
-        // The joining bound has other random numbers: looking at it is free. A power of two, so that rounding on another machine
-        // does not change it.
-        let enough = 1.5 * range * log_failure() / (ADDED * beside).max(1e-300);
-        if enough > BEYOND * most as f64 {
-            return self.extrapolated(&away, most, share, watch);
-        }
-        let samples = (enough.min(most as f64) as usize).max(1 << 14).next_power_of_two();
-        self.bound(1, log_range, samples, share, watch, |rng, scratch| {
-            let sample = self.leave(&away, rng, scratch);
-            let over = -(self.epsilon + sample.loss).exp_m1();
-            if over > 0.0 { sample.log_weight.exp() * over } else { 0.0 }
-        })
-    }
-
-    /// The same from the tail of the loss, with no bound on values: half of the samples have a loss about −ε, half are on the way there.
+    /// `E_Q[(1 − e^{ε+L})_+]`, likewise, if its bound may add something to one of joining.
     ///
     /// Errors: [`Error::Interrupted`].
-    pub fn extrapolated(
+    pub fn leaving(&self, beside: f64, samples: usize, share: usize, watch: Watch<'_>) -> Result<Estimate> {
+        let away = self.away();
+        let range = away.log_range.exp();
+        // Where nothing is asked of it, it is small.
+        if range <= ADDED * beside || away.log_range < -200.0 {
+            return Ok(Estimate { mean: 0.0, upper: range, range });
+        }
+        let (near, mean_beyond) = self.below_the_cut(&away, samples, share, watch)?;
+        let beyond = self.beyond_the_cut(&away, samples / 2, share, watch)?;
+        let mean = near.mean + mean_beyond;
+        Ok(Estimate { mean, upper: (near.upper + beyond).min(range), range: near.range + 1.0 })
+    }
+
+    /// The mean of it, of which nothing is bounded.
+    ///
+    /// Errors: none.
+    pub fn mean_of_leaving(&self, samples: usize) -> Result<f64> {
+        let (near, beyond) =
+            self.below_the_cut(&self.away(), samples, 1, &mut |_| ControlFlow::Continue(()))?;
+        Ok(near.mean + beyond)
+    }
+
+    /// The part of it in which `ȳ` is below the cut, where weights are bounded, and the mean of the other.
+    fn below_the_cut(
         &self,
         away: &Away,
         samples: usize,
         share: usize,
         watch: Watch<'_>,
-    ) -> Result<Estimate> {
-        let twice = away.tilts[1];
-        let tilts = [0.5 * twice, twice];
-        let chunks = samples.div_ceil(CHUNK * share).next_multiple_of(2).max(2);
+    ) -> Result<(Estimate, f64)> {
+        let (cut, log_range) = (away.cut * away.spread.sqrt(), away.log_most(away.cut));
         let part = |chunk: usize| {
-            let (mut rng, mut scratch) = (self.rng(1, chunk), self.scratch());
-            let (mut counts, mut total) = (Counts::new(), 0.0);
-            let side = chunk % 2;
-            // Rounding makes the one more and the other less.
-            let slack = if side == 0 { ROUNDING } else { -ROUNDING };
-            for _ in 0..CHUNK {
-                let (mean, loss) = self.lean(tilts[side], &away.toward, &mut rng, &mut scratch);
-                let beyond = -self.epsilon - loss;
-                counts.take(beyond + slack);
-                if side == 1 && beyond > 0.0 {
-                    let log_weight = twice * mean + 0.5 * twice * twice * away.spread;
-                    total += log_weight.exp() * -(-beyond).exp_m1();
+            let (mut rng, mut batch) = (self.rng(1, chunk), self.batch());
+            let mut beyond = 0.0;
+            let values: Vec<f64> = (0..CHUNK / LANES)
+                .flat_map(|_| self.lean(away, &mut rng, &mut batch))
+                .map(|Leaning { mean, loss }| {
+                    let over = -(self.epsilon + loss).exp_m1();
+                    let value = if over > 0.0 { away.log_weight(mean).exp() * over } else { 0.0 };
+                    if mean < cut {
+                        return value;
+                    }
+                    beyond += value;
+                    0.0
+                })
+                .collect();
+            (values, beyond)
+        };
+        let chunks = samples.div_ceil(CHUNK * share).max(2);
+        let (mut values, mut beyond) = (Vec::with_capacity(chunks * CHUNK), 0.0);
+        self.in_chunks(chunks, watch, part, |_, (part, more)| {
+            values.extend(part);
+            beyond += more;
+        })?;
+        let count = values.len() as f64;
+        // There are two parts, each of which may fail half as often.
+        Ok((estimate(&values, log_range, log_failure() + std::f64::consts::LN_2, share), beyond / count))
+    }
+
+    /// A bound on the other part, from samples on two planes (`tail.rs`).
+    fn beyond_the_cut(&self, away: &Away, samples: usize, share: usize, watch: Watch<'_>) -> Result<f64> {
+        if away.cut >= away.end {
+            return Ok(0.0);
+        }
+        let planes = Planes { lower: away.lower, upper: away.cut, end: away.end };
+        let part = |chunk: usize| {
+            let (mut rng, mut batch) = (self.rng(1, ON_PLANES + chunk), self.batch());
+            let mut counts = [Counts::new(), Counts::new()];
+            for _ in 0..CHUNK / LANES {
+                let losses = self.on_planes(planes, away, &mut rng, &mut batch);
+                for loss in losses {
+                    // Rounding makes the one more and the other less.
+                    counts[0].take(-self.epsilon - loss[0] - ROUNDING);
+                    counts[1].take(-self.epsilon - loss[1] + ROUNDING);
                 }
             }
-            (counts, total)
+            counts
         };
         let mut counts = [Counts::new(), Counts::new()];
-        let mut total = 0.0;
-        self.in_chunks(chunks, watch, part, |chunk, (part, value)| {
-            counts[chunk % 2].add(&part);
-            total += value;
+        self.in_chunks(samples.div_ceil(CHUNK * share).max(2), watch, part, |_, part| {
+            counts.iter_mut().zip(&part).for_each(|(sum, part)| sum.add(part));
         })?;
-        let mean = total / (chunks / 2 * CHUNK) as f64;
-        let upper = tail::bound(&counts[0], &counts[1], share as f64);
-        Ok(Estimate { mean, upper, range: 1.0 })
+        Ok(tail::bound(planes, &counts[0], &counts[1], share as f64))
     }
 
     /// The same that joins as many patterns as bring the loss to ε: for estimates, of which nothing is bounded.
@@ -264,67 +323,109 @@ impl Sampler {
         })
     }
 
-    /// A sample that joins `k` patterns; leaves the terms of the chain at the scratch.
-    fn join(&self, k: usize, rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> Sample {
+    /// Samples that join `k` patterns; leaves the terms of the chain at the batch.
+    fn join(&self, k: usize, rng: &mut ChaCha8Rng, batch: &mut Batch) -> [Sample; LANES] {
+        let mut samples = [Sample { log_weight: 0.0, loss: 0.0 }; LANES];
+        for (lane, sample) in samples.iter_mut().enumerate() {
+            self.whiten(lane, rng, batch);
+            sample.log_weight = 0.5 * self.common * (k * (k - 1)) as f64 + self.draw(k, rng, batch);
+            batch.raised.iter_mut().zip(&batch.weights).for_each(|(row, weight)| row[lane] = *weight);
+            sample.loss = self.shared(rng) + (k as f64 - 0.5) * self.common;
+        }
+        self.project(batch);
+        self.exponentials(batch);
+        multiply(batch.terms.as_flattened_mut(), batch.raised.as_flattened());
+        for (sample, loss) in samples.iter_mut().zip(self.chain(batch)) {
+            sample.loss += loss;
+            sample.log_weight -= (k as f64 - 1.0) * sample.loss;
+        }
+        samples
+    }
+
+    /// Draws `k` patterns, whose weights are left at the batch; the logarithm of the product of all `z_j`, but for what they share.
+    fn draw(&self, k: usize, rng: &mut ChaCha8Rng, batch: &mut Batch) -> f64 {
         let (b, w, side) = (self.bins, self.width, 2 * self.width - 1);
         let size = b * self.epochs;
-        self.white(rng, scratch);
-        let Scratch { terms, weights, totals, .. } = scratch;
+        let Batch { weights, totals, steps, .. } = batch;
         weights.fill(1.0);
         totals.fill(b as f64);
-        let mut log_weight = 0.5 * self.common * (k * (k - 1)) as f64;
-        let mut steps = [0_usize; 64];
-        let mut many = Vec::new();
-        let steps: &mut [usize] = match self.epochs {
-            epochs @ 0..=64 => &mut steps[..epochs],
-            epochs => {
-                many.resize(epochs, 0);
-                &mut many
-            }
-        };
+        let mut log_means = 0.0;
         for _ in 0..k {
             let mut product = 1.0_f64;
             for (e, step) in steps.iter_mut().enumerate() {
                 product *= totals[e] / b as f64;
                 if product > 1e250 {
-                    (log_weight, product) = (log_weight + product.ln(), 1.0);
+                    (log_means, product) = (log_means + product.ln(), 1.0);
                 }
                 *step = e * b + pick(&weights[e * b..][..b], rng.random::<f64>() * totals[e]);
             }
-            log_weight += product.ln();
+            log_means += product.ln();
             for &s in &*steps {
                 let (from, to) = ((s + 1).saturating_sub(w), (s + w).min(size));
-                let raise = &self.raise[s * side + w - 1 + from - s..];
-                weights[from..to].iter_mut().zip(raise).for_each(|(weight, by)| *weight *= by);
+                multiply(&mut weights[from..to], &self.raise[s * side + w - 1 + from - s..][..to - from]);
             }
             totals.iter_mut().zip(weights.chunks_exact(b)).for_each(|(total, bins)| *total = sum(bins));
         }
-        terms.iter_mut().zip(&*weights).for_each(|(term, weight)| *term *= weight);
-        let shift = self.shared(rng) + (k as f64 - 0.5) * self.common;
-        let loss = self.chain(scratch) + shift;
-        Sample { log_weight: log_weight - (k as f64 - 1.0) * loss, loss }
+        log_means
     }
 
-    /// A sample that leans away from all patterns.
-    fn leave(&self, away: &Away, rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> Sample {
-        let tilt = away.tilts[usize::from(rng.random::<f64>() >= BOUNDING)];
-        let (mean, loss) = self.lean(tilt, &away.toward, rng, scratch);
-        let log_density = |tilt: f64, share: f64| share.ln() - tilt * mean - 0.5 * tilt * tilt * away.spread;
-        let (p, q) = (log_density(away.tilts[0], BOUNDING), log_density(away.tilts[1], 1.0 - BOUNDING));
-        let log_weight = -(p.max(q) + (-(p - q).abs()).exp().ln_1p());
-        Sample { log_weight, loss }
+    /// Samples of noise that leans away from the patterns.
+    fn lean(&self, away: &Away, rng: &mut ChaCha8Rng, batch: &mut Batch) -> [Leaning; LANES] {
+        let mut shared = [0.0; LANES];
+        for (lane, shared) in shared.iter_mut().enumerate() {
+            self.whiten(lane, rng, batch);
+            *shared = self.shared(rng) - away.tilt * self.common;
+        }
+        self.project(batch);
+        for (row, m) in batch.terms.iter_mut().zip(&away.toward) {
+            row.iter_mut().for_each(|y| *y -= away.tilt * m);
+        }
+        let means = total(&batch.terms);
+        self.exponentials(batch);
+        let losses = self.chain(batch);
+        std::array::from_fn(|lane| Leaning {
+            mean: means[lane] / self.bins as f64 + shared[lane],
+            loss: losses[lane] + shared[lane] - 0.5 * self.common,
+        })
     }
 
-    /// The mean of the patterns along noise that leans away from them, and the loss there.
-    fn lean(&self, tilt: f64, toward: &[f64], rng: &mut ChaCha8Rng, scratch: &mut Scratch) -> (f64, f64) {
-        self.normal(rng, scratch);
-        let Scratch { terms, .. } = scratch;
-        terms.iter_mut().zip(toward).for_each(|(y, m)| *y -= tilt * m);
-        let shared = self.shared(rng) - tilt * self.common;
-        let mean = sum(terms) / self.bins as f64 + shared;
-        terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
-        exp_all(terms);
-        (mean, self.chain(scratch) + shared - 0.5 * self.common)
+    /// Losses of samples that are moved to the one plane, and to the other.
+    fn on_planes(
+        &self,
+        planes: Planes,
+        away: &Away,
+        rng: &mut ChaCha8Rng,
+        batch: &mut Batch,
+    ) -> [[f64; 2]; LANES] {
+        let mut shared = [0.0; LANES];
+        for (lane, shared) in shared.iter_mut().enumerate() {
+            self.whiten(lane, rng, batch);
+            *shared = self.shared(rng);
+        }
+        self.project(batch);
+        let (b, sd) = (self.bins as f64, away.spread.sqrt());
+        let sums = total(&batch.terms);
+        let means: Lanes = std::array::from_fn(|lane| sums[lane] / b + shared[lane]);
+        let mut moved = [0.0; LANES];
+        let mut out = [[0.0; 2]; LANES];
+        for (side, place) in [planes.lower, planes.upper].into_iter().enumerate() {
+            // From where the samples are, or from the plane that they were moved to.
+            let step: Lanes =
+                std::array::from_fn(|lane| (place * sd - means[lane]) / away.spread - moved[lane]);
+            if side == 0 {
+                batch.raised.copy_from_slice(&batch.terms);
+            }
+            for (row, m) in batch.raised.iter_mut().zip(&away.toward) {
+                row.iter_mut().zip(&step).for_each(|(y, step)| *y += step * m);
+            }
+            moved.iter_mut().zip(&step).for_each(|(moved, step)| *moved += step);
+            batch.terms.copy_from_slice(&batch.raised);
+            self.exponentials(batch);
+            for (lane, loss) in self.chain(batch).into_iter().enumerate() {
+                out[lane][side] = loss + shared[lane] + moved[lane] * self.common - 0.5 * self.common;
+            }
+        }
+        out
     }
 
     pub fn away(&self) -> Away {
@@ -352,8 +453,59 @@ impl Sampler {
             }
         }
         let bounding = 0.5 * (low + high);
-        let typical = ((self.epsilon - 0.5 * spread) / spread).max(bounding);
-        Away { toward, spread, tilts: [bounding, typical], log_range: log_range(bounding) }
+        let tilt = ((self.epsilon - 0.5 * spread) / spread).max(bounding);
+        // Any tilt and any cut give a bound.
+        let sd = spread.sqrt();
+        let (cut, end) = (2.0 - tilt * sd, -distance / sd + 1e-9 * (1.0 + (distance / sd).abs()));
+        self.chosen(Away { toward, spread, log_range: log_range(bounding), tilt, cut, lower: cut - 1.0, end })
+    }
+
+    /// The same with the tilt that brings samples to where they count, and a cut beyond which little is left. Random numbers of their own
+    /// choose both.
+    fn chosen(&self, mut away: Away) -> Away {
+        let sd = away.spread.sqrt();
+        for round in 0..2 {
+            let (mut rng, mut batch) = (self.rng(2, round), self.batch());
+            // Places, and logarithms of values, of which most may be nothing.
+            let mut values: Vec<(f64, f64)> = (0..CHOOSING / LANES)
+                .flat_map(|_| self.lean(&away, &mut rng, &mut batch))
+                .map(|Leaning { mean, loss }| {
+                    let over = (-(self.epsilon + loss).exp_m1()).max(0.0);
+                    (mean / sd, away.log_weight(mean) + over.ln())
+                })
+                .collect();
+            let most = values.iter().map(|value| value.1).fold(f64::NEG_INFINITY, f64::max);
+            if !most.is_finite() {
+                break;
+            }
+            values.iter_mut().for_each(|value| value.1 = (value.1 - most).exp());
+            let whole: f64 = values.iter().map(|value| value.1).sum();
+            let mean = values.iter().map(|(place, value)| place * value).sum::<f64>() / whole;
+            values.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut left = BEYOND * whole;
+            let cut = values.iter().find(|value| {
+                left -= value.1;
+                left < 0.0
+            });
+            let on_grid = |x: f64| (x / GRID).round() * GRID;
+            away.tilt = on_grid(-mean).max(0.0) / sd;
+            away.cut = on_grid(cut.map_or(mean, |cut| cut.0));
+            // Where values are bounded nearly as well without a cut, there is none.
+            if away.log_most(away.end) < away.log_most(away.cut) + UNCUT {
+                away.cut = away.end;
+            }
+            // Half of the samples on the lower plane are to count: more say little about how fast their share falls.
+            let counts = |place: f64| {
+                let near = values.iter().filter(|value| (value.0 - place).abs() < 2.0 * GRID);
+                near.fold([0, 0], |[all, count], value| [all + 1, count + usize::from(value.1 > 0.0)])
+            };
+            let half = (2..APART).find(|&steps| {
+                let [all, count] = counts(away.cut - steps as f64 * GRID);
+                2 * count >= all
+            });
+            away.lower = away.cut - half.unwrap_or(APART) as f64 * GRID;
+        }
+        away
     }
 
     /// The number that all patterns share.
@@ -362,59 +514,59 @@ impl Sampler {
         self.common.sqrt() * white
     }
 
-    /// `⟨Ce_s, z⟩/σ` for white noise `z`.
-    fn normal(&self, rng: &mut ChaCha8Rng, scratch: &mut Scratch) {
-        let (w, size) = (self.width, self.bins * self.epochs);
-        let Scratch { white, terms, .. } = scratch;
-        white[..size].iter_mut().for_each(|z| *z = StandardNormal.sample(rng));
-        for (s, (y, column)) in terms.iter_mut().zip(self.root.chunks_exact(w)).enumerate() {
-            *y = dot(column, &white[s..s + w]);
-        }
+    /// White noise for one sample.
+    fn whiten(&self, lane: usize, rng: &mut ChaCha8Rng, batch: &mut Batch) {
+        let size = self.bins * self.epochs;
+        batch.white[..size].iter_mut().for_each(|row| row[lane] = StandardNormal.sample(rng));
     }
 
-    /// `e^{⟨Ce_s, z⟩/σ − X_ss/2}`.
-    fn white(&self, rng: &mut ChaCha8Rng, scratch: &mut Scratch) {
-        self.normal(rng, scratch);
-        scratch.terms.iter_mut().zip(&self.half).for_each(|(y, half)| *y -= half);
-        exp_all(&mut scratch.terms);
+    /// `⟨Ce_s, z⟩/σ` of the white noise `z`.
+    fn project(&self, batch: &mut Batch) {
+        project(&self.root, self.width, &batch.white, &mut batch.terms);
+    }
+
+    /// `e^{a_s}` from `a_s + X_ss/2`.
+    fn exponentials(&self, batch: &mut Batch) {
+        for (row, half) in batch.terms.iter_mut().zip(&self.half) {
+            row.iter_mut().for_each(|y| *y -= half);
+        }
+        exp_all(batch.terms.as_flattened_mut());
     }
 
     /// `L` from `e^{a_s}`, but for what all patterns share.
-    fn chain(&self, scratch: &mut Scratch) -> f64 {
+    fn chain(&self, batch: &mut Batch) -> Lanes {
         let (b, reach) = (self.bins, self.width - 1);
-        let Scratch { terms, forward, .. } = scratch;
-        let mut loss = 0.0;
+        let Batch { terms, forward, .. } = batch;
+        let mut losses = [0.0; LANES];
         for e in 0..self.epochs {
             let (done, rest) = forward.split_at_mut(e * b);
             let now = &mut rest[..b];
             now.copy_from_slice(&terms[e * b..][..b]);
             if e > 0 {
-                let last = &done[e * b - reach..];
-                let cross = &self.cross[(e - 1) * reach * reach..][..reach * reach];
-                for (q, row) in cross.chunks_exact(reach.max(1)).enumerate() {
-                    now[q] *= 1.0 + dot(&row[q..], &last[q..]);
-                }
+                couple(&self.cross[(e - 1) * reach * reach..][..reach * reach], &done[e * b - reach..], now);
             }
-            let total = sum(now).max(f64::MIN_POSITIVE);
-            loss += (total / b as f64).ln();
-            now.iter_mut().for_each(|x| *x /= total);
+            let totals = total(now).map(|total| total.max(f64::MIN_POSITIVE));
+            losses.iter_mut().zip(totals).for_each(|(loss, total)| *loss += (total / b as f64).ln());
+            scale(now, &totals.map(|total| 1.0 / total));
         }
-        loss
+        losses
     }
 
-    /// The posterior probability of every step, from what a chain left at the scratch.
-    fn posterior(&self, scratch: &Scratch) -> Vec<f64> {
+    /// The posterior probability of every step of one sample, from what a chain left at the batch.
+    fn posterior(&self, batch: &Batch, lane: usize) -> Vec<f64> {
         let (b, reach) = (self.bins, self.width - 1);
+        let [terms, forward] =
+            [&batch.terms, &batch.forward].map(|rows| rows.iter().map(|row| row[lane]).collect::<Vec<f64>>());
         let mut backward = vec![1.0; b];
         let mut out = vec![0.0; b * self.epochs];
         for e in (0..self.epochs).rev() {
             let now = &mut out[e * b..][..b];
-            now.iter_mut().zip(&scratch.forward[e * b..]).zip(&backward).for_each(|((w, f), g)| *w = f * g);
+            now.iter_mut().zip(&forward[e * b..]).zip(&backward).for_each(|((w, f), g)| *w = f * g);
             let total = sum(now);
             now.iter_mut().for_each(|w| *w /= total);
             if e > 0 {
                 let term: Vec<f64> =
-                    scratch.terms[e * b..][..b].iter().zip(&backward).map(|(term, g)| term * g).collect();
+                    terms[e * b..][..b].iter().zip(&backward).map(|(term, g)| term * g).collect();
                 let total = sum(&term);
                 backward.fill(1.0);
                 let cross = &self.cross[(e - 1) * reach * reach..][..reach * reach];
@@ -442,30 +594,30 @@ impl Sampler {
         let parts: Vec<Vec<f64>> = (0..samples.div_ceil(CHUNK))
             .into_par_iter()
             .map(|chunk| {
-                let (mut rng, mut scratch) = (self.rng(0, chunk), self.scratch());
+                let (mut rng, mut batch) = (self.rng(0, chunk), self.batch());
                 let mut total = vec![0.0; lags + 1];
-                for _ in 0..CHUNK {
+                for _ in 0..CHUNK / LANES {
                     // Both are means under Q of what happens at the boundary.
-                    let (log_weight, off) = match side {
-                        Side::Joining => {
-                            let Sample { log_weight, loss } = self.join(joined, &mut rng, &mut scratch);
-                            (log_weight - loss, loss - self.epsilon)
-                        }
-                        Side::Leaving => {
-                            let Sample { log_weight, loss } = self.leave(&away, &mut rng, &mut scratch);
-                            (log_weight, loss + self.epsilon)
-                        }
+                    let samples = match side {
+                        Side::Joining => self
+                            .join(joined, &mut rng, &mut batch)
+                            .map(|Sample { log_weight, loss }| (log_weight - loss, loss - self.epsilon)),
+                        Side::Leaving => self
+                            .lean(&away, &mut rng, &mut batch)
+                            .map(|Leaning { mean, loss }| (away.log_weight(mean), loss + self.epsilon)),
                     };
-                    let off = off / width;
-                    if off.abs() > 4.0 {
-                        continue;
+                    for (lane, (log_weight, off)) in samples.into_iter().enumerate() {
+                        let off = off / width;
+                        if off.abs() > 4.0 {
+                            continue;
+                        }
+                        let weight = (log_weight - 0.5 * off * off).exp();
+                        let w = self.posterior(&batch, lane);
+                        for (lag, sum) in total[..lags.min(w.len())].iter_mut().enumerate() {
+                            *sum += weight * dot(&w[lag..], &w[..w.len() - lag]) / (w.len() - lag) as f64;
+                        }
+                        total[lags] += weight;
                     }
-                    let weight = (log_weight - 0.5 * off * off).exp();
-                    let w = self.posterior(&scratch);
-                    for (lag, sum) in total[..lags.min(w.len())].iter_mut().enumerate() {
-                        *sum += weight * dot(&w[lag..], &w[..w.len() - lag]) / (w.len() - lag) as f64;
-                    }
-                    total[lags] += weight;
                 }
                 total
             })
@@ -515,24 +667,45 @@ impl Sampler {
         samples: usize,
         share: usize,
         watch: Watch<'_>,
-        value: impl Fn(&mut ChaCha8Rng, &mut Scratch) -> f64 + Sync,
+        values_of: impl Fn(&mut ChaCha8Rng, &mut Batch) -> [f64; LANES] + Sync,
     ) -> Result<Estimate> {
         let chunks = samples.div_ceil(CHUNK * share).max(2);
         let part = |chunk: usize| {
-            let (mut rng, mut scratch) = (self.rng(direction, chunk), self.scratch());
-            (0..CHUNK).map(|_| value(&mut rng, &mut scratch)).collect::<Vec<f64>>()
+            let (mut rng, mut batch) = (self.rng(direction, chunk), self.batch());
+            (0..CHUNK / LANES).flat_map(|_| values_of(&mut rng, &mut batch)).collect::<Vec<f64>>()
         };
         let mut values: Vec<f64> = Vec::with_capacity(chunks * CHUNK);
         self.in_chunks(chunks, watch, part, |_, part| values.extend(part))?;
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
-        // What rounding in double precision may hide, many times over.
-        let range = log_range.exp() * (1.0 + 1e-9);
-        let upper = match range.is_finite() {
-            true => bet::upper(&values, range, log_failure(), share as f64),
-            false => f64::INFINITY,
-        };
-        Ok(Estimate { mean, upper: upper.min(range) * (1.0 + 1e-9), range })
+        Ok(estimate(&values, log_range, log_failure(), share))
     }
+}
+
+impl Away {
+    /// The logarithm of the density of noise over that of noise that leans away, by the mean of the patterns along it.
+    fn log_weight(&self, mean: f64) -> f64 {
+        self.tilt * mean + 0.5 * self.tilt * self.tilt * self.spread
+    }
+
+    /// The logarithm of what no value exceeds where `ȳ` is below a number of standard deviations. By Jensen's inequality a value is at most
+    /// its weight times `1 − e^{−a}`, `a` the distance to where all values are zero.
+    fn log_most(&self, cut: f64) -> f64 {
+        let sd = self.spread.sqrt();
+        // Largest where e^{−a} = λ/(1 + λ), or at the cut.
+        let best = (self.end * sd - (1.0 / self.tilt).ln_1p()).min(cut * sd);
+        self.log_weight(best) + (-(best - self.end * sd).exp_m1()).ln()
+    }
+}
+
+/// The mean of values in `[0, e^{log_range}]`, and a bound on it that fails with a probability of `e^{−log}`.
+fn estimate(values: &[f64], log_range: f64, log: f64, share: usize) -> Estimate {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    // What rounding in double precision may hide, many times over.
+    let range = log_range.exp() * (1.0 + 1e-9);
+    let upper = match range.is_finite() {
+        true => bet::upper(values, range, log, share as f64),
+        false => f64::INFINITY,
+    };
+    Estimate { mean, upper: upper.min(range) * (1.0 + 1e-9), range }
 }
 
 /// The inner product, in an order that suits the processor and is always the same.

@@ -1,15 +1,17 @@
-//! The lower tail of the privacy loss, from samples of where it is not rare.
+//! The upper part of what leaving costs, from slices where it is not rare.
 //!
 //! The loss is the logarithm of a sum of exponentials of affine functions of the noise, and so convex: the sets `S_t = {L < −t}` are
-//! convex. By Ehrhard's inequality, with `F_t(λ) = Φ⁻¹(N(−λd, I)(S_t))` for any direction `d`, `F_t` is concave in λ. What is asked for is
-//! at λ = 0, where it is rare; at λ and 2λ it is not, so that plain counts bound it there, and
+//! convex. Cut them by the planes on which the mean `ȳ` of the patterns is `u`, and let `p_t(u)` be the Gaussian measure of a slice within its
+//! plane. By Ehrhard's inequality `g_t = Φ⁻¹∘p_t` is concave, and it falls, since products of columns are not negative: noise along the
+//! patterns raises the loss. So beyond a point `a` it stays below the line through its values at `a` and at `a' < a`,
 //!
 //! ```text
-//! F_t(0) ≤ 2F_t(λ) − F_t(2λ),      E_Q[(1 − e^{ε+L})_+] = ∫_0^∞ e^{−u} Φ(F_{ε+u}(0)) du .
+//! g_t(u) ≤ g_t(a) − (u − a)(g_t(a') − g_t(a))/(a − a'),    u ≥ a ,
+//! E_Q[(1 − e^{ε+L})_+; ȳ ≥ a] = ∫_a^∞ ∫_0^∞ e^{−s} p_{ε+s}(u) ds dN(0, v)(u) .
 //! ```
 //!
-//! Nothing has to be bounded but the counts. If the sets were half-spaces at a right angle to `d`, this would be exact; the rarer they are at 0,
-//! the more is lost.
+//! Plain counts of samples on the two planes bound the values there. Where half-spaces at a right angle to the planes are all there is, this
+//! is exact.
 //!
 //! Reference: A. Ehrhard, "Symétrisation dans l'espace de Gauss", 1983.
 
@@ -17,8 +19,12 @@ use crate::accounting::allocation::log_failure;
 use crate::accounting::normal;
 
 /// Distance of the thresholds beyond ε, and how many there are.
-pub(super) const STEP: f64 = 1.0 / 16.0;
+pub(super) const STEP: f64 = 1.0 / 32.0;
 pub(super) const THRESHOLDS: usize = 64;
+
+/// Cells of `u`, in standard deviations, and how many there are before the last.
+const CELL: f64 = 1.0 / 32.0;
+const CELLS: usize = 320;
 
 /// How many losses of samples were below each threshold.
 #[derive(Clone, Debug)]
@@ -57,32 +63,61 @@ impl Counts {
     }
 }
 
-/// An upper bound on `E_Q[(1 − e^{ε+L})_+]` from counts at λ and at 2λ, that fails no more often than any other. With `repeats`, each sample
-/// counts as so many: what as many more would be expected to give.
-pub(super) fn bound(once: &Counts, twice: &Counts, repeats: f64) -> f64 {
-    let log = log_failure() + (2.0 * THRESHOLDS as f64).ln();
-    let upper: Vec<f64> =
-        once.shares().into_iter().map(|p| limit(p, repeats * once.samples as f64, log)).collect();
-    // The share above has an upper limit, too.
-    let lower: Vec<f64> = twice
-        .shares()
-        .into_iter()
-        .map(|p| 1.0 - limit(1.0 - p, repeats * twice.samples as f64, log))
-        .collect();
-    let mut least = 1.0_f64;
-    let mut total = 0.0;
-    for (j, (&upper, &lower)) in upper.iter().zip(&lower).enumerate() {
-        if upper < 1.0 && lower > 0.0 {
+/// Where slices are cut: two values of `ȳ` in standard deviations of it, and one beyond which there is nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Planes {
+    pub lower: f64,
+    pub upper: f64,
+    pub end: f64,
+}
+
+/// An upper bound on `E_Q[(1 − e^{ε+L})_+; ȳ ≥ a]` from counts on both planes, that fails half as often as any other. With `repeats`, each
+/// sample counts as so many: what as many more would be expected to give.
+pub(super) fn bound(planes: Planes, lower: &Counts, upper: &Counts, repeats: f64) -> f64 {
+    let log = log_failure() + (4.0 * THRESHOLDS as f64).ln();
+    let at = |counts: &Counts| repeats * counts.samples as f64;
+    let limits = upper.shares().into_iter().zip(lower.shares());
+    // What is at most there at the upper plane, and how fast the quantile falls from there on. The share below a plane has a limit of what is
+    // not in it, too.
+    let lines: Vec<[f64; 3]> = limits
+        .map(|(here, before)| {
+            let here = limit(here, at(upper), log);
+            let before = 1.0 - limit(1.0 - before, at(lower), log);
+            if here >= 1.0 || before <= 0.0 {
+                return [here, f64::INFINITY, 0.0];
+            }
             // Φ⁻¹(p) = −quantile(p), outward.
-            let at_zero = normal::upper_quantile(lower).hi - 2.0 * normal::upper_quantile(upper).lo;
-            least = least.min(normal::upper_tail((-at_zero).next_down().into()).hi);
+            let (high, low) = (-normal::upper_quantile(here).lo, -normal::upper_quantile(before).hi);
+            [here, high, ((high - low) / (planes.upper - planes.lower)).min(0.0)]
+        })
+        .collect();
+    // The probability falls along the cells and along the thresholds: in each it is at most that of where it begins.
+    let at_distance = |distance: f64| {
+        let (mut least, mut total) = (1.0_f64, 0.0);
+        for (j, &[most, value, slope]) in lines.iter().enumerate() {
+            least = least.min(most);
+            if slope < 0.0 {
+                let line = (value + distance * slope).next_up();
+                least = least.min(normal::upper_tail((-line).into()).hi);
+            }
+            let from = libm::exp(-(j as f64) * STEP);
+            let to = if j + 1 < THRESHOLDS { libm::exp(-(j as f64 + 1.0) * STEP) } else { 0.0 };
+            total += (from - to) * least;
         }
-        // The probability falls along the thresholds: between two it is at most that of the first.
-        let from = libm::exp(-(j as f64) * STEP);
-        let to = if j + 1 < THRESHOLDS { libm::exp(-(j as f64 + 1.0) * STEP) } else { 0.0 };
-        total += (from - to) * least;
-    }
-    total * (1.0 + 1e-12)
+        total
+    };
+    // A little to the left of the plane, since rounding may put a sample on its other side.
+    let left = |cell: usize| (planes.upper - 1e-6 + cell as f64 * CELL).min(planes.end + 1e-6);
+    let above = |cell: usize| normal::upper_tail(left(cell).into());
+    let cells = (0..CELLS).take_while(|cell| left(*cell) <= planes.end).map(|cell| {
+        let mass = (above(cell).hi - above(cell + 1).lo).max(0.0);
+        mass * at_distance((left(cell) - planes.upper).max(0.0))
+    });
+    let last = match left(CELLS) > planes.end {
+        true => 0.0,
+        false => above(CELLS).hi * at_distance(left(CELLS) - planes.upper),
+    };
+    (cells.sum::<f64>() + last) * (1.0 + 1e-12)
 }
 
 /// The least probability, or a little more, under which a share of samples or less comes with a probability of at most `e^{−log}`.
@@ -119,22 +154,36 @@ mod tests {
         assert!(limit(0.3, 4000.0, 20.0) > 0.3);
     }
 
-    /// Half-spaces, of which everything is known: `L = x − v/2` with a variance `v`.
+    /// Half-spaces at an angle to the planes, of which everything is known: `L = u + w − (v + s²)/2`, `u` of variance `v` and `w` of `s²`.
     #[test]
     fn half_spaces_are_extrapolated_with_little_loss() {
-        let (epsilon, v, samples) = (3.0_f64, 0.6_f64, 1_u64 << 40);
-        let (sd, lambda) = (v.sqrt(), 0.5 * (epsilon - 0.3) / 0.6);
+        let (epsilon, v, s, samples) = (3.0_f64, 0.5_f64, 0.4_f64, 1_u64 << 40);
+        let (sd, half) = (v.sqrt(), 0.5 * (v + s * s));
         let phi = |x: f64| 0.5 * libm::erfc(-x / std::f64::consts::SQRT_2);
-        let counts = |tilt: f64| {
-            let share = |j: usize| phi((-epsilon - j as f64 * STEP + 0.5 * v + tilt * v) / sd);
+        // P(L < −ε − t) where ȳ is u.
+        let slice = |u: f64, t: f64| phi((half - epsilon - t - u) / s);
+        let counts = |u: f64| {
+            let share = |j: usize| slice(u * sd, j as f64 * STEP);
             let below = (0..THRESHOLDS).map(|j| {
                 let here = share(j) - if j + 1 < THRESHOLDS { share(j + 1) } else { 0.0 };
                 (here * samples as f64) as u64
             });
             Counts { below: below.collect(), samples }
         };
-        let exact = phi((0.5 * v - epsilon) / sd) - epsilon.exp() * phi((-0.5 * v - epsilon) / sd);
-        let bound = bound(&counts(lambda), &counts(2.0 * lambda), 1.0);
-        assert!(bound >= exact && bound < 1.3 * exact, "{bound:e} {exact:e}");
+        // The integral over both, by sums.
+        let exact = |from: f64| {
+            let h = 1e-3;
+            let value = |u: f64| -> f64 {
+                let mean = (0..4000).map(|k| (k as f64 + 0.5) * 2e-3);
+                mean.map(|t| 2e-3 * (-t).exp() * slice(u * sd, t)).sum()
+            };
+            let density = |u: f64| (-0.5 * u * u).exp() / std::f64::consts::TAU.sqrt();
+            (0..8000).map(|k| from + (k as f64 + 0.5) * h).map(|u| h * density(u) * value(u)).sum::<f64>()
+        };
+        for (lower, upper) in [(-4.2, -3.6), (-3.5, -2.5)] {
+            let planes = Planes { lower, upper, end: f64::INFINITY };
+            let (exact, bound) = (exact(upper), bound(planes, &counts(lower), &counts(upper), 1.0));
+            assert!(bound >= exact && bound < 1.25 * exact, "{bound:e} {exact:e}");
+        }
     }
 }
