@@ -29,12 +29,22 @@ fn samples(bins: usize) -> usize {
 }
 
 /// Looks at the posterior at most, steps of the minimisation between two of them, and points whose curvature it remembers.
-const LOOKS: usize = 9;
+const LOOKS: usize = 14;
 const STEPS: usize = 30;
 const MEMORY: usize = 20;
 
+/// The least part of the way to the best point under a posterior that is tried.
+const LEAST_WAY: f64 = 0.03;
+
 /// Decrease of the logarithm of the error below which looking again is not worth it.
 const SETTLED: f64 = 5e-4;
+
+/// Where bins are drawn anew, an exponential falls by e to the power of that within an epoch, or more: what reaches further than an epoch is
+/// charged to all patterns alike (`accounting/reshuffled`), and a fit does not see that. Both are tried.
+const FADED: [f64; 2] = [7.0, 3.0];
+
+/// A weight of an exponential that counts for nothing.
+const NOTHING: f64 = 1e-12;
 
 /// Most numbers of folded rows that are kept, and from where on a fit of few numbers does about as well.
 const MOST: usize = 1 << 26;
@@ -53,22 +63,58 @@ pub(super) fn exponentials(
     if bins.saturating_mul(problem.steps()).saturating_mul(order + 1) > MANY {
         return stationary::exponentials(problem, order, bins, goal, observe);
     }
-    // More exponentials have more local minima: from fewer, with one more that is light and fast.
-    let mut best = Fit::new(problem, order.min(1), false, bins)?.minimise(goal, None, observe)?;
-    for count in 2..=order {
-        let fit = Fit::new(problem, count, false, bins)?;
-        let start = fit.near().unwrap_or_else(|| fit.with_one_more(&best.x));
-        best = fit.minimise(goal, Some(start), observe)?;
+    // What was best for another budget is nearly there.
+    let whole = Fit::new(problem, order, false, bins, FADED[1])?;
+    if let Some(near) = whole.near() {
+        match whole.descend(goal, near, true, observe) {
+            Err(error) if !matches!(error, Error::Interrupted { .. }) => {}
+            found => return whole.blt(&found?),
+        }
     }
-    Fit::new(problem, order, false, bins)?.blt(&best)
+    let (mut fit, mut best) = faded(problem, order.min(1), false, bins, goal, observe)?;
+    for count in 2..=order {
+        fit = Fit { order: count, ..fit };
+        best = fit.with_more(goal, &best, observe)?;
+    }
+    fit.blt(&best)
+}
+
+/// The best fit of one exponential, and what it is a fit of.
+fn faded<'a>(
+    problem: &'a Problem,
+    order: usize,
+    tied: bool,
+    bins: usize,
+    goal: Goal,
+    observe: Observer<'_>,
+) -> Result<(Fit<'a>, Found)> {
+    let mut best: Option<(Fit<'a>, Found)> = None;
+    let faded = match goal.sampling {
+        Sampling::ReshuffledBins { .. } => &FADED[..],
+        _ => &FADED[..1],
+    };
+    for &faded in faded {
+        let fit = Fit::new(problem, order, tied, bins, faded)?;
+        match fit.descend(goal, fit.start(), false, observe) {
+            Ok(found) if best.as_ref().is_none_or(|(_, best)| found.value < best.value) => {
+                best = Some((fit, found));
+            }
+            Err(error) if best.is_none() || matches!(error, Error::Interrupted { .. }) => return Err(error),
+            _ => {}
+        }
+    }
+    best.ok_or(Error::Numerical {
+        what: "mechanism for bins",
+        index: 0,
+        reason: "no point of the fit was finite",
+    })
 }
 
 /// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
 ///
 /// Errors: those of [`exponentials`].
 pub(super) fn recalled(problem: &Problem, bins: usize, goal: Goal, observe: Observer<'_>) -> Result<Recall> {
-    let fit = Fit::new(problem, 1, true, bins)?;
-    let found = fit.minimise(goal, None, observe)?;
+    let (fit, found) = faded(problem, 1, true, bins, goal, observe)?;
     let Shape { decays, direct, scale, .. } = fit.shape(&found)?;
     let n = direct.len();
     let own: Vec<f64> = (0..n).map(|t| direct[t] * scale[t]).collect();
@@ -89,6 +135,8 @@ struct Fit<'a> {
     bins: usize,
     /// Steps after which the posterior is taken to repeat: the bins where they are dealt once, two epochs where they are drawn anew.
     period: usize,
+    /// No exponential decays more slowly.
+    slowest: f64,
     /// `F` and `g` of the optimizer at every step, and its number of states.
     states: usize,
     transitions: Vec<f64>,
@@ -114,7 +162,7 @@ struct Shape {
 }
 
 impl<'a> Fit<'a> {
-    fn new(problem: &'a Problem, order: usize, tied: bool, bins: usize) -> Result<Self> {
+    fn new(problem: &'a Problem, order: usize, tied: bool, bins: usize, faded: f64) -> Result<Self> {
         let n = problem.steps();
         if bins.saturating_mul(n).saturating_mul(order + 1) > MOST {
             return Err(Error::Unsupported {
@@ -133,14 +181,16 @@ impl<'a> Fit<'a> {
             transitions.extend(&f);
             inputs.extend(&g);
         }
-        let period = match problem.goal() {
-            Some(Goal { sampling: Sampling::ReshuffledBins { .. }, .. }) => 2 * bins,
-            _ => bins,
+        let (period, slowest) = match problem.goal() {
+            Some(Goal { sampling: Sampling::ReshuffledBins { .. }, .. }) => {
+                (2 * bins, (-faded / bins as f64).exp())
+            }
+            _ => (bins, 1.0),
         };
         let angle = |k: usize| std::f64::consts::TAU * k as f64 / period as f64;
         let turn = (0..period).map(|k| [libm::cos(angle(k)), libm::sin(angle(k))]).collect();
         let states = realisation.states();
-        Ok(Self { problem, order, tied, bins, period, states, transitions, inputs, turn })
+        Ok(Self { problem, order, tied, bins, period, slowest, states, transitions, inputs, turn })
     }
 
     fn steps(&self) -> usize {
@@ -154,7 +204,7 @@ impl<'a> Fit<'a> {
 
     /// Weights and decays.
     fn exponentials(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let odds = |x: &f64| 1.0 / (1.0 + (-x).exp());
+        let odds = |x: &f64| self.slowest / (1.0 + (-x).exp());
         if self.tied {
             let decays: Vec<f64> = x[..1].iter().map(odds).collect();
             return (decays.clone(), decays);
@@ -163,15 +213,20 @@ impl<'a> Fit<'a> {
         (weights.iter().map(|x| x.exp()).collect(), decays.iter().map(odds).collect())
     }
 
+    /// The log odds of a decay, as a share of the slowest.
+    fn odds(&self, decay: f64) -> f64 {
+        let share = (decay / self.slowest).clamp(1e-6, 1.0 - 1e-7);
+        (share / (1.0 - share)).ln()
+    }
+
     /// A form that was best for another budget.
     fn near(&self) -> Option<Vec<f64>> {
         match self.problem.start() {
             Some(Form::Blt(blt)) if !self.tied && blt.order() == self.order => {
-                let odds = |x: &f64| (x / (1.0 - x)).ln();
                 let (weights, decays) = blt.exponentials();
                 // What vanished in single precision is light, not nothing.
-                let weights = weights.iter().map(|x| x.max(1e-12).ln());
-                let decays = decays.iter().map(|x| odds(&x.clamp(1e-6, 1.0 - 1e-7)));
+                let weights = weights.iter().map(|x| x.max(NOTHING).ln());
+                let decays = decays.iter().map(|x| self.odds(*x));
                 let scales = blt.scales().iter().map(|s| -s.ln());
                 Some(weights.chain(decays).chain(scales).collect())
             }
@@ -179,12 +234,11 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// The exponentials of a fit with one less, and a light one.
-    fn with_one_more(&self, x: &[f64]) -> Vec<f64> {
-        let (fewer, light, fast) = (self.order - 1, 0.05_f64.ln(), 0.0);
-        let (weights, rest) = x.split_at(fewer);
-        let (decays, scales) = rest.split_at(fewer);
-        [weights, &[light], decays, &[fast], scales].concat()
+    /// The exponentials of a fit with one less, and another.
+    fn with_one_more(&self, x: &[f64], weight: f64, decay: f64) -> Vec<f64> {
+        let (weights, rest) = x.split_at(self.order - 1);
+        let (decays, scales) = rest.split_at(self.order - 1);
+        [weights, &[weight.ln()], decays, &[self.odds(decay)], scales].concat()
     }
 
     /// Rates spread from a fraction of an epoch to a step, columns of the same norm.
@@ -192,9 +246,9 @@ impl<'a> Fit<'a> {
         let (n, r) = (self.steps(), self.order);
         let slowest = (4.0 / self.bins as f64).clamp(0.01, 0.3);
         let rate = |i: usize| slowest * (0.6 / slowest).powf(i as f64 / (r.max(2) - 1) as f64);
-        let odds = |i: usize| ((1.0 - rate(i)) / rate(i)).ln();
+        let odds = |i: usize| self.odds(1.0 - rate(i));
         let mut x: Vec<f64> = match self.tied {
-            true => vec![(0.7_f64 / 0.3).ln()],
+            true => vec![self.odds(0.7)],
             false => {
                 let weight = |i: usize| (0.35 * (1.0 + i as f64) / r as f64).ln();
                 (0..r).map(weight).chain((0..r).map(odds)).collect()
@@ -213,19 +267,31 @@ impl<'a> Fit<'a> {
         x
     }
 
-    /// The best from a start, which is nearly there, or from the usual one; from the usual one also where the other leads
-    /// nowhere.
-    fn minimise(&self, goal: Goal, start: Option<Vec<f64>>, observe: Observer<'_>) -> Result<Found> {
-        if let Some(near) = start.or_else(|| self.near()) {
-            match self.descend(goal, near, true, observe) {
-                Err(error) if !matches!(error, Error::Interrupted { .. }) => {}
-                found => return found,
+    /// The best with one exponential more than those of a fit, which is not worse than that fit. More exponentials have more local
+    /// minima, so one that is fast is tried, and one that is slow.
+    fn with_more(&self, goal: Goal, fewer: &Found, observe: Observer<'_>) -> Result<Found> {
+        const LIGHT: f64 = 0.05;
+        let alone = self.with_one_more(&fewer.x, NOTHING, 0.5);
+        let mut best = Found { x: alone, spectrum: fewer.spectrum.clone(), value: fewer.value };
+        let slow = 1.0 - (4.0 / self.bins as f64).clamp(0.01, 0.3);
+        // Looks take longer where bins are drawn anew.
+        let decays: &[f64] = match goal.sampling {
+            Sampling::ReshuffledBins { .. } => &[0.5],
+            _ => &[0.5, slow],
+        };
+        for &decay in decays {
+            match self.descend(goal, self.with_one_more(&fewer.x, LIGHT, decay), false, observe) {
+                Ok(found) if found.value < best.value => best = found,
+                Err(error @ Error::Interrupted { .. }) => return Err(error),
+                _ => {}
             }
         }
-        self.descend(goal, self.start(), false, observe)
+        Ok(best)
     }
 
     /// The best on the way down from a point: `known` if it was best for another budget.
+    ///
+    /// The posterior at a point leads to another point, of which only a part of the way may lead down, since the posterior changes.
     ///
     /// Errors: those of the first look. A later one that fails ends the descent, and what was found before stays.
     fn descend(&self, goal: Goal, start: Vec<f64>, known: bool, observe: Observer<'_>) -> Result<Found> {
@@ -235,47 +301,28 @@ impl<'a> Fit<'a> {
         let all = samples(self.bins);
         let (samples, steps) = if known { (all / 2, STEPS / 2) } else { (all, STEPS) };
         // The first posterior is that of a unit that is found out: all weight on its own bin.
-        let mut found = Found { x: start, spectrum: vec![1.0; self.period], value: f64::INFINITY };
-        let mut best: Option<Found> = None;
-        let (mut last, mut near) = (f64::INFINITY, None);
-        for look in 0..LOOKS {
-            let (value, seen) = match self.look(&found, goal, samples, near) {
-                Ok((log_sigma, value, seen)) => {
-                    near = Some(log_sigma);
-                    (value, seen)
-                }
-                Err(error) if best.is_none() => return Err(error),
-                Err(_) => break,
-            };
-            if best.as_ref().is_none_or(|best| value < best.value) {
-                best = Some(Found { x: found.x.clone(), spectrum: found.spectrum.clone(), value });
-            }
-            let settled = match known {
-                true => (last - value).abs() < 6.0 * SETTLED && look > 0,
-                false => (last - value).abs() < SETTLED && look > 2,
-            };
-            last = value;
-            if settled {
-                break;
-            }
-            let share = if look == 0 { 1.0 } else { 0.5 };
+        let mut best = Found { x: start, spectrum: vec![1.0; self.period], value: f64::INFINITY };
+        let (mut near, value, mut seen) = self.look(&best, goal, samples, None)?;
+        best.value = value;
+        let (mut share, mut way, mut looks) = (1.0, 1.0_f64, 1);
+        while looks < LOOKS {
             let mean = |(old, new): (&f64, &f64)| old + share * (new - old);
-            let spectrum: Vec<f64> = found.spectrum.iter().zip(&seen).map(mean).collect();
+            let spectrum: Vec<f64> = best.spectrum.iter().zip(&seen).map(mean).collect();
+            share = 0.5;
             let mut evaluate = |x: &[f64]| self.evaluate(x, &spectrum);
-            let (at, gradient) = evaluate(&found.x);
-            let mut point = Point { x: found.x, value: at, gradient };
+            let (at, gradient) = evaluate(&best.x);
+            let mut point = Point { x: best.x.clone(), value: at, gradient };
             let mut minimiser = Lbfgs::new(MEMORY);
             for _ in 0..steps {
                 let Some(next) = minimiser.step(&point, &mut evaluate) else { break };
                 let decrease = point.value - next.value;
                 point = next;
                 iterations += 1;
-                let loss = (2.0 * value).exp();
                 let progress = Progress {
                     stage: Stage::Fitting,
                     share: None,
                     iteration: iterations,
-                    loss,
+                    loss: (2.0 * best.value).exp(),
                     lower_bound: 0.0,
                     gap: f64::INFINITY,
                     seconds: clock.elapsed().as_secs_f64(),
@@ -287,13 +334,31 @@ impl<'a> Fit<'a> {
                     break;
                 }
             }
-            found = Found { x: point.x, spectrum, value: f64::INFINITY };
+            let mut decrease = None;
+            while looks < LOOKS && way > LEAST_WAY {
+                let along = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + way * (b - a)).collect();
+                let (x, spectrum) = (along(&best.x, &point.x), along(&best.spectrum, &spectrum));
+                let next = Found { x, spectrum, value: f64::INFINITY };
+                looks += 1;
+                match self.look(&next, goal, samples, Some(near)) {
+                    Ok((log_sigma, value, new)) if value < best.value => {
+                        decrease = Some(best.value - value);
+                        (near, seen) = (log_sigma, new);
+                        best = Found { value, ..next };
+                        break;
+                    }
+                    // A little beyond the half, so that no way is tried twice.
+                    Ok(_) => way *= 0.4,
+                    Err(_) => return Ok(best),
+                }
+            }
+            way = (1.5 * way).min(1.0);
+            let settled = if known { 6.0 * SETTLED } else { SETTLED };
+            if decrease.is_none_or(|decrease| decrease < settled) {
+                break;
+            }
         }
-        best.ok_or(Error::Numerical {
-            what: "mechanism for bins",
-            index: 0,
-            reason: "no point of the fit was finite",
-        })
+        Ok(best)
     }
 
     /// The noise that a point needs and what its error then is, as logarithms, and the posterior there.
@@ -346,7 +411,7 @@ impl<'a> Fit<'a> {
         folded.pull_back(self, &by_square, &mut slope, &mut by_beta);
         gramian.pull_back(self, &by_energy, &mut slope, &mut by_beta);
         let r = self.order;
-        let odds = |k: usize| decays[k] * (1.0 - decays[k]);
+        let odds = |k: usize| decays[k] * (1.0 - decays[k] / self.slowest);
         let mut gradient: Vec<f64> = match self.tied {
             true => vec![(slope[0] + slope[1]) * odds(0)],
             false => {
@@ -609,7 +674,7 @@ mod tests {
         let momentum = Optimizer { momentum: 0.5, ..Default::default() };
         let workload = Workload::sgd((0..12).map(|t| 1.0 + 0.1 * f64::from(t)).collect(), momentum).unwrap();
         let problem = problem(workload, 4);
-        let fit = Fit::new(&problem, 2, false, 4).unwrap();
+        let fit = Fit::new(&problem, 2, false, 4, 1.0).unwrap();
         let mut x = fit.start();
         x.iter_mut().enumerate().for_each(|(k, x)| *x += 0.1 * (k as f64).sin());
         let spectrum = [1.0, 0.5, 0.3, 0.5];
@@ -639,7 +704,7 @@ mod tests {
         let workload = Workload::sgd((0..15).map(|t| 1.0 + 0.1 * f64::from(t)).collect(), momentum).unwrap();
         let problem = problem(workload, 5);
         for (order, tied) in [(1, false), (2, false), (1, true)] {
-            let fit = Fit::new(&problem, order, tied, 5).unwrap();
+            let fit = Fit::new(&problem, order, tied, 5, 1.0).unwrap();
             let spectrum = [1.0, 0.4, 0.2, 0.2, 0.4];
             let x = fit.start();
             let (_, gradient) = fit.evaluate(&x, &spectrum);

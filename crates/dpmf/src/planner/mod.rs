@@ -664,4 +664,6 @@ pub fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlo
 }
 
 #[cfg(test)]
+mod neighbours;
+#[cfg(test)]
 mod tests;

@@ -158,59 +158,6 @@ fn a_proof_is_believed_with_its_seal_alone() {
     assert_eq!(made(), (rows, identity, 0, true));
 }
 
-/// The error that the mechanism of one plan has with the noise that the budget of another asks of it.
-fn calibrated_for(plan: &Plan, request: &Request) -> f64 {
-    let chosen = plan.chosen().mechanism();
-    let mechanism = Mechanism::sampled(
-        request.workload.clone(),
-        chosen.form(),
-        chosen.participation(),
-        chosen.sampling(),
-    );
-    let mechanism =
-        mechanism.unwrap().calibrated(request.epsilon, request.delta, 1.0, request.conditions).unwrap();
-    let sigma = mechanism.privacy().unwrap().calibration().noise_multiplier();
-    sigma * mechanism.loss().sqrt_total() / (request.workload.steps() as f64).sqrt()
-}
-
-/// Neighbours in ε or δ: the larger budget has no more error, and no plan is worse than that of its neighbour.
-fn smooth(tight: &Request, loose: &Request) {
-    let [a, b] = [tight, loose].map(|request| Planner::default().plan(request, &mut silent).unwrap());
-    let [at_a, at_b] = [a.chosen().rmse(), b.chosen().rmse()];
-    let budgets = [tight, loose].map(|r| (r.workload.steps(), r.epochs, r.epsilon, r.delta));
-    assert!(at_b <= at_a, "{budgets:?}: {at_a} {at_b}");
-    assert!(at_a <= 1.005 * calibrated_for(&b, tight), "{budgets:?}: {at_a} {}", calibrated_for(&b, tight));
-    assert!(at_b <= 1.005 * calibrated_for(&a, loose), "{budgets:?}: {at_b} {}", calibrated_for(&a, loose));
-}
-
-#[test]
-fn neighbours_have_about_the_same_error() {
-    let request =
-        |epsilon| Request::new(Workload::prefix_sum(80).unwrap(), 8000, 400, 4, epsilon, 1e-5).unwrap();
-    smooth(&request(2.0), &request(2.2));
-    smooth(&Request { delta: 3e-6, ..request(1.0) }, &request(1.0));
-}
-
-#[test]
-#[ignore = "an hour: six hundred plans"]
-fn three_hundred_neighbours_have_about_the_same_error() {
-    use rand::RngExt;
-    let mut rng = crate::audit::game::rng(5, 0);
-    for pair in 0..300 {
-        let mut number = |low: f64, high: f64| low * (high / low).powf(rng.random::<f64>());
-        let (bins, epochs) = (number(4.0, 60.0) as usize, number(1.0, 8.0) as usize);
-        let (epsilon, delta) = (number(0.5, 8.0), number(1e-9, 1e-4));
-        let workload = Workload::prefix_sum(bins * epochs).unwrap();
-        let batch = 1000;
-        let loose = Request::new(workload, bins as u64 * batch, batch, epochs, epsilon, delta).unwrap();
-        let tight = match pair % 2 {
-            0 => Request { epsilon: epsilon / number(1.02, 1.2), ..loose.clone() },
-            _ => Request { delta: delta / number(1.2, 5.0), ..loose.clone() },
-        };
-        smooth(&tight, &loose);
-    }
-}
-
 #[test]
 #[ignore = "a minute: thirty thousand steps"]
 fn long_runs_are_planned_in_bins() {
