@@ -556,7 +556,7 @@ def test_poisson_sampling():
             data_loader=DataLoader(data(), batch_size=BATCH), poisson_sampling=True, **arguments
         )
     loader = opacus.data_loader.DPDataLoader.from_data_loader(DataLoader(data(), batch_size=BATCH))
-    with pytest.raises(dpmf.MismatchError, match="Poisson sampling may draw the same one in any number of steps"):
+    with pytest.raises(dpmf.MismatchError, match="Poisson sampling may draw the same example in any number of steps"):
         dpmf.opacus.PrivacyEngine().make_private(data_loader=loader, **arguments)
     with pytest.raises(dpmf.MismatchError, match="batch sampler of its own, but the plan decides how to draw"):
         private(loader=loader)
@@ -565,7 +565,7 @@ def test_poisson_sampling():
 def test_several_epochs():
     mechanism, model = dpmf.mechanism(steps=STEPS, momentum=0.9, epsilon=2, delta=1e-5), model_of()
     arguments = dict(module=model, optimizer=sgd(model), data_loader=DataLoader(data(), batch_size=BATCH))
-    with pytest.raises(dpmf.MismatchError, match="in 3 epochs each takes part in 3 steps"):
+    with pytest.raises(dpmf.MismatchError, match="in 3 epochs each example takes part in 3 steps"):
         dpmf.opacus.PrivacyEngine().make_private(mechanism=mechanism, epochs=3, **arguments)
     with pytest.raises(dpmf.MismatchError, match="epochs is 2, but the mechanism was planned for 3"):
         dpmf.opacus.PrivacyEngine().make_private(

@@ -38,7 +38,7 @@ fn end_requested() {
     // After two seconds of waiting, say what it waits for.
     std::thread::spawn(|| {
         std::thread::sleep(std::time::Duration::from_secs(2));
-        report::note("ending when this round is done; Ctrl-C again ends at once");
+        report::note("stopping after this round; press Ctrl-C again to stop at once");
     });
 }
 

@@ -230,7 +230,7 @@ fn what_keeps_a_run_from_being_resumed_is_said() {
     // Other data under the same name.
     messages(folder.path(), 700, "changed");
     let refused = refusal(&resume);
-    assert!(refused.contains("training data is not what the run began with"), "{refused}");
+    assert!(refused.contains("training data differs from what the run began with"), "{refused}");
     messages(folder.path(), 700, "hello");
 
     // A key that others may read, then none.

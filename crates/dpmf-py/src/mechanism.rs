@@ -418,10 +418,12 @@ impl Mechanism {
             ("single-epoch" | "epochs", 0) => {
                 return Err(crate::error::value_error("epochs is 0, but it must be at least 1"));
             }
-            ("single-epoch" | "epochs", _) => format!("in {epochs} epochs each takes part in {epochs} steps"),
-            ("poisson", _) => "Poisson sampling may draw the same one in any number of steps".into(),
+            ("single-epoch" | "epochs", _) => {
+                format!("in {epochs} epochs each example takes part in {epochs} steps")
+            }
+            ("poisson", _) => "Poisson sampling may draw the same example in any number of steps".into(),
             ("with-replacement", _) => {
-                "sampling with replacement may draw the same one in any number of steps".into()
+                "sampling with replacement may draw the same example in any number of steps".into()
             }
             _ => {
                 return Err(crate::error::value_error(format!(

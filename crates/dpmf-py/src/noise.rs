@@ -125,10 +125,10 @@ pub(crate) fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId
         Ok(run) => Ok(run),
         Err(_) if key.origin() == KeyOrigin::Seeded => Ok(RunId::from_label(text)),
         Err(_) => Err(value_error(format!(
-            "run is {text:?}, but a run named in words begins again with the same noise at every start, and with \
-             other data the second time the difference of the two releases is that of the data: leave run out for a \
-             new one, or give another stream's .run (32 hexadecimal digits) for its shards, a restored checkpoint or \
-             its journal; for experiments, words go with NoiseKey.from_seed(…)"
+            "run is {text:?}, but a named run begins again with the same noise at every start, so the difference between two starts \
+             with different data would reveal the data. Leave run out for a new run, or pass another stream's .run (32 hexadecimal \
+             digits) for its shards, a restored checkpoint or its journal. For experiments, pass a name together with \
+             NoiseKey.from_seed(…)"
         ))),
     }
 }

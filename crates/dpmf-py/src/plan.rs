@@ -132,8 +132,8 @@ impl Plan {
         if sampling == Sampling::None {
             let bins = self.steps() / self.epochs().max(1);
             let message = format!(
-                "the plan counts on no sampling, so the order of the data is yours: take each example once in every epoch, \
-                 always in the same batch of it, as the batches of dpmf.Sampler(\"balls-in-bins:{bins}\", key, …) are"
+                "the plan does not rely on sampling, so it has no sampler: use each example once in every epoch, always in the same \
+                 batch of the epoch, as dpmf.Sampler(\"balls-in-bins:{bins}\", key, …) does"
             );
             return Err(raise(py, "mismatch", message));
         }
@@ -240,7 +240,7 @@ pub(crate) fn make_plan(
         return Err(raise(
             py,
             "unsupported",
-            "the plan promises nothing: no mechanism was proved to give the budget",
+            "the plan has no guarantee: no mechanism was proved to meet the budget",
         ));
     };
     let mechanism = Py::new(py, Mechanism::from(chosen.clone()))?;

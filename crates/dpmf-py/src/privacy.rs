@@ -296,7 +296,7 @@ pub(crate) fn audit<'py>(
     let mechanism = mechanism.get().inner.clone();
     let Some(statement) = mechanism.privacy().cloned() else {
         return Err(value_error(
-            "the mechanism is not calibrated and promises nothing yet: audit mechanism.calibrate(epsilon, delta, clip)",
+            "the mechanism is not calibrated and has no guarantee yet: audit mechanism.calibrate(epsilon, delta, clip)",
         ));
     };
     let adversary: AdversaryKind = adversary.parse().or_raise()?;

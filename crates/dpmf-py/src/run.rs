@@ -106,7 +106,7 @@ impl PrivateRun {
         let held = Held { dimension, coordinates, ranges, arithmetic, ranks, ahead, part };
         match (bytes, at) {
             (Some(_), Some(_)) => {
-                Err(value_error("checkpoint and at both say where to go on: leave one out"))
+                Err(value_error("checkpoint and at both determine where to continue: pass only one of them"))
             }
             (None, Some(step)) => Self::make(py, mechanism, key, run, held, |begun, plan| {
                 begun.resumed_at(&journal, plan, step)
@@ -579,8 +579,8 @@ impl Sampler {
             return Ok(());
         }
         let message = format!(
-            "the sampler has the name of a run, {}, and this is the beginning of another, {run}: whoever used that name before had the \
-             same secret batches. Leave run out of the sampler for a new run; to go on with one, load its state before",
+            "the sampler was made for run {}, but a new run begins here, {run}: if that name was used before, the same secret batches \
+             would be drawn again. Leave run out of the sampler for a new run; to resume one, load its state first",
             self.inner.run()
         );
         let error = raise(py, "mismatch", message);

@@ -146,7 +146,9 @@ impl Plan {
     fn parse(bytes: Vec<u8>) -> Result<Self> {
         let format::File { mechanism, recipe, .. } = format::unpack(&bytes)?;
         let Some(value) = recipe else {
-            return Err(Error::plan("it is a mechanism without a recipe, so no plan of a run".into()));
+            return Err(Error::plan(
+                "it is a mechanism without training settings, so it is not the plan of a run".into(),
+            ));
         };
         if value.get("version").and_then(|version| version.as_u64()) != Some(VERSION.into()) {
             return Err(Error::plan(
