@@ -230,7 +230,7 @@ def test_a_batch_that_does_not_come_back_ends_the_loop():
     run = begun()
     noise = dpmf.jax.add_correlated_noise(run)
     state = noise.init(tree(0))
-    with pytest.raises(dpmf.MismatchError, match="step 0 was handed out, and its outcome did not come back: call run.commit"):
+    with pytest.raises(dpmf.MismatchError, match="step 0 was handed out, but its result did not come back: call run.commit"):
         for batch in run.batches(state):
             _, state = noise.update(summed(tree(0)), state, batch=batch)
     # It is the same batch that comes again, and it may still come back.
@@ -490,7 +490,7 @@ def test_a_row_that_is_lost_on_its_way_to_the_devices_is_not_made_again(tmp_path
         patch.setattr(dpmf.jax._layout.Layout, "place", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(loop.batches)
-    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was taken and did not reach the devices"):
+    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was lost on its way to the devices"):
         next(loop.run.batches(loop.state))
     loop.run.close()
     loop = Loop(begun(journal=tmp_path), state=jax.device_get(loop.state))
@@ -525,7 +525,7 @@ def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     with pytest.raises(dpmf.BindingError, match="arithmetic exact, and now they are float.*the same arithmetic"):
         begun(journal=tmp_path, arithmetic="float")
     described = json.loads((tmp_path / "run.json").read_text())
-    for found, said in ((None, "dpmf 0.2 or a pre-release of 0.3, .*end that run with the version that began it"), (3, "a newer version")):
+    for found, said in ((None, "dpmf 0.2 or a pre-release of 0.3, .*finish that run with the version that began it"), (3, "a newer version")):
         (tmp_path / "run.json").write_text(json.dumps({**described, "format": found} if found else
                                                       {name: value for name, value in described.items() if name != "format"}))
         with pytest.raises(dpmf.FormatError, match=said):
@@ -1146,7 +1146,7 @@ def test_a_journal_is_bound_to_its_draws(tmp_path):
     mechanism = made("recall", None, "epochs:4")
     trainer(mechanism, tmp_path)[0].close()
     anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
-    with pytest.raises(dpmf.BindingError, match=r"took part before would come again.*journal=that directory"):
+    with pytest.raises(dpmf.BindingError, match=r"already took part would come up again.*journal=that directory"):
         trainer(mechanism, tmp_path, batches=anew, examples=None)
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
         trainer(mechanism, tmp_path, examples=None)
@@ -1370,7 +1370,7 @@ def test_mistakes_with_accumulate_are_answered():
 
     with pytest.raises(ValueError, match="there are no examples"):
         accumulate()
-    with pytest.raises(ValueError, match="belong in loss"):
+    with pytest.raises(ValueError, match="values that all examples share into loss"):
         accumulate(jnp.zeros(3), jnp.float32(2))
     with pytest.raises(ValueError, match="the same number"):
         accumulate(jnp.zeros(3), jnp.zeros(4))

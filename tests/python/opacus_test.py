@@ -713,9 +713,9 @@ def test_steps_and_denominator_are_those_of_opacus(batch, poisson_sampling, drop
 def test_arguments_that_nobody_knows():
     for wrong, near in (("poison_sampling", "poisson_sampling"), ("grad_sample_modus", "grad_sample_mode")):
         for value in (False, None, 3):
-            with pytest.raises(ValueError, match=f"{wrong} is no argument of the engine: did you mean {near}"):
+            with pytest.raises(ValueError, match=f"{wrong} is not an argument of the engine: did you mean {near}"):
                 private(**{wrong: value})
-    with pytest.raises(ValueError, match="xyz is no argument of the engine: leave it out"):
+    with pytest.raises(ValueError, match="xyz is not an argument of the engine: leave it out"):
         private(xyz=None)
 
 

@@ -226,7 +226,7 @@ def batches_come_in_another_order(world):
     world.take(lambda batch: world.total(world.turns.at([1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11][int(batch.step)])))
 
 
-@script("outcome did not come back: call run.commit")
+@script("result did not come back: call run.commit")
 def the_commit_is_forgotten(world):
     for batch in world.run.batches(world.state):
         _, world.state = world.update(world.total(batch), world.state, batch)
@@ -440,7 +440,7 @@ def devices_that_all_take_the_whole_batch(world):
     world.take(lambda batch: part(batch._replace(noise=None)))
 
 
-@script("outcome did not come back")
+@script("result did not come back")
 def a_step_is_left_out_where_the_loss_is_high(world):
     for batch in world.run.batches(world.state):
         if batch.step == 1:

@@ -307,7 +307,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         if (self.noise_multiplier, self.max_grad_norm) != self._as_planned:
             raise MismatchError(
                 "noise_multiplier or max_grad_norm has changed since the mechanism was planned: "
-                "schedulers of noise and clipping do not go with correlated noise"
+                "schedulers of noise or clip cannot be combined with correlated noise"
             )
         noise = self._noise
         run = noise.live()
@@ -442,7 +442,7 @@ _OF_ENGINE = (
 _INSTEAD = {
     "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
     "normalize_clipping": "gradients are clipped to max_grad_norm and the noise is for that: divide the learning rate by max_grad_norm",
-    "total_steps": "say epochs: the loader gives the steps of each",
+    "total_steps": "pass epochs: the loader determines the steps of each",
 }
 
 
@@ -472,8 +472,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> None:
         if accountant not in (None, "prv", "rdp", "gdp"):
             raise ValueError(
-                f"accountant is {accountant!r}, but it must be one of Opacus' (prv, rdp, gdp), whose place the mechanism's own "
-                "accounting takes"
+                f"accountant is {accountant!r}, but it must be one that Opacus knows: prv, rdp or gdp. The mechanism's own accounting "
+                "replaces it"
             )
         with warnings.catch_warnings():
             # Opacus warns of its own generator of noise, which is not used.
@@ -571,11 +571,11 @@ class PrivacyEngine(opacus.PrivacyEngine):
         an ε, and the plan is for the same.
         """
         if mechanism is None and noise_multiplier is None:
-            raise ValueError("no mechanism is given: give mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")
+            raise ValueError("mechanism is missing: pass mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")
         if mechanism is None:
             assert noise_multiplier is not None
             if max_grad_norm is None:
-                raise ValueError("max_grad_norm is not given: the noise is in proportion to it")
+                raise ValueError("max_grad_norm is missing: the noise is proportional to it")
             if epochs is None or target_delta is None:
                 raise ValueError(
                     f"noise_multiplier={noise_multiplier} says how much independent noise a step has, but correlated noise is "
@@ -599,7 +599,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         if noise_multiplier is not None or target_delta is not None:
             raise ValueError(
-                "noise_multiplier or target_delta is given beside a mechanism, which has its own noise: leave it out, or plan anew"
+                "a mechanism has its own noise and delta: remove noise_multiplier and target_delta, or plan again"
             )
         if isinstance(mechanism, Plan):
             self.plan, mechanism = mechanism, mechanism.mechanism
@@ -643,13 +643,13 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError(f"clipping is {clipping!r} without max_grad_norm: give one clip for every parameter, or flat")
         if clip != statement.clip:
             raise ValueError(
-                f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: leave it out, or plan anew"
+                f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: remove it, or plan again"
             )
         if grad_sample_mode not in ("hooks", "functorch", "ghost"):
             raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks, functorch or ghost")
         ghost = grad_sample_mode == "ghost"
         if criterion is not None and not ghost:
-            raise ValueError('criterion is given, but only grad_sample_mode="ghost" wraps it: leave it out')
+            raise ValueError('only grad_sample_mode="ghost" wraps a criterion: remove criterion')
         if ghost and (not batch_first or clipping != "flat" or isinstance(module, AbstractGradSampleModule) or not wrap_model):
             raise ValueError(
                 'grad_sample_mode="ghost" wraps a module that is not wrapped yet (wrap_model=True), with examples along the first axis '
@@ -812,7 +812,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     @staticmethod
     def _rebuilt(data_loader: DataLoader[Any], batches: Batches) -> DataLoader[Any]:
         if not getattr(data_loader, "in_order", True):
-            raise MismatchError("in_order is False, so that nothing shows which batch a step has: leave it out of the data loader")
+            raise MismatchError("in_order is False, so dpmf cannot tell which batch a step has: remove it from the data loader")
         collate = data_loader.collate_fn
         if batches.by_step and not isinstance(collate, _torch.EmptyCollate):
             collate = _torch.EmptyCollate(data_loader.dataset, collate)
@@ -863,10 +863,10 @@ def _check_other(other: Mapping[str, Any]) -> None:
             continue
         if name not in _OFF:
             near = difflib.get_close_matches(name, [*_KNOWN, *_OFF, *_OF_ENGINE], 1)
-            raise ValueError(f"{name} is no argument of the engine" + (f": did you mean {near[0]}?" if near else ": leave it out"))
+            raise ValueError(f"{name} is not an argument of the engine" + (f": did you mean {near[0]}?" if near else ": leave it out"))
         if value is None or value is False:
             continue
-        raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: leave it out')}")
+        raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: remove it')}")
 
 
 def _batch_for(length: int, per_epoch: int, batch_size: int) -> int:

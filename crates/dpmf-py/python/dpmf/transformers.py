@@ -59,45 +59,45 @@ _REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "train_sampling_strategy",
         ("random",),
-        "the guarantee counts on the plan's own sampler, and other batches would be others than were accounted for: leave it out",
+        "the guarantee relies on the plan's own sampler, and does not cover batches that are drawn in another way: remove it",
     ),
-    ("group_by_length", (False,), "the guarantee counts on the plan's own sampler: leave it out"),
+    ("group_by_length", (False,), "the guarantee relies on the plan's own sampler: remove it"),
     (
         "dataloader_drop_last",
         (False,),
-        "cohorts are drawn from all of the data, and none of them is dropped: leave it out",
+        "batches are drawn from all of the data, and none is dropped: remove it",
     ),
     (
         "auto_find_batch_size",
         (False,),
-        "a run that begins anew with another batch would release its first steps twice: choose per_device_train_batch_size, which "
-        "takes as much memory as so many gradients",
+        "a run that restarts with another batch size would release its first steps twice: set per_device_train_batch_size, which "
+        "determines the memory of a step",
     ),
     (
         "fp16",
         (False,),
-        "a loss that is scaled makes every gradient too long before it is clipped: train with bf16=True, which needs no scaling",
+        "loss scaling makes every gradient too long before it is clipped: train with bf16=True, which needs no scaling",
     ),
     (
         "activation_checkpointing",
         (False,),
-        "gradients of single examples are taken with torch.func, which does not go through checkpoints: take a smaller "
+        "per-example gradients are computed with torch.func, which does not support activation checkpoints: use a smaller "
         "per_device_train_batch_size",
     ),
     (
         "gradient_checkpointing",
         (False,),
-        "gradients of single examples are taken with torch.func, which does not go through checkpoints: take a smaller "
+        "per-example gradients are computed with torch.func, which does not support activation checkpoints: use a smaller "
         "per_device_train_batch_size",
     ),
-    ("torch_compile", (False,), "gradients of single examples are taken of the module itself, which is not compiled: leave it out"),
-    ("use_liger_kernel", (False,), "its kernels know no gradients of single examples: leave it out"),
-    ("deepspeed", (), "it sums gradients that are not clipped: leave it out, and start several ranks with torchrun"),
+    ("torch_compile", (False,), "per-example gradients are computed from the module itself, which is not compiled: remove it"),
+    ("use_liger_kernel", (False,), "its kernels do not support per-example gradients: remove it"),
+    ("deepspeed", (), "it sums gradients that are not clipped: remove it, and start several ranks with torchrun"),
     ("fsdp", ([], ""), "it sums gradients that are not clipped: shard with fully_shard and train with dpmf.torch"),
     (
         "include_num_input_tokens_seen",
         ("no", False),
-        "the number of tokens depends on who was drawn, which is secret: leave it out",
+        "the number of tokens depends on who was drawn, which is secret: remove it",
     ),
 ]
 
@@ -114,8 +114,8 @@ def _check_arguments(args: TrainingArguments) -> None:
         )
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
         raise MismatchError(
-            f"lr_scheduler_type is {args.lr_scheduler_type!r}, whose learning rates follow from losses, but the plan is made for given "
-            "ones: use linear, cosine or another that is known before training"
+            f"lr_scheduler_type is {args.lr_scheduler_type!r}, whose learning rates depend on losses, but a plan needs them in "
+            "advance: use linear, cosine or another schedule that is known before training"
         )
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) in ("checkpoint", "all_checkpoints"):
         raise MismatchError(
@@ -141,8 +141,7 @@ def _check_dataset(dataset: Any) -> int:
         raise ValueError("train_dataset is not given, but the plan needs the number of examples")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise MismatchError(
-            f"train_dataset is a {type(dataset).__name__}, of which no example can be drawn by its number: give one that has a length "
-            "and is read by index"
+            f"train_dataset is a {type(dataset).__name__}, which cannot be read by index: pass a data set that has a length and an index"
         )
     return len(dataset)
 
@@ -199,9 +198,9 @@ class PrivateTrainer(Trainer):
         if clipping not in ("auto", "per-example", "ghost"):
             raise ValueError(f'clipping is {clipping!r}, but it must be "auto", "per-example" or "ghost"')
         if plan is None and (epsilon is None or delta is None):
-            raise ValueError("epsilon or delta is not given: say PrivateTrainer(…, epsilon=…, delta=…), or give plan=")
+            raise ValueError("epsilon or delta is missing: pass PrivateTrainer(…, epsilon=…, delta=…), or plan=")
         if plan is not None and (epsilon is not None or delta is not None):
-            raise ValueError("plan is given and has its own epsilon and delta: leave them out")
+            raise ValueError("plan has its own epsilon and delta: remove epsilon and delta")
         if args is not None:
             _check_arguments(args)
         if named.get("train_dataset") is not None:
@@ -253,16 +252,16 @@ class PrivateTrainer(Trainer):
     def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
         """Refused: every trial would be a run of its own on the same data."""
         raise MismatchError(
-            "hyperparameter_search trains on the private data once for every trial, and their ε add up: search on public data, or train "
-            "each with a budget of its own and record it with dpmf.Ledger"
+            "hyperparameter_search trains on the private data once for each trial, and their ε add up: search on public data, or give "
+            "each trial a budget of its own and record it with dpmf.Ledger"
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
         """As in Trainer. A trainer trains once."""
         if self._begun:
             raise MismatchError(
-                "this trainer has trained: a second run releases more about the same data, so give it a new trainer, with a new output_dir "
-                "and a budget of its own"
+                "this trainer has already trained: a second run releases more about the same data, so make a new trainer with a new "
+                "output_dir and a budget of its own"
             )
         self._resumes = bool(resume_from_checkpoint)
         try:
@@ -303,8 +302,8 @@ class PrivateTrainer(Trainer):
             )
         if not self._resumes and journal is not None and journal.exists():
             raise MismatchError(
-                f"{journal} is the journal of a run that was begun: go on with it by train(resume_from_checkpoint=True), or give another "
-                "output_dir. Two runs on the same data release more than one"
+                f"{journal} belongs to a run that has begun: continue it with train(resume_from_checkpoint=True), or choose another "
+                "output_dir. Two runs on the same data reveal more than one"
             )
         with self.args.main_process_first():
             if self._durable and self._key is None:
@@ -473,8 +472,8 @@ class PrivateTrainer(Trainer):
         if lengths != {examples}:
             shapes = ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in batch.items())
             raise MismatchError(
-                f"data_collator made {shapes} of {examples} examples, but every tensor needs one entry for every example, and of it alone: "
-                "use a collator that pads, and neither flattens nor packs"
+                f"data_collator made {shapes} of {examples} examples, but every tensor needs one entry for each example that comes "
+                "from this example alone: use a collator that pads, and neither flattens nor packs"
             )
         assert self._losses is not None and self._outputs is not None
         if self._clips_by_layers(batch):
@@ -494,7 +493,7 @@ class PrivateTrainer(Trainer):
                     raise
                 why = str(failed).partition("(")[2].partition(")")[0]
                 if not self._vectorize:
-                    say(f"gradients are taken one example at a time, which is slow: vmap does not go through this model ({why})")
+                    say(f"gradients are computed one example at a time, which is slow, because vmap does not support this model ({why})")
 
     def _clips_by_layers(self, batch: dict[str, Any]) -> bool:
         """Whether gradients of examples are not made: decided once, by sizes that a resumed run has too."""

@@ -82,9 +82,9 @@ REMEDIES = {
     "not-sampled": "take batches from optimizer.batches(loader) with "
     'batch_sampler=dpmf.torch.SampledBatches(plan.sampler(key)), or plan with sampling="none"',
     "sampler-in-use": "make one with plan.sampler(key)",
-    "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are a mean and not clipped, and no noise makes "
-    "them private; they are not used. A sum of contributions that are clipped elsewhere goes in by add_sum(…), and "
-    "add_sum({}, 0) releases noise alone",
+    "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are not used: they are a mean and not clipped, so "
+    "no noise makes them private. Pass a sum of contributions that you clipped yourself to add_sum(…); add_sum({}, 0) releases noise "
+    "alone",
     "no-denominator": "give denominator=… or take batches from optimizer.batches(loader) with SampledBatches",
 }
 
@@ -412,8 +412,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if run.order is None and self.mechanism.sampling == "none" and not self._warned:
             self._warned = True
             warnings.warn(
-                "nothing here shows that each example takes part in one step, which the guarantee is for: take batches "
-                "from optimizer.batches(loader)",
+                "dpmf cannot check here that each example takes part in one step only, as the guarantee requires: take batches from "
+                "optimizer.batches(loader)",
                 UncheckedDataWarning,
                 stacklevel=2,
             )
@@ -524,7 +524,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Adds the next row of noise to what was accumulated, divides by the denominator and steps."""
         if closure is not None:
-            raise ValueError("a closure would look at the data again within a step: call step() without one")
+            raise ValueError("a closure would use the data again within a step: call step() without one")
         check_unscaled(self)
         noise = self._noise
         run = noise.live()

@@ -103,8 +103,8 @@ class Batches(BatchSampler):
             )
         if self.workers > 0 and not self.counted:
             raise MismatchError(
-                f"num_workers is {self.workers}, and workers draw batches ahead, so that nothing shows which one a step has "
-                "where batches are split: give num_workers=0 with BatchMemoryManager"
+                f"num_workers is {self.workers}, but workers draw batches ahead, so dpmf cannot tell which batch a step has if "
+                "batches are split: use num_workers=0 with BatchMemoryManager"
             )
         self.go_to(first)
         self._begun = True
@@ -324,7 +324,7 @@ def _emptied(batch: Any) -> Any:
         return type(batch)(*map(_emptied, batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(map(_emptied, batch))
-    raise TypeError(f"a batch holds a {type(batch).__name__}, of which it is not known what none of it looks like")
+    raise TypeError(f"a batch holds a {type(batch).__name__}, and dpmf does not know what an empty one looks like")
 
 
 def check_loader(
@@ -341,8 +341,8 @@ def check_loader(
         mechanism.check_sampling("epochs", epochs=epochs)
     if isinstance(loader.dataset, IterableDataset):
         raise MismatchError(
-            "the data set is an IterableDataset, so nothing shows that each example comes once: give a data set with a "
-            "length and dpmf.torch.Cohorts as batch_sampler"
+            "the data set is an IterableDataset, so dpmf cannot tell whether each example comes once: pass a data set with a length, "
+            "and dpmf.torch.Cohorts as batch_sampler"
         )
     _check_distinct(loader.dataset)
     if isinstance(batches, Batches) and by_step:
@@ -366,8 +366,7 @@ def check_loader(
                 mechanism.check_sampling("with-replacement")
         elif type(sampler) is not SequentialSampler:
             raise MismatchError(
-                f"the sampler is a {name}, of which it is not known that each example comes once: give "
-                "dpmf.torch.Cohorts as batch_sampler"
+                f"the sampler is a {name}, and dpmf cannot tell whether each example comes once: pass dpmf.torch.Cohorts as batch_sampler"
             )
     mechanism.check_steps(-(-len(loader) // batches_per_step))
 
@@ -379,7 +378,7 @@ def _check_in_order(
     length = len(loader.dataset)  # type: ignore[arg-type]
     if not (type(batches) is Cohorts or type(batches) is SampledBatches):
         raise MismatchError(
-            f"the batch sampler is a {type(batches).__name__}, of which it is not known that it hands out what was drawn: give "
+            f"the batch sampler is a {type(batches).__name__}, and dpmf cannot tell whether it yields what was drawn: pass "
             "dpmf.torch.SampledBatches itself"
         )
     if isinstance(batches, SampledBatches):
@@ -395,8 +394,8 @@ def _check_in_order(
         raise MismatchError(f"the sampler draws from {units} examples, but the data set has {length}: give units={length}")
     if epochs != 1 or batches_per_step != 1:
         raise MismatchError(
-            f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and "
-            "every batch of it is one step: leave both out, and split large batches by calling accumulate() several times"
+            f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and each of "
+            "its batches is one step: remove both, and split large batches by calling accumulate() several times"
         )
     mechanism.check_steps(batches.steps)
 
@@ -411,8 +410,8 @@ def _check_distinct(dataset: Any) -> None:
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
     if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):
         raise MismatchError(
-            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give "
-            "each of them once"
+            f"the {type(dataset).__name__} contains some examples several times, but the guarantee is for one step each: include each "
+            "of them once"
         )
     for part in parts:
         _check_distinct(part)
@@ -438,9 +437,9 @@ def begin_pass(run: PrivateRun, mechanism: Mechanism, loader: DataLoader[Any], b
     if not isinstance(batches, Batches):
         if run.order is not None or step > 0:
             raise MismatchError(
-                f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
-                "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
-                "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
+                f"the run is at step {step}, and a new pass over the data would use examples a second time, but the guarantee is for "
+                "one step each: go through the data once. To continue an interrupted pass, use dpmf.torch.Cohorts(…, seed=that of the "
+                "first part, start=optimizer.next_step)"
             )
         return None
     if batches.by_step:
