@@ -79,9 +79,9 @@ impl PrivateRun {
         })
     }
 
-    /// Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
+    /// Continues the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
     ///
-    /// Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
+    /// Steps in the journal after the checkpoint are repeated with the same sum only; burn() skips one.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, ranges=None, checkpoint=None, at=None,
                         arithmetic="exact", ranks=1, ahead=None, part=false))]
@@ -369,7 +369,7 @@ impl PrivateRun {
         parallel::run(py, || run.burn())
     }
 
-    /// The step of the next release, zero-based; equal to steps at the end.
+    /// The step of the next release, counted from zero; equal to steps at the end.
     #[getter]
     fn next_step(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.next_step())
@@ -381,7 +381,7 @@ impl PrivateRun {
         Ok(self.guarded.live(py)?.steps())
     }
 
-    /// Number of steps in the journal: below it, only the same sum again or a burn is possible.
+    /// Number of steps in the journal; an earlier step can only be repeated with the same sum, or burned.
     #[getter]
     fn recorded_steps(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.recorded_steps())

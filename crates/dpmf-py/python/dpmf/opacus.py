@@ -12,8 +12,8 @@
           for inputs, targets in loader:
               …
 
-The engine plans mechanism and sampling for the optimizer that it is given, for all epochs, and says in one line what it chose;
-engine.plan has the rest. The data loader that it returns draws as the plan counts on: each loop over it is one epoch.
+The engine plans the mechanism and the sampling for your optimizer and all epochs, and reports its choice in one line; engine.plan
+has the details. The data loader that it returns draws batches as planned; each loop over it is one epoch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ REMEDIES = {
 
 
 class MechanismAccountant(IAccountant):
-    """Answers with the guarantee of a mechanism, which is for the whole run and holds from its first step on."""
+    """Reports the guarantee of a mechanism, which is for the whole run and holds from the first step on."""
 
     def __init__(self, mechanism: Mechanism | None = None) -> None:
         self.of: Mechanism | None = mechanism
@@ -125,7 +125,7 @@ class MechanismAccountant(IAccountant):
 
 
 class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
-    """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
+    """Opacus' DPOptimizer with the noise of a mechanism instead of independent noise.
 
     The per-sample gradients are those of Opacus' hooks. They are clipped and summed in memory of its own, so that one
     sample moves the sum by at most the mechanism's clip, as real numbers, also under autocast; every .grad is replaced.
@@ -361,8 +361,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state, beside the journal of its run. The next loop over the data loader of make_private gives what is
-        left of the epoch, and the steps after are, bit for bit, those of a run that was never interrupted."""
+        """Continues from a state, with the journal of its run. The next loop over the data loader of make_private yields the rest
+        of the epoch, and the model has the same bits as without the interruption."""
         state = dict(state_dict)
         ours = state.pop("dpmf", None)
         if ours is None:
@@ -447,11 +447,11 @@ _INSTEAD = {
 
 
 class PrivacyEngine(opacus.PrivacyEngine):
-    """Opacus' engine with correlated noise, the sampling that a plan counts on, and the mechanism's own accounting.
+    """Opacus' engine with correlated noise, planned sampling, and the mechanism's own accounting.
 
     key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of data that is not
-    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state. noise_decay is as in
-    dpmf.plan: 0.03 by default, which is better for training than none, most of all at small ε.
+    sampled. By default it comes from the operating system, and a resumed run takes it from the state. noise_decay is as in
+    dpmf.plan, and 0.03 by default, which helps training, most of all at small ε.
 
     accountant and secure_mode are accepted and change nothing: ε is that of the mechanism, for the whole run, and the noise
     always comes from a cryptographic generator.
@@ -506,16 +506,16 @@ class PrivacyEngine(opacus.PrivacyEngine):
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> Any:
-        """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
+        """Plans the mechanism and the sampling for the optimizer and all epochs, and applies them.
 
-        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and all
-        other optimizers but SGD are planned for as running sums.
+        schedule describes how the learning rate will change, as in dpmf.plan: text, a scheduler, or the learning rates of all
+        steps. Adam and all other optimizers but SGD are planned for as running sums.
 
-        Returns module, optimizer and data loader; with grad_sample_mode="ghost" module, optimizer, criterion and data loader, as Opacus
-        does: criterion(model(inputs), targets).backward() then takes the place of the loss's.
+        Returns module, optimizer and data loader; with grad_sample_mode="ghost", it returns module, optimizer, criterion and data
+        loader, as Opacus does. Then call criterion(model(inputs), targets).backward().
 
-        poisson_sampling=True lets the plan count on secret sampling, of whatever kind has the least error. False counts on none:
-        the data is shuffled once and cut into batches, which come in the same order in every epoch.
+        With poisson_sampling=True, the plan may rely on secret sampling, of the kind with the least error. With False, it relies
+        on none: the data is shuffled once and cut into batches, which come in the same order in every epoch.
         """
         clip, _ = _clips_of(max_grad_norm, clipping)
         self._check_unused()
@@ -561,14 +561,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> Any:
-        """The module with per-sample gradients, the optimizer with correlated noise, and the data as the mechanism counts on it.
+        """Returns the module with per-sample gradients, the optimizer with correlated noise, and a data loader that fits the mechanism.
 
-        mechanism is one of dpmf.plan, or the Plan itself, or what was saved of it.
+        mechanism is a dpmf.Plan, its mechanism, or a mechanism that was saved from it.
 
         grad_sample_mode="ghost" and criterion are as in make_private_with_epsilon.
 
-        noise_multiplier says how much independent noise each step of DP-SGD would have. With epochs and target_delta, that is
-        an ε, and the plan is for the same.
+        noise_multiplier is the independent noise that each step of DP-SGD would have. With epochs and target_delta, this gives an
+        ε, and the plan is for the same ε.
         """
         if mechanism is None and noise_multiplier is None:
             raise ValueError("mechanism is missing: pass mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")

@@ -8,9 +8,9 @@
       trainer.train()
       trainer.save_model()
 
-The plan follows from the TrainingArguments: epochs, batch size times accumulation times ranks, optimizer and learning rates. Every
-example's gradient is that of the loss over its own tokens, clipped to clip; a step sums them over its cohort, which the plan's sampler
-draws, and adds one row of noise. What is saved has privacy.txt and privacy.json beside it.
+The plan follows from the TrainingArguments: epochs, batch size times accumulation times ranks, optimizer and learning rates. The
+gradient of each example is that of the loss over its own tokens, clipped to clip. A step sums the gradients of the batch that the
+plan's sampler draws, and adds one row of noise. Saved models have privacy.txt and privacy.json beside them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FOLDER = "_dpmf"
 
 
 class UncoveredChoiceWarning(UserWarning):
-    """Something is chosen by looking at data, which ε covers only where that data is public."""
+    """A choice depends on data; ε covers it only if that data is public."""
 
 
 #: What cannot be private, or is not known to be: a name in TrainingArguments, the values that are right, and what to do.
@@ -150,28 +150,28 @@ class PrivateTrainer(Trainer):
     """A transformers.Trainer that trains with (ε, δ)-differential privacy for every example of train_dataset.
 
     epsilon and delta are the budget of the whole run, and clip the norm to which the gradient of every example is clipped. All other
-    arguments are those of Trainer. An example is an entry of train_dataset: where several texts are packed into one, the guarantee
-    is for what was packed.
+    arguments are those of Trainer. An example is an entry of train_dataset: if several texts are packed into one, the guarantee
+    is for the whole entry.
 
-    The loss of an example is what compute_loss gives for a batch of it alone, without num_items_in_batch: with the models of
-    transformers, the mean over its own tokens. Padding has no part in it. Micro-batches of per_device_train_batch_size examples are
-    differentiated at once, and gradient_accumulation_steps of them make a cohort on average; a step's cohort is larger or
-    smaller, and the mean divides by the planned size. max_grad_norm is not used.
+    The loss of an example is what compute_loss returns for a batch of this example alone, without num_items_in_batch: for models
+    of transformers, the mean over its own tokens. Padding does not affect it. Micro-batches of per_device_train_batch_size
+    examples are differentiated at once. On average, gradient_accumulation_steps of them make a batch; sampled batches differ in
+    size, and means divide by the planned size. max_grad_norm is not used.
 
-    plan is a dpmf.Plan or a mechanism that was saved of one, in place of epsilon, delta and clip. sampling="none" counts on no secret
-    draws. noise_decay is as in dpmf.plan.
+    plan is a dpmf.Plan, or a mechanism that was saved from one, and replaces epsilon, delta and clip. With sampling="none", the
+    guarantee does not rely on secret draws. noise_decay is as in dpmf.plan.
 
-    clipping is as in dpmf.torch.PrivateOptimizer.accumulate: "auto" makes the gradients of a micro-batch one by one where they take at
-    most 512 MiB, and otherwise clips without making them, where the loss is known to follow from the model's outputs and the labels.
+    clipping is as in dpmf.torch.PrivateOptimizer.accumulate: "auto" computes per-example gradients if those of a micro-batch take
+    at most 512 MiB; otherwise it uses ghost clipping, provided that the loss is computed from the model's outputs and the labels.
 
-    A run that saves checkpoints keeps its key, readable by its owner alone, its journal and its mechanism in output_dir/_dpmf, and
-    train(resume_from_checkpoint=True) goes on with the bits of a run that was never interrupted. Keep the folder as secret as the
-    data. key and journal are for other places, experiment for runs that release nothing; all three as in
+    A run that saves checkpoints keeps its key, readable by its owner alone, its journal and its mechanism in output_dir/_dpmf.
+    train(resume_from_checkpoint=True) continues it, with the same bits as without an interruption. Keep the folder as secret as
+    the data. Pass key and journal to keep them elsewhere, and experiment for runs that release nothing; all three are as in
     dpmf.torch.PrivateOptimizer. A trainer trains once.
 
     Losses on the training data are logged as unprotected_loss: ε does not cover them, nor losses on eval_dataset.
 
-    Guarantee: that of the statement, privacy, for every example of train_dataset.
+    Guarantee: the statement in privacy, for every example of train_dataset.
     """
 
     args: TrainingArguments
@@ -559,7 +559,7 @@ class PrivateTrainer(Trainer):
         """No gradient of a step is clipped as a whole, so there is nothing to log."""
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """0: how many there are depends on who was drawn."""
+        """0, because their number depends on who was drawn."""
         return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:

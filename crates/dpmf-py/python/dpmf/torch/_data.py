@@ -19,7 +19,7 @@ _KEPT = 1 << 14
 
 
 class UncheckedDataWarning(UserWarning):
-    """Nothing shows that each example takes part in one step."""
+    """dpmf cannot check that each example takes part in one step only."""
 
 
 class Batches(BatchSampler):
@@ -130,20 +130,20 @@ class Batches(BatchSampler):
 
 
 class Cohorts(Batches):
-    """Batches in which every example comes once: shuffled once, cut into cohorts, gone through once.
+    """Batches in which every example comes once: the data is shuffled once and cut into batches.
 
-    A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused:
-    with a mechanism for single participation it would void the guarantee.
+    A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused, because
+    it would void the guarantee of a mechanism for single participation.
 
-    epochs is for a plan of several that counts on no sampling, dpmf.plan(…, epochs=K, sampling="none"): each pass is an epoch and
-    gives the same cohorts in the same order, so that every example keeps its place in the epoch. There are as many as the plan
-    has steps in an epoch, of sizes that differ by at most one.
+    epochs is for a plan without sampling, dpmf.plan(…, epochs=K, sampling="none"): each pass is an epoch and yields the same
+    batches in the same order, so every example keeps its place in the epoch. There are as many batches as the plan has steps in
+    an epoch, and their sizes differ by at most one.
 
-    seed fixes the order; by default it comes from the operating system. To resume a run, give the seed of the first part
-    (cohorts.seed) and, without epochs, start, the number of batches that were used. The last cohort may be smaller; drop_last
+    seed fixes the order; by default it comes from the operating system. To resume a run, pass the seed of the first part
+    (cohorts.seed) and, without epochs, start, the number of batches that were used. The last batch may be smaller; drop_last
     leaves it out. shuffle=False keeps the order of the data.
 
-    With several ranks, batch_size is that of the whole cohort, of which each rank gets its part; all need one seed.
+    With several ranks, batch_size is that of the whole batch, of which each rank gets its part; all ranks need the same seed.
     """
 
     def __init__(
@@ -239,14 +239,14 @@ class Cohorts(Batches):
 
 
 class SampledBatches(Batches):
-    """The batches that a dpmf.Sampler draws, of other sizes from step to step, some perhaps empty.
+    """The batches that a dpmf.Sampler draws. They differ in size, and may be empty.
 
     A batch_sampler for torch.utils.data.DataLoader, which needs collate_fn=dpmf.torch.EmptyCollate(dataset) for empty ones.
-    A mean divides by sampler.expected_batch, never by the size of a batch. One pass holds the steps of all epochs or, with
-    epochs=K, of one of K, and the next goes on with the next. A run that is resumed goes on where it was, with a sampler of the
-    same key and run. Once all steps were handed out, a further pass is refused: it would give steps anew.
+    A mean divides by sampler.expected_batch, never by the size of a batch. One pass has the steps of all epochs or, with
+    epochs=K, of one epoch; the next pass continues with the next epoch. A resumed run continues where it was, with a sampler of
+    the same key and run. After all steps, another pass is refused, because it would repeat steps.
 
-    With several ranks, each gets its part of every batch; all need one key and run.
+    With several ranks, each gets its part of every batch; all ranks need the same key and run.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class StepLoader(DataLoader[Any]):
 
 
 class EmptyCollate:
-    """A collate_fn that makes a batch of no examples too: tensors like those of other batches, of length 0.
+    """A collate_fn that also makes empty batches: tensors like those of other batches, of length 0.
 
     The first example of the data set shows what they look like.
     """
@@ -330,8 +330,8 @@ def _emptied(batch: Any) -> Any:
 def check_loader(
     mechanism: Mechanism, loader: DataLoader[Any], *, epochs: int = 1, batches_per_step: int = 1
 ) -> None:
-    """Refuses a DataLoader under which an example could take part more often than the mechanism covers, whose sampler is not
-    the one that the guarantee counts on, or that has more batches than the mechanism has steps.
+    """Refuses a DataLoader if an example could take part more often than the mechanism covers, if its sampler is not the one that
+    the guarantee relies on, or if it has more batches than the mechanism has steps.
 
     Raises MismatchError, which says what to use instead.
     """
