@@ -1,4 +1,4 @@
-//! Solvers: workload in, optimum and certificate out.
+//! Solvers: they find the optimum of a workload, with its certificate.
 
 mod anderson;
 mod ascent;

@@ -1,11 +1,11 @@
-//! The planner: from what a person knows to the mechanism and the sampler of least error.
+//! The planner finds the mechanism and the sampler with the least error for a training run.
 //!
-//! A person knows how much data there is, the batch, the epochs, the optimizer, the budget, how much memory may go into noise, and
-//! whether the sampler can be trusted to keep its coins secret. The planner weighs
+//! You describe the amount of data, the batch size, the epochs, the optimizer, the budget, the memory for noise, and whether the
+//! sampler's draws stay secret. The planner compares
 //!
 //! - parts that take turns with Poisson sampling, over banded encoders with any number of bands; one band is DP-SGD;
 //! - balls in bins, dealt once or drawn anew in every epoch, over encoders of a few exponentials that are made for the budget;
-//! - no sampling, over the streams of the optimum, whose certified lower bound tells beforehand whether they can win.
+//! - no sampling, with streams of the optimum, whose certified lower bound shows in advance whether they can win.
 //!
 //! Fits are kept in a [`FitCache`] between calls.
 //!
