@@ -35,6 +35,10 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 #: Everything that is shown and not run: page, language, reason.
 NOT_RUN = [
     ("explanation/experiments.md", "sh", "takes most of an hour"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/participation.md", "text", "a drawing"),
     ("how-to/accelerators.md", "sh", "needs an accelerator"),
     ("how-to/flower.md", "sh", "six processes that stay; a_deployment_on_loopback in flower_test.py runs them"),
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
