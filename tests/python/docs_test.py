@@ -465,6 +465,9 @@ def test_one_version_stands_everywhere():
     manifest = (ROOT / "Cargo.toml").read_text()
     version = re.search(r'^version = "(.*)"', manifest, re.MULTILINE)[1]
     assert re.findall(r'^dpmf.* version = "(.*?)"', manifest, re.MULTILINE) == [version, version]
+    for lock in ("Cargo.lock", "fuzz/Cargo.lock"):
+        locked = re.findall(r'^name = "dpmf[a-z-]*"\nversion = "(.*)"', (ROOT / lock).read_text(), re.MULTILINE)
+        assert set(locked) - {"0.0.0"} == {version}, lock
     assert re.search(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
     assert re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
 
