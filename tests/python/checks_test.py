@@ -64,7 +64,7 @@ def test_more_steps_than_the_horizon():
 
 
 @pytest.mark.parametrize("sampler, epochs, message", [
-    ("poisson", 1, "Poisson sampling may draw the same one.*poisson_sampling=False"),
+    ("poisson", 1, "Poisson sampling may draw the same example.*poisson_sampling=False"),
     ("with-replacement", 1, "with replacement"),
     ("epochs", 3, "in 3 epochs each example takes part in 3 steps"),
 ])

@@ -475,7 +475,7 @@ def test_checkpoints_of_the_engine(name, workers, tmp_path):
     optimizer.close()
 
     second, model, optimizer, loader = begin("journal", seed=5)
-    with pytest.raises(ValueError, match="belongs to a run that was begun"):
+    with pytest.raises(ValueError, match="belongs to a run that has begun"):
         next(iter(loader))
     second.load_checkpoint(path=tmp_path / "state.pt", module=model, optimizer=optimizer)
     assert optimizer.next_step == STEPS + 2 == len(second.accountant) and len(loader) == STEPS - 2

@@ -182,7 +182,7 @@ def test_a_plain_script_changes_in_four_lines(tmp_path):
     with pytest.raises(dpmf.MismatchError, match="this trainer has trained"):
         trainer.train()
     names.update(model=model_of())
-    with pytest.raises(dpmf.MismatchError, match="a run that was begun.*resume_from_checkpoint=True"):
+    with pytest.raises(dpmf.MismatchError, match="a run that has begun.*resume_from_checkpoint=True"):
         exec(PRIVATE, names)
 
 
