@@ -179,7 +179,7 @@ def test_a_plain_script_changes_in_four_lines(tmp_path):
     assert stat.S_IMODE((tmp_path / "private" / "_dpmf" / "key").stat().st_mode) == 0o600
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "private")
     assert same(saved, trainer.model)
-    with pytest.raises(dpmf.MismatchError, match="this trainer has trained"):
+    with pytest.raises(dpmf.MismatchError, match="this trainer has already trained"):
         trainer.train()
     names.update(model=model_of())
     with pytest.raises(dpmf.MismatchError, match="a run that has begun.*resume_from_checkpoint=True"):

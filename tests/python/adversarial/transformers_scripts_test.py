@@ -164,7 +164,7 @@ SCRIPTS = [
     Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=twice), name="rows twice"),
     Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=flat), name="rows in one"),
     Script(as_usual, "has [0-9]+ contributions|more contributions|contributions", options=dict(trainer=SeveralSteps), name="two losses"),
-    Script(two_trainings, "this trainer has trained"),
+    Script(two_trainings, "this trainer has already trained"),
     Script(a_second_run_in_its_folder, "a run that has begun"),
 ]
 
