@@ -596,7 +596,7 @@ def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path):
     assert first(KEY) != first(KEY)
     assert first(KEY, experiment="a") == first(KEY, experiment="a")
     for options in (dict(), dict(journal=tmp_path)):
-        with pytest.raises(ValueError, match="the same at every start.*from_seed"):
+        with pytest.raises(ValueError, match="the same noise at every start.*from_seed"):
             first(key, experiment="a", **options)
 
 
@@ -1030,7 +1030,7 @@ def test_mistakes_with_batches_are_answered():
     plan = planned()
     with pytest.raises(ValueError, match="examples is missing"):
         dpmf.jax.Batches(plan.mechanism, KEY)
-    with pytest.raises(ValueError, match="the same at every start"):
+    with pytest.raises(ValueError, match="the same noise at every start"):
         dpmf.jax.Batches(plan, dpmf.NoiseKey.generate(), experiment="a")
     batches = dpmf.jax.Batches(plan, KEY)
     with pytest.raises(dpmf.MismatchError, match="made for another mechanism"):

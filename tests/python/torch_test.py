@@ -353,9 +353,9 @@ def test_no_two_starts_have_the_same_noise_but_those_of_an_experiment(tmp_path, 
     journal.unlink()  # a journal that is lost is a new run
     assert not torch.equal(begun, first_noise(mechanism, key=key, journal=journal))
     for secret in (key, None):
-        with pytest.raises(ValueError, match="the same at every start.*from_seed"):
+        with pytest.raises(ValueError, match="the same noise at every start.*from_seed"):
             first_noise(mechanism, key=secret, experiment="a")
-    with pytest.raises(ValueError, match="the same at every start"):
+    with pytest.raises(ValueError, match="the same noise at every start"):
         first_noise(mechanism, key=key, experiment="a", journal=tmp_path / "other")
     assert not torch.equal(first_noise(mechanism, key=seeded), first_noise(mechanism, key=seeded))
     assert torch.equal(*(first_noise(mechanism, key=seeded, experiment="a") for _ in range(2)))
