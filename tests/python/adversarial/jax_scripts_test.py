@@ -131,7 +131,7 @@ def as_documented(world):
         world.run.commit(state)
 
 
-@script("which batch this sum is of.*batch=batch")
+@script("does not name its batch.*batch=batch")
 def the_mask_is_forgotten(world):
     world.take(lambda batch: dpmf.jax.accumulate(loss, ZEROS, world.data[batch.indices], clip=CLIP)[0])
 
@@ -145,7 +145,7 @@ def padding_counts_and_the_batch_is_named_all_the_same(world):
     world.take(total)
 
 
-@script("which batch this sum is of.*batch=batch")
+@script("does not name its batch.*batch=batch")
 def a_mask_of_all(world):
     world.take(lambda batch: dpmf.jax.accumulate(
         loss, ZEROS, world.data[batch.indices], clip=CLIP, mask=jnp.ones_like(batch.mask))[0])
@@ -364,7 +364,7 @@ def one_sampler_for_two_runs(world):
     world.start(experiment="second")
 
 
-@script("something scaled or cut it")
+@script("something changed the sum after")
 def a_scale_in_front_of_the_noise(world):
     optimizer = optax.with_extra_args_support(optax.chain(optax.scale(3.0), world.noise))
     state = optimizer.init(ZEROS)
