@@ -270,7 +270,7 @@ fn bad_settings_are_refused_before_anything_is_written() {
         (vec!["--epochs", "2", "--rounds", "8"], "rounds"),
         (vec!["--plan", "plan.safetensors", "--epsilon", "2"], "epsilon"),
         (vec!["--mechanism", "planned"], "--epochs"),
-        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:7"], "leave it out"),
+        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:7"], "remove it"),
         (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:11", "--clients", "55"], "epoch"),
     ] {
         let mut more = more;

@@ -404,7 +404,7 @@ mod tests {
         let bare = problem.mechanism("tree".parse().unwrap(), &mut dpmf::factorize::quiet).unwrap();
         assert!(write(&with, Some(&bare)).unwrap_err().contains("not calibrated"));
         format::save(private.mechanism().unwrap(), &path).unwrap();
-        assert!(Plan::load(&path).unwrap_err().to_string().contains("without a recipe"));
+        assert!(Plan::load(&path).unwrap_err().to_string().contains("without training settings"));
         let other = Settings { unit: PrivacyUnit::Record, ..settings("optimal") };
         let message = Plan::adopt(&other, private.mechanism().unwrap().clone()).unwrap_err().to_string();
         assert!(message.contains("for every user") && message.contains("for every record"), "{message}");
