@@ -3,6 +3,7 @@
 //! A command that has nothing to lose ends at once. One that has, holds: it is told, and ends when its state is on disk; a
 //! second Ctrl-C ends it at once all the same. Either way the program exits with 130 and, with `--json`, an error object.
 
+#[cfg(unix)]
 use crate::report;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
