@@ -104,7 +104,7 @@ def draw(summary: dict):
                 axis.errorbar(budgets, means, yerr=[cell[arm]["half"] for cell in mine], color=COLORS[arm], marker="o",
                               ms=4.5, lw=1.4, capsize=2, elinewidth=1)
                 above = arm == "dpmf"
-                axis.annotate(NAMES[arm], (budgets[-1], means[-1]), xytext=(0, 9 if above else -20),
+                axis.annotate(NAMES[arm], (budgets[-1], means[-1]), xytext=(0, 9 if above else -30),
                               textcoords="offset points", ha="right", va="bottom" if above else "top", color=COLORS[arm],
                               weight="bold")
             axis.set(xscale="log", title=f"{epochs} epoch{'s' * (epochs > 1)}")

@@ -64,9 +64,9 @@ def test_more_steps_than_the_horizon():
 
 
 @pytest.mark.parametrize("sampler, epochs, message", [
-    ("poisson", 1, "Poisson sampling may draw the same one.*poisson_sampling=False"),
+    ("poisson", 1, "Poisson sampling may draw the same example.*poisson_sampling=False"),
     ("with-replacement", 1, "with replacement"),
-    ("epochs", 3, "in 3 epochs each takes part in 3 steps"),
+    ("epochs", 3, "in 3 epochs each example takes part in 3 steps"),
 ])
 def test_samplers_that_break_single_participation(sampler, epochs, message):
     with pytest.raises(dpmf.MismatchError, match=message) as refusal:

@@ -35,9 +35,18 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 #: Everything that is shown and not run: page, language, reason.
 NOT_RUN = [
     ("explanation/experiments.md", "sh", "takes most of an hour"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/measured.md", "text", "measured on a quiet machine"),
+    ("explanation/participation.md", "text", "a drawing"),
     ("how-to/accelerators.md", "sh", "needs an accelerator"),
     ("how-to/flower.md", "sh", "six processes that stay; a_deployment_on_loopback in flower_test.py runs them"),
     ("how-to/flower.md", "toml", "the configuration of the commands below"),
+    (
+        "how-to/large-models.md",
+        "python",
+        "some processors without bfloat16 compute it slowly, or not at all; tests/python/torch_masters_test.py runs it",
+    ),
     ("how-to/large-models.md", "python", "two lines of a script of Opacus; the tests of dpmf.opacus run them"),
     ("how-to/opacus.md", "diff", "a difference between two scripts; the one it leads to follows"),
     ("how-to/plan.md", "sh", "takes a while; the command's own tests run it"),
@@ -450,6 +459,33 @@ def test_the_oldest_rust_is_the_one_that_is_tested():
     oldest = re.search(r'^rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
     tested = re.search(r'^channel = "(.*)"', (ROOT / "rust-toolchain.toml").read_text(), re.MULTILINE)[1]
     assert tested == oldest or tested.startswith(f"{oldest}.")
+
+
+def test_one_version_stands_everywhere():
+    manifest = (ROOT / "Cargo.toml").read_text()
+    version = re.search(r'^version = "(.*)"', manifest, re.MULTILINE)[1]
+    assert re.findall(r'^dpmf.* version = "(.*?)"', manifest, re.MULTILINE) == [version, version]
+    for lock in ("Cargo.lock", "fuzz/Cargo.lock"):
+        locked = re.findall(r'^name = "dpmf[a-z-]*"\nversion = "(.*)"', (ROOT / lock).read_text(), re.MULTILINE)
+        assert set(locked) - {"0.0.0"} == {version}, lock
+    assert re.search(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
+    assert re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+
+
+def test_every_form_and_its_tensors_are_on_the_page_of_the_file():
+    page = (DOCS / "reference" / "mechanism-file.md").read_text()
+    shown = {name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
+    # A row may abbreviate: `blt.weights`, `.decays`.
+    ends = {name.rpartition(".")[2] for name in shown} | ({"left", "right"} if "`.recurrence.…`" in page else set())
+    kinds = 0
+    for source in sorted((ROOT / "crates" / "dpmf" / "src" / "form").rglob("*.rs")):
+        text = source.read_text()
+        for kind in re.findall(r'^pub\(super\) const KIND: &str = "(.*)";', text, re.MULTILINE):
+            kinds += 1
+            assert f'`"{kind}"`' in page, kind
+        for tensor in re.findall(r'^const [A-Z_]+: &str = "([a-z_]+(?:\.[a-z_]+)+)";', text, re.MULTILINE):
+            assert tensor.rpartition(".")[2] in ends and any(name.split(".")[0] == tensor.split(".")[0] for name in shown), tensor
+    assert kinds >= 8
 
 
 def test_the_reference_is_whole():

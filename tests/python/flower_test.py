@@ -957,7 +957,7 @@ def test_mistakes_with_sampling_are_answered(tmp_path):
         strategy(tmp_path, clients=3)
     with pytest.raises(ValueError, match="cohort is missing"):
         strategy(tmp_path, cohort=None)
-    with pytest.raises(dpmf.MismatchError, match="7 clients enrolled.*but 12 are planned: give clients=7"):
+    with pytest.raises(dpmf.MismatchError, match="7 clients enrolled.*but 12 are planned: pass clients=7"):
         strategy(tmp_path, **sampled(mechanism)).start(Nodes(client(), count=7), arrays(START))
     strategy(tmp_path, **sampled(mechanism)).start(Nodes(client()), arrays(START), num_rounds=1)
     path = tmp_path / "clients.json"

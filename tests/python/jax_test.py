@@ -230,7 +230,7 @@ def test_a_batch_that_does_not_come_back_ends_the_loop():
     run = begun()
     noise = dpmf.jax.add_correlated_noise(run)
     state = noise.init(tree(0))
-    with pytest.raises(dpmf.MismatchError, match="step 0 was handed out, and its outcome did not come back: call run.commit"):
+    with pytest.raises(dpmf.MismatchError, match="step 0 was handed out, but its result did not come back: call run.commit"):
         for batch in run.batches(state):
             _, state = noise.update(summed(tree(0)), state, batch=batch)
     # It is the same batch that comes again, and it may still come back.
@@ -490,7 +490,7 @@ def test_a_row_that_is_lost_on_its_way_to_the_devices_is_not_made_again(tmp_path
         patch.setattr(dpmf.jax._layout.Layout, "place", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(loop.batches)
-    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was taken and did not reach the devices"):
+    with pytest.raises(dpmf.MismatchError, match="the noise of step 0 was lost on its way to the devices"):
         next(loop.run.batches(loop.state))
     loop.run.close()
     loop = Loop(begun(journal=tmp_path), state=jax.device_get(loop.state))
@@ -525,7 +525,7 @@ def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     with pytest.raises(dpmf.BindingError, match="arithmetic exact, and now they are float.*the same arithmetic"):
         begun(journal=tmp_path, arithmetic="float")
     described = json.loads((tmp_path / "run.json").read_text())
-    for found, said in ((None, "dpmf 0.2 or a pre-release of 0.3, .*end that run with the version that began it"), (3, "a newer version")):
+    for found, said in ((None, "dpmf 0.2 or a pre-release of 0.3, .*finish that run with the version that began it"), (3, "a newer version")):
         (tmp_path / "run.json").write_text(json.dumps({**described, "format": found} if found else
                                                       {name: value for name, value in described.items() if name != "format"}))
         with pytest.raises(dpmf.FormatError, match=said):
@@ -626,7 +626,7 @@ def test_what_is_not_finite_is_not_released(place):
 def test_multi_steps_of_optax_is_refused_before_anything_is_released():
     optimizer = optax.MultiSteps(dpmf.jax.sgd(begun()), every_k_schedule=2)
     for start in (optimizer.init, jax.jit(optimizer.init)):
-        with pytest.raises(dpmf.UnsupportedError, match=r"calls update for every part.*micro_batch=…\).*multi_steps\(optimizer"):
+        with pytest.raises(dpmf.UnsupportedError, match=r"calls update for every part of a step.*micro_batch=…\).*multi_steps\(optimizer"):
             start(tree(0))
 
 
@@ -658,7 +658,7 @@ def test_leaving_out_parameters_around_the_noise_is_refused():
         optax.masked(dpmf.jax.add_correlated_noise(begun()), some_frozen()),
         optax.multi_transform({True: optax.sgd(0.1), False: dpmf.jax.sgd(begun())}, some_frozen()),
     ):
-        with pytest.raises(dpmf.UnsupportedError, match="used without noise.*after the noise"):
+        with pytest.raises(dpmf.UnsupportedError, match="their sums would be used without noise.*chain it after the noise"):
             wrapped.init(tree(0))
 
 
@@ -1037,7 +1037,7 @@ def test_mistakes_with_batches_are_answered():
         dpmf.jax.Run(planned(epsilon=4), KEY, tree(0), batches=batches)
     with pytest.raises(ValueError, match="both determine who takes part"):
         dpmf.jax.Run(plan, KEY, tree(0), batches=batches, sampler=plan.sampler(KEY))
-    with pytest.raises(ValueError, match="those of batches that the run makes itself"):
+    with pytest.raises(ValueError, match="describe batches that the run makes itself"):
         dpmf.jax.Run(plan, KEY, tree(0), batches=batches, size=9)
     with pytest.raises(ValueError, match=f"there are {plan.steps} steps"):
         batches.at(plan.steps)
@@ -1146,7 +1146,7 @@ def test_a_journal_is_bound_to_its_draws(tmp_path):
     mechanism = made("recall", None, "epochs:4")
     trainer(mechanism, tmp_path)[0].close()
     anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
-    with pytest.raises(dpmf.BindingError, match=r"took part before would come again.*journal=that directory"):
+    with pytest.raises(dpmf.BindingError, match=r"already took part would come up again.*journal=that directory"):
         trainer(mechanism, tmp_path, batches=anew, examples=None)
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
         trainer(mechanism, tmp_path, examples=None)
@@ -1370,7 +1370,7 @@ def test_mistakes_with_accumulate_are_answered():
 
     with pytest.raises(ValueError, match="there are no examples"):
         accumulate()
-    with pytest.raises(ValueError, match="belong in loss"):
+    with pytest.raises(ValueError, match="values that all examples share into loss"):
         accumulate(jnp.zeros(3), jnp.float32(2))
     with pytest.raises(ValueError, match="the same number"):
         accumulate(jnp.zeros(3), jnp.zeros(4))
@@ -1381,7 +1381,7 @@ def test_mistakes_with_accumulate_are_answered():
         accumulate(jnp.zeros(3), batch=batch, mask=jnp.ones(3, bool))
     with pytest.raises(TypeError, match="batch is a tuple, but it must be one of a dpmf.jax.Batches"):
         accumulate(jnp.zeros(3), batch=tuple(batch))
-    with pytest.raises(dpmf.MismatchError, match="there are 6 examples, but the batch has 3 places.*belong into loss"):
+    with pytest.raises(dpmf.MismatchError, match="there are 6 examples, but the batch has 3 places.*views of one example in loss"):
         accumulate(jnp.zeros(6), batch=batch)
     with pytest.raises(ValueError, match="micro_batch is 0"):
         accumulate(jnp.zeros(3), micro_batch=0)

@@ -212,7 +212,7 @@ def test_words_name_a_run_only_where_it_may_begin_again(tmp_path):
     for secret in (dpmf.NoiseKey.generate(), key, dpmf.NoiseKey.read(tmp_path / "key")):
         for options in (dict(), dict(unit_noise=True)):
             with pytest.raises(ValueError, match=r'run is "test", .* begins again with the same noise at every start.*'
-                                                 r"leave run out.*\.run \(32 hexadecimal digits\).*from_seed"):
+                                                 r"Leave run out.*\.run \(32 hexadecimal digits\).*from_seed"):
                 stream(key=secret, **options)
     first = stream(key=key, run=None)
     row = first.next_row()

@@ -62,7 +62,7 @@ def test_the_sampler_of_a_plan(plan, unsampled):
     assert sampler.expected_batch == pytest.approx(100)
     assert plan.sampler(key, units=600, run="test", start=5).next_step == 5
     plan.mechanism.check_sampling(sampler.sampling)
-    with pytest.raises(dpmf.MismatchError, match='counts on no sampling.*balls-in-bins:8"'):
+    with pytest.raises(dpmf.MismatchError, match='does not rely on sampling.*balls-in-bins:8"'):
         unsampled.sampler(key)
 
 

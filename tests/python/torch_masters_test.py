@@ -240,7 +240,7 @@ def test_an_optimizer_that_has_stepped(mechanism):
     inner.step()
     inner.zero_grad()
     before = {p: state["momentum_buffer"] for p, state in inner.state.items()}
-    with pytest.raises(ValueError, match="a journal is for a run that is resumed"):
+    with pytest.raises(ValueError, match="a run with a journal needs its key"):
         dpmf.torch.PrivateOptimizer(inner, mechanism, denominator=SIZE, journal="nowhere")
     assert [id(p) for p in inner.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
     assert len(inner.state) == len(before) and all(inner.state[p]["momentum_buffer"] is value for p, value in before.items())

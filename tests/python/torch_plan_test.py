@@ -119,7 +119,7 @@ def test_another_sampler_is_refused_before_anything_is_released(plan, turns, dat
             optimizer.batches(of(mechanism.sampling, units=200))
         with pytest.raises(dpmf.MismatchError, match="13 steps are wanted"):
             optimizer.batches(of(mechanism.sampling, steps=13))
-        with pytest.raises(dpmf.MismatchError, match="every batch of it is one step"):
+        with pytest.raises(dpmf.MismatchError, match="each of its batches is one step"):
             optimizer.batches(of(mechanism.sampling), batches_per_step=2)
         with pytest.raises(dpmf.MismatchError, match=f"{counts}, and nothing here shows"):
             optimizer.accumulate(model, mse_loss, *data[:8])

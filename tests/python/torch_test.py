@@ -623,7 +623,7 @@ def test_gradients_that_nobody_clipped(mechanism):
     model, (inputs, targets) = model_of(), batches(1)[0]
     optimizer = dpmf.torch.PrivateOptimizer(sgd(model), mechanism, denominator=8)
     cross_entropy(model(inputs), targets).backward()
-    with pytest.raises(ValueError, match=r"nothing to release in step 0: call accumulate.*loss\.backward\(\) are a mean"):
+    with pytest.raises(ValueError, match=r"nothing to release in step 0: call accumulate.*loss\.backward\(\) are not used: they are a mean"):
         optimizer.step()
     optimizer.accumulate(model, cross_entropy, inputs, targets)
     optimizer.zero_grad()

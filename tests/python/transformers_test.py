@@ -179,10 +179,10 @@ def test_a_plain_script_changes_in_four_lines(tmp_path):
     assert stat.S_IMODE((tmp_path / "private" / "_dpmf" / "key").stat().st_mode) == 0o600
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "private")
     assert same(saved, trainer.model)
-    with pytest.raises(dpmf.MismatchError, match="this trainer has trained"):
+    with pytest.raises(dpmf.MismatchError, match="this trainer has already trained"):
         trainer.train()
     names.update(model=model_of())
-    with pytest.raises(dpmf.MismatchError, match="a run that was begun.*resume_from_checkpoint=True"):
+    with pytest.raises(dpmf.MismatchError, match="a run that has begun.*resume_from_checkpoint=True"):
         exec(PRIVATE, names)
 
 
@@ -425,11 +425,11 @@ def test_other_arguments_work(options, tmp_path):
     "options, sentence",
     [
         (dict(train_sampling_strategy="group_by_length"), "train_sampling_strategy is 'group_by_length'.*the plan's own sampler"),
-        (dict(dataloader_drop_last=True), "dataloader_drop_last is True.*none of them is dropped"),
+        (dict(dataloader_drop_last=True), "dataloader_drop_last is True.*none is dropped"),
         (dict(activation_checkpointing=True), "checkpointing is True.*torch.func"),
         (dict(auto_find_batch_size=True), "auto_find_batch_size is True.*release its first steps twice"),
         (dict(include_num_input_tokens_seen="all"), "include_num_input_tokens_seen is 'all'.*who was drawn"),
-        (dict(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=4), "learning rates follow from losses"),
+        (dict(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=4), "learning rates depend on losses"),
         (dict(optim="lomo"), "optim is .*steps during backward"),
         (dict(push_to_hub=True, hub_strategy="checkpoint"), "hub_strategy is .*no noise covers"),
     ],
@@ -478,14 +478,14 @@ def test_budgets_and_data(plan, tmp_path):
         options = {"train_dataset": Texts(), "plan": plan, **options}
         return PrivateTrainer(model_of(), arguments_of(tmp_path, save_strategy="no"), data_collator=pad, **options)
 
-    with pytest.raises(ValueError, match="epsilon or delta is not given"):
+    with pytest.raises(ValueError, match="epsilon or delta is missing"):
         make(plan=None, epsilon=3)
-    with pytest.raises(ValueError, match="plan is given and has its own epsilon"):
+    with pytest.raises(ValueError, match="plan has its own epsilon"):
         make(epsilon=3)
     stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": lambda self: iter(())})()
-    with pytest.raises(dpmf.MismatchError, match="train_dataset is a Stream, of which no example can be drawn"):
+    with pytest.raises(dpmf.MismatchError, match="train_dataset is a Stream, which cannot be read by index"):
         make(train_dataset=stream)
-    with pytest.raises(dpmf.MismatchError, match="trains on the private data once for every trial"):
+    with pytest.raises(dpmf.MismatchError, match="trains on the private data once for each trial"):
         make().hyperparameter_search()
     with pytest.warns(dpmf.transformers.UncoveredChoiceWarning, match="chooses by eval_dataset"):
         PrivateTrainer(

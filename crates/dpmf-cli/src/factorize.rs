@@ -142,8 +142,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         let more = row.sqrt_loss / certificate.loss.sqrt() - 1.0;
         if more > WORSE {
             let sentence = format!(
-                "what is written has {:.3} % more error than the optimum that was found, because single precision cannot hold \
-                 its coefficients; a stream (--streaming) may keep more of it",
+                "the file has {:.3} % more error than the optimum that was found, because single precision cannot hold \
+                 its coefficients; a stream (--streaming) may come closer",
                 100.0 * more
             );
             json["deployed"]["warning"] = json!(sentence);

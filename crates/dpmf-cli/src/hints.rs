@@ -20,7 +20,9 @@ pub fn remark(remark: &Remark) -> String {
 
 fn flags(hint: Hint) -> String {
     let words = match hint {
-        Hint::UserColumn => "name it with --user, or pass --rows-are-users if every row is another person",
+        Hint::UserColumn => {
+            "name it with --user, or pass --rows-are-users if every row belongs to a different person"
+        }
         Hint::LabelColumn => "name it with --label",
         Hint::FeatureColumns => "name the columns with --features",
         Hint::TextColumn => "name it with --text",
@@ -32,15 +34,15 @@ fn flags(hint: Hint) -> String {
         }
         Hint::Schema => "describe the columns with --schema",
         Hint::PublicWords => {
-            "pass --public-share 0.1 to take a tenth of the users for public, --vocabulary FILE for a public list of words, or \
+            "pass --public-share 0.1 to treat a tenth of the users as public, --vocabulary FILE for a public list of words, or \
              --vocabulary-from-training, which ε does not cover; --tokens characters needs no words"
         }
         Hint::PublicScales => {
-            "pass --schema FILE to give them, --public-share 0.1 to take a tenth of the users for public, or \
+            "pass --schema FILE to give them, --public-share 0.1 to treat a tenth of the users as public, or \
              --schema-from-training to take them from the training users, which ε does not cover"
         }
         Hint::FewUsers => {
-            "describe the columns with --schema FILE, take a tenth of the users for public with --public-share 0.1, or spend more of the \
+            "describe the columns with --schema FILE, treat a tenth of the users as public with --public-share 0.1, or spend more of the \
              budget with --schema-share"
         }
         Hint::Decimal => "pass --decimal . or --decimal , to read them",

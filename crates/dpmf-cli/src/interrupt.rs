@@ -3,6 +3,7 @@
 //! A command that has nothing to lose ends at once. One that has, holds: it is told, and ends when its state is on disk; a
 //! second Ctrl-C ends it at once all the same. Either way the program exits with 130 and, with `--json`, an error object.
 
+#[cfg(unix)]
 use crate::report;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,7 +39,7 @@ fn end_requested() {
     // After two seconds of waiting, say what it waits for.
     std::thread::spawn(|| {
         std::thread::sleep(std::time::Duration::from_secs(2));
-        report::note("ending when this round is done; Ctrl-C again ends at once");
+        report::note("stopping after this round; press Ctrl-C again to stop at once");
     });
 }
 

@@ -604,7 +604,7 @@ impl<'a> Sweep<'a> {
         })
         .map_err(|error| match failure::kind(&error) {
             "interrupted" => {
-                let how = "interrupted; started again with the same options, the sweep goes on";
+                let how = "interrupted; run the same command again to continue the sweep";
                 Failure::interrupted(how).into()
             }
             _ => error,

@@ -290,10 +290,7 @@ fn control_c_ends_every_other_command_at_once() {
     ];
     let runs = folder.path().join("s/runs.jsonl");
     let stopped = folder.interrupted(&sweep, |_| runs.exists());
-    assert_eq!(
-        stopped,
-        expected(130, "interrupted; started again with the same options, the sweep goes on\n")
-    );
+    assert_eq!(stopped, expected(130, "interrupted; run the same command again to continue the sweep\n"));
 }
 
 #[test]

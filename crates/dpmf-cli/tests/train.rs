@@ -230,7 +230,7 @@ fn what_keeps_a_run_from_being_resumed_is_said() {
     // Other data under the same name.
     messages(folder.path(), 700, "changed");
     let refused = refusal(&resume);
-    assert!(refused.contains("training data is not what the run began with"), "{refused}");
+    assert!(refused.contains("training data differs from what the run began with"), "{refused}");
     messages(folder.path(), 700, "hello");
 
     // A key that others may read, then none.
@@ -270,7 +270,7 @@ fn bad_settings_are_refused_before_anything_is_written() {
         (vec!["--epochs", "2", "--rounds", "8"], "rounds"),
         (vec!["--plan", "plan.safetensors", "--epsilon", "2"], "epsilon"),
         (vec!["--mechanism", "planned"], "--epochs"),
-        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:7"], "determines the average"),
+        (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:7"], "remove it"),
         (vec!["--mechanism", "blt:buffers=2", "--sampling", "balls-in-bins:11", "--clients", "55"], "epoch"),
     ] {
         let mut more = more;

@@ -79,7 +79,7 @@ fn a_run_resumes_with_the_plan_it_began_with_or_not_at_all() {
         let other = Plan::load(folder.path(&name).join(of).join("plan.safetensors")).unwrap();
         other.save(&plan).unwrap();
         let message = refusal(&resume);
-        assert!(message.contains("the plan is not what the run began with"), "{what}: {message}");
+        assert!(message.contains("the plan differs from what the run began with"), "{what}: {message}");
         // Whoever edits the manifest too meets the journal, whose header is sealed by the key.
         let before = fs::read(&manifest).unwrap();
         let hash: String = other.hash().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -124,7 +124,7 @@ fn models_of_the_same_users_are_stated_together() {
     let text = String::from_utf8(again.stdout).unwrap();
     assert!(text.contains("Each model alone ε = 2; all 4 together"), "{text}");
     // A person may read who is who.
-    assert!(text.contains("A user is a value of the column `user`"), "{text}");
+    assert!(text.contains("Each value of the column `user` counts as one user"), "{text}");
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn whose_words_are_public_is_said_beside_the_statement() {
     let arguments = folder.train("words", &["--tokens", "words", "--public-share", "0.1"]);
     let output = Command::new(assert_cmd::cargo::cargo_bin!("dpmf")).args(&arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("who are taken for public") && text.contains("ε does not cover them"), "{text}");
+    assert!(text.contains("who are treated as public") && text.contains("ε does not cover them"), "{text}");
     let answer = json(&["train", "--resume", &folder.text("words")]);
-    assert!(answer["notes"].to_string().contains("taken for public"), "{answer}");
+    assert!(answer["notes"].to_string().contains("treated as public"), "{answer}");
 }
 
 #[test]

@@ -10,11 +10,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::path::PathBuf;
 
-/// A file that records what was released about the same people, and the (ε, δ) that all of it must not exceed.
+/// A file that records all releases about the same people, and the (ε, δ) that they must not exceed together.
 ///
-/// Each release may be decided after looking at the earlier ones: a privacy filter holds the budget all the same.
+/// You may decide on each release after looking at the earlier ones: a privacy filter keeps to the budget even then.
 /// record_together is for releases that are decided before any of them is seen, which cost less. Record a release before it is
-/// made. The file is that of `dpmf ledger`; it is read anew for every call, and locked only while it is written.
+/// made. The file is that of `dpmf ledger`; it is read again in every call, and locked only while it is written.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Ledger {
     path: PathBuf,
@@ -30,7 +30,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Begins a ledger in a new file. unit is "user" or "record"; adjacency is as for Mechanism.calibrate.
+    /// Creates a ledger in a new file. unit is "user" or "record"; adjacency is as for Mechanism.calibrate.
     #[staticmethod]
     #[pyo3(signature = (path, *, epsilon, delta, unit="user", adjacency="replace-with-zero"))]
     fn create(
@@ -48,9 +48,9 @@ impl Ledger {
         Ok(Self { path })
     }
 
-    /// Records one release: a statement such as mechanism.privacy or plan.statement. id names it, and a second record of the
-    /// same id counts once; without one it gets a name of its own. BudgetError if it does not fit, with nothing recorded.
-    /// Returns what is spent.
+    /// Records one release: a statement such as mechanism.privacy or plan.statement. id is its name, and recording the same id
+    /// again does not count twice; without an id, it gets a name of its own. Raises BudgetError, and records nothing, if it
+    /// exceeds the budget. Returns the ε spent so far.
     #[pyo3(signature = (statement, *, id=None, what=""))]
     fn record(
         &self,
@@ -62,8 +62,8 @@ impl Ledger {
         self.enter(py, vec![statement.0.clone()], id, what.into(), false)
     }
 
-    /// Records releases that were decided together, before any of them was seen: they compose exactly. Nothing about one of
-    /// them may depend on another one of them. Their names are id/1, id/2, … Returns what is spent.
+    /// Records releases that were decided together, before any of them was seen: they compose exactly. None of them may depend on
+    /// another in any way. Their names are id/1, id/2, … Returns the ε spent so far.
     #[pyo3(signature = (statements, *, id=None, what=""))]
     fn record_together(
         &self,
@@ -76,7 +76,7 @@ impl Ledger {
         self.enter(py, statements, id, what.into(), true)
     }
 
-    /// Records a release that was made by other means, of which only ε and δ are known. Returns what is spent.
+    /// Records a release that was made by other means, of which only ε and δ are known. Returns the ε spent so far.
     #[pyo3(signature = (epsilon, delta, *, id=None, what=""))]
     fn record_stated(
         &self,
@@ -125,8 +125,8 @@ impl Ledger {
         self.read(py)?.spent().or_raise()
     }
 
-    /// ε that all releases would have cost had they been decided beforehand, by exact composition. It does not hold for
-    /// releases that were decided one after the other.
+    /// The ε that all releases would have cost if they had been decided beforehand, by exact composition. It does not hold for
+    /// releases that were decided one after another.
     #[getter]
     fn spent_if_fixed(&self, py: Python<'_>) -> PyResult<f64> {
         self.read(py)?.spent_if_fixed().or_raise()

@@ -22,11 +22,11 @@ use std::sync::{Arc, OnceLock};
 /// not.
 const RATE_SLACK: f64 = 1e-4;
 
-/// A validated mechanism: workload, form as deployed, participation, and what is known of them.
+/// A validated mechanism: its workload, its form as deployed, its participation, and what is known about them.
 ///
-/// Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and
-/// with_noise return a new one. Two are equal if their files are: the same noise (identity), with the same name,
-/// certificate and privacy statement.
+/// Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and with_noise
+/// return a new one. Two mechanisms are equal if their files are equal: the same noise (identity), name, certificate and privacy
+/// statement.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Mechanism {
     pub(crate) inner: Arc<dpmf::Mechanism>,
@@ -85,7 +85,7 @@ impl Mechanism {
         Ok(run_long(py, move || format::from_bytes(&data))?.into())
     }
 
-    /// Writes a safetensors file, at once or not at all.
+    /// Writes a safetensors file, completely or not at all.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| format::save(&self.inner, &path)).or_raise()
     }
@@ -96,7 +96,7 @@ impl Mechanism {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// What its noise is bound to, 64 hexadecimal digits: SHA-256 over all that decides the noise, and nothing else.
+    /// What its noise is bound to, 64 hexadecimal digits: the SHA-256 of everything that determines the noise, and of nothing else.
     ///
     /// Streams of one key and run have the same noise if their mechanisms have the same identity.
     #[getter]
@@ -104,7 +104,7 @@ impl Mechanism {
         self.bound_to().to_string()
     }
 
-    /// The workload it serves.
+    /// The workload that it was made for.
     #[getter]
     fn workload(&self) -> Workload {
         self.inner.workload().clone().into()
@@ -116,13 +116,13 @@ impl Mechanism {
         self.inner.workload().steps()
     }
 
-    /// The name it was made by, with the choices made: "optimal", "state-space:buffers=4"; None if it has none.
+    /// Its name with its options, such as "optimal" or "state-space:buffers=4"; None if it has none.
     #[getter]
     fn mechanism(&self) -> Option<String> {
         self.inner.family().map(|family| family.to_string())
     }
 
-    /// How the noise is made: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree".
+    /// How the noise is generated: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree".
     #[getter]
     fn form(&self) -> &'static str {
         self.inner.form().kind()
@@ -142,13 +142,13 @@ impl Mechanism {
         Ok((pattern.separation.unwrap_or(steps), pattern.times))
     }
 
-    /// The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none.
+    /// The sampling that the guarantee relies on, in the format of dpmf.Sampler; "none" if it relies on none.
     #[getter]
     fn sampling(&self) -> String {
         self.inner.sampling().to_string()
     }
 
-    /// Total squared loss over all steps, at unit clip and unit noise multiplier.
+    /// Total squared loss over all steps, at clip 1 and noise multiplier 1.
     #[getter]
     fn loss(&self) -> f64 {
         self.inner.loss().total()
@@ -178,14 +178,13 @@ impl Mechanism {
         self.inner.sensitivity()
     }
 
-    /// Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which draw all
-    /// earlier noise again.
+    /// Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which regenerate all earlier noise.
     #[getter]
     fn buffers(&self) -> Option<usize> {
         self.inner.form().cost().buffers
     }
 
-    /// Earlier rows of noise that a step draws again; None for dense rows.
+    /// Earlier rows of noise that a step regenerates; None for dense rows.
     #[getter]
     fn recalls(&self) -> Option<usize> {
         self.inner.form().cost().recalls
@@ -209,7 +208,7 @@ impl Mechanism {
         self.inner.privacy().cloned().map(PrivacyStatement)
     }
 
-    /// Expected squared error of every step a coordinate, at unit clip and unit noise multiplier.
+    /// Expected squared error of a coordinate in every step, at clip 1 and noise multiplier 1.
     fn per_step_error<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
         PyArray1::from_slice(py, self.inner.loss().per_step())
     }
@@ -256,7 +255,7 @@ impl Mechanism {
         Ok(run_long(py, move || mechanism.calibrated(epsilon, delta, clip, conditions))?.into())
     }
 
-    /// The mechanism with a given noise multiplier, and the ε that it gives at δ. All else is as for calibrate.
+    /// The mechanism with a given noise multiplier, and the ε that this gives at δ. Other arguments are as for calibrate.
     #[pyo3(signature = (noise_multiplier, delta, clip=1.0, *, unit="record", adjacency="replace-with-zero",
                         accountant="exact"))]
     #[allow(clippy::too_many_arguments)] // keywords in Python
@@ -275,12 +274,12 @@ impl Mechanism {
         Ok(run_long(py, move || mechanism.with_noise(noise_multiplier, delta, clip, conditions))?.into())
     }
 
-    /// The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
+    /// The mechanism for units that are sampled in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
     /// "reshuffled-bins:B" or "none".
     ///
-    /// Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
-    /// as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
-    /// A calibration and a lower bound made before are dropped: calibrate the result.
+    /// cyclic-poisson needs an encoder with at most G diagonals. Bins need an encoder that is known to be non-negative, such as
+    /// those of banded, blt and banded-inverse mechanisms. The participation follows from the sampling. An earlier calibration
+    /// and lower bound are dropped: calibrate the result.
     fn with_sampling(&self, py: Python<'_>, sampling: &str) -> PyResult<Self> {
         let sampling: Sampling = sampling.parse().or_raise()?;
         let known = self.inner.clone();
@@ -296,7 +295,7 @@ impl Mechanism {
         Ok(made.into())
     }
 
-    /// Evaluates the lower bound anew from its dual variable and returns the certificate with it.
+    /// Evaluates the lower bound again from its dual variable, and returns the certificate with it.
     ///
     /// Raises FormatError if the stored bound claims more. None if the mechanism has no bound.
     fn verify(&self, py: Python<'_>) -> PyResult<Option<Certificate>> {
@@ -311,12 +310,12 @@ impl Mechanism {
         Ok(Some(Certificate(dpmf::Certificate::new(loss, recomputed, bound.iterations))))
     }
 
-    /// Refuses an optimizer that does not compute the workload this mechanism was made for.
+    /// Refuses an optimizer other than the one that this mechanism was made for.
     ///
     /// learning_rates are those of the first steps, as many as are known, up to a common factor unless there is weight
     /// decay. Privacy does not depend on the optimizer; the size of the noise in its iterates does.
     ///
-    /// Raises MismatchError, which says how to plan for the optimizer at hand.
+    /// Raises MismatchError, which says how to plan for this optimizer.
     #[pyo3(signature = (*, momentum=0.0, nesterov=false, weight_decay=0.0, coupled=false, learning_rates=None))]
     fn check_optimizer(
         &self,
@@ -343,8 +342,8 @@ impl Mechanism {
         })
     }
 
-    /// Refuses a step past the last, or a learning rate that does not follow the schedule: learning_rate at a
-    /// zero-based step, where the first step had first_learning_rate.
+    /// Refuses a step after the last one, or a learning rate that does not follow the schedule. Steps are counted from zero;
+    /// first_learning_rate is that of the first step.
     fn check_learning_rate(
         &self,
         py: Python<'_>,
@@ -394,12 +393,11 @@ impl Mechanism {
         Err(raise(py, "mismatch", message))
     }
 
-    /// Refuses a sampler other than the one that the guarantee counts on or, where it counts on none, one under which a user or
-    /// record could take part more often than the mechanism covers.
+    /// Refuses a sampler other than the one that the guarantee relies on. If it relies on none, refuses a sampler under which a
+    /// user or record could take part more often than the mechanism covers.
     ///
-    /// sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
-    /// epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B"
-    /// or "reshuffled-bins:B".
+    /// sampler is "single-epoch" (each takes part in at most one step), "epochs" (each takes part once in every epoch),
+    /// "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B" or "reshuffled-bins:B".
     #[pyo3(signature = (sampler, *, epochs=1))]
     fn check_sampling(&self, py: Python<'_>, sampler: &str, epochs: usize) -> PyResult<()> {
         let (counted, drawn) = (self.inner.sampling(), sampler.parse::<Sampling>().unwrap_or_default());
@@ -418,10 +416,12 @@ impl Mechanism {
             ("single-epoch" | "epochs", 0) => {
                 return Err(crate::error::value_error("epochs is 0, but it must be at least 1"));
             }
-            ("single-epoch" | "epochs", _) => format!("in {epochs} epochs each takes part in {epochs} steps"),
-            ("poisson", _) => "Poisson sampling may draw the same one in any number of steps".into(),
+            ("single-epoch" | "epochs", _) => {
+                format!("in {epochs} epochs each example takes part in {epochs} steps")
+            }
+            ("poisson", _) => "Poisson sampling may draw the same example in any number of steps".into(),
             ("with-replacement", _) => {
-                "sampling with replacement may draw the same one in any number of steps".into()
+                "sampling with replacement may draw the same example in any number of steps".into()
             }
             _ => {
                 return Err(crate::error::value_error(format!(
@@ -454,8 +454,8 @@ impl Mechanism {
 
     /// Draws the standard deviation of every iterate's error with matplotlib and returns the axes.
     ///
-    /// It is of a coordinate, the root of per_step_error, in units of noise multiplier times clip. ax takes several mechanisms; line
-    /// is for matplotlib's plot.
+    /// It is for one coordinate, the root of per_step_error, in units of noise multiplier times clip. Pass ax to draw several
+    /// mechanisms into one figure; line goes to matplotlib's plot.
     #[pyo3(signature = (ax=None, **line))]
     fn plot_error<'py>(
         slf: &Bound<'py, Self>,

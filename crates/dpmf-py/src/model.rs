@@ -11,10 +11,10 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyList};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// A model that `dpmf train` made, with everything that is needed to use it; read by dpmf.load_model.
+/// A model that dpmf trained, with everything that is needed to use it; dpmf.load_model reads one.
 ///
 /// The file is in the safetensors format: its tensors have names and shapes, and one entry of metadata, "dpmf", holds the rest as
-/// JSON. What is computed from a private model is as private as the model.
+/// JSON. Anything computed from a private model is as private as the model.
 #[pyclass(frozen, module = "dpmf")]
 pub(crate) struct Model(SavedModel, Value, Value);
 
@@ -195,14 +195,14 @@ impl Model {
         Ok(tensors)
     }
 
-    /// Classes that it tells apart, in the order of their probabilities; None for texts and numbers.
+    /// Its classes, in the order of predicted probabilities; None for texts and numbers.
     #[getter]
     fn classes(&self) -> Option<Vec<String>> {
         let meaning = self.0.meaning().ok()?;
         Some((0..meaning.classes()?).map(|class| meaning.class(class)).collect())
     }
 
-    /// Symbols that a model of texts knows; None for others.
+    /// The symbols of a text model; None for others.
     #[getter]
     fn vocabulary(&self) -> Option<Vec<String>> {
         match &self.0.card().input {
@@ -217,7 +217,8 @@ impl Model {
         self.0.privacy().map(|privacy| objects(py, privacy)).transpose()
     }
 
-    /// What a rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or if all was given.
+    /// The settings that the rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or
+    /// if all settings were given.
     #[getter]
     fn rehearsed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         objects(py, &self.1)

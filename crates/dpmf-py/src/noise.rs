@@ -125,10 +125,10 @@ pub(crate) fn run_id(run: Option<&str>, key: &noise::NoiseKey) -> PyResult<RunId
         Ok(run) => Ok(run),
         Err(_) if key.origin() == KeyOrigin::Seeded => Ok(RunId::from_label(text)),
         Err(_) => Err(value_error(format!(
-            "run is {text:?}, but a run named in words begins again with the same noise at every start, and with \
-             other data the second time the difference of the two releases is that of the data: leave run out for a \
-             new one, or give another stream's .run (32 hexadecimal digits) for its shards, a restored checkpoint or \
-             its journal; for experiments, words go with NoiseKey.from_seed(…)"
+            "run is {text:?}, but a named run begins again with the same noise at every start, so the difference between two starts \
+             with different data would reveal the data. Leave run out for a new run, or pass another stream's .run (32 hexadecimal \
+             digits) for its shards, a restored checkpoint or its journal. For experiments, pass a name together with \
+             NoiseKey.from_seed(…)"
         ))),
     }
 }
@@ -406,7 +406,7 @@ impl NoiseStream {
         Ok(self.guarded.live(py)?.arithmetic().name())
     }
 
-    /// What releases are rounded to multiples of; None in float arithmetic.
+    /// Releases are multiples of it; None in float arithmetic.
     #[getter]
     fn grid(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         Ok(self.guarded.live(py)?.grid())
@@ -430,7 +430,7 @@ impl NoiseStream {
         Ok(statement(py, &self.mechanism, self.guarded.live(py)?))
     }
 
-    /// Writes the state, encrypted under the key, to a file at once or not at all.
+    /// Writes the state, encrypted under the key, to a file, completely or not at all.
     fn checkpoint(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.guarded.check_process(py)?;
         let stream = self.guarded.live(py)?;
@@ -472,12 +472,12 @@ impl NoiseStream {
     }
 }
 
-/// A NoiseStream with a journal: what training that may crash should use.
+/// A NoiseStream with a journal, for training that may crash.
 ///
-/// Before a noisy row leaves, its step and a keyed digest of the clipped input are synced to the journal. After a crash a
-/// journalled step is released again only for the very same input; burn() gives up a step whose input is lost.
+/// Before a row is released, its step and a keyed digest of the clipped input are synced to the journal. After a crash, a step in
+/// the journal is released again only for exactly the same input; burn() gives up a step whose input is lost.
 ///
-/// create() begins a journal, open() goes on with one.
+/// create() begins a journal, open() continues one.
 #[pyclass(module = "dpmf")]
 pub(crate) struct DurableStream {
     guarded: Guarded<noise::DurableStream>,
@@ -486,7 +486,7 @@ pub(crate) struct DurableStream {
 
 #[pymethods]
 impl DurableStream {
-    /// Begins a journal at a path where none exists. run may be words too: the journal keeps count.
+    /// Begins a journal at a path where none exists.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, run=None, dimension=None, coordinates=None, output="gradient",
                         arithmetic=None))]
@@ -510,10 +510,10 @@ impl DurableStream {
         Ok(Self::guarded(durable, mechanism))
     }
 
-    /// Goes on with a journal, from a checkpoint (a path or bytes) or from the first step.
+    /// Continues a journal, from a checkpoint (a path or bytes) or from the first step.
     ///
-    /// The run is the one in the journal. Steps in the journal beyond the checkpoint come again for the same input only;
-    /// burn() passes over one.
+    /// The run is the one in the journal. Steps in the journal after the checkpoint are repeated with the same input only; burn()
+    /// skips one.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, checkpoint=None, dimension=None, coordinates=None,
                         output="gradient", arithmetic=None))]
@@ -545,8 +545,8 @@ impl DurableStream {
 
     /// Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
     ///
-    /// The array is as for NoiseStream.add_to. A step that is done again after a crash needs the sum as it was before
-    /// the noise, to the bit.
+    /// The array is as for NoiseStream.add_to. A step that is repeated after a crash needs the sum as it was before the noise,
+    /// bit for bit.
     fn release(&mut self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
         let array = arrays::writable(array, length(&stream.stream().coordinates()))?;
@@ -563,19 +563,19 @@ impl DurableStream {
         }
     }
 
-    /// Gives up the next step: its noise is never used, and the stream goes on with the one after it.
+    /// Gives up the next step: its noise is never used, and the stream continues with the step after it.
     fn burn(&mut self, py: Python<'_>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
         run(py, || stream.burn())
     }
 
-    /// The step of the next release, zero-based.
+    /// The step of the next release, counted from zero.
     #[getter]
     fn next_step(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.next_step())
     }
 
-    /// Number of steps in the journal: below it, only the same input again or a burn is possible.
+    /// Number of steps in the journal; an earlier step can only be repeated with the same input, or burned.
     #[getter]
     fn recorded_steps(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.recorded_steps())
@@ -617,7 +617,7 @@ impl DurableStream {
         Ok(self.guarded.live(py)?.stream().arithmetic().name())
     }
 
-    /// What releases are rounded to multiples of; None in float arithmetic.
+    /// Releases are multiples of it; None in float arithmetic.
     #[getter]
     fn grid(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         Ok(self.guarded.live(py)?.stream().grid())
@@ -641,7 +641,7 @@ impl DurableStream {
         Ok(statement(py, &self.mechanism, self.guarded.live(py)?.stream()))
     }
 
-    /// Writes the state, encrypted under the key, to a file at once or not at all.
+    /// Writes the state, encrypted under the key, to a file, completely or not at all.
     fn checkpoint(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.guarded.check_process(py)?;
         let stream = self.guarded.live(py)?;

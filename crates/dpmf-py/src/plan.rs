@@ -16,7 +16,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// The mechanism and the sampler of least error for a budget, and all that was weighed; made by dpmf.plan.
+/// The mechanism and the sampler with the least error for a budget, and all candidates; made by dpmf.plan.
 ///
 /// Errors are root mean squared errors of an iterate at clip 1: noise multiplier times sensitivity times ‖A N‖_F/√n.
 #[pyclass(frozen, module = "dpmf")]
@@ -34,7 +34,7 @@ impl Plan {
         self.mechanism.clone_ref(py)
     }
 
-    /// The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none.
+    /// The sampling that the guarantee relies on, in the format of dpmf.Sampler; "none" if it relies on none.
     #[getter]
     fn sampling(&self) -> String {
         self.inner.chosen().mechanism().sampling().to_string()
@@ -48,9 +48,9 @@ impl Plan {
         objects(py, &self.inner.chosen().row())
     }
 
-    /// Everything that was weighed, by error, then what could not be: its "rmse" is None, and "reason" says why.
+    /// All candidates by error, then those that could not be compared: their "rmse" is None, and "reason" says why.
     ///
-    /// "excluded" says why a row may not be chosen. The noise of a row with "estimated" was not proved, since it does not win.
+    /// "excluded" says why a row may not be chosen. The noise of a row with "estimated" is not proved, because the row was not chosen.
     #[getter]
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         objects(py, &self.inner.rows())
@@ -68,7 +68,7 @@ impl Plan {
         self.inner.chosen().rmse()
     }
 
-    /// No mechanism that counts on no sampling has an error below it; None where no bound is known.
+    /// A lower bound on the error of every mechanism without sampling; None if no bound is known.
     #[getter]
     fn lower_bound_rmse(&self) -> Option<f64> {
         self.inner.lower_bound_rmse()
@@ -86,13 +86,13 @@ impl Plan {
         self.inner.request().workload.steps()
     }
 
-    /// Units of privacy that it was made for.
+    /// Number of examples, or users, that it was made for.
     #[getter]
     fn examples(&self) -> u64 {
         self.inner.request().examples
     }
 
-    /// Units in a batch, on average.
+    /// Examples, or users, in a batch, on average.
     #[getter]
     fn batch(&self) -> u64 {
         self.inner.request().batch
@@ -109,16 +109,16 @@ impl Plan {
         PyArray1::from_vec(py, self.inner.chosen().per_step())
     }
 
-    /// Writes the mechanism with its sampling to a safetensors file, at once or not at all; Mechanism.load reads it.
+    /// Writes the mechanism with its sampling to a safetensors file, completely or not at all; Mechanism.load reads it.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| format::save(self.inner.chosen().mechanism(), &path)).or_raise()
     }
 
-    /// The sampler that the guarantee counts on.
+    /// The sampler that the guarantee relies on.
     ///
-    /// key and run are those of the noise. units is the number of examples by default; start is the first step that it hands out.
+    /// key and run are those of the noise. units is the number of examples by default; start is the first step that it yields.
     ///
-    /// Raises MismatchError where the plan counts on no sampling.
+    /// Raises MismatchError if the plan does not rely on sampling.
     #[pyo3(signature = (key, *, units=None, run=None, start=0))]
     fn sampler(
         &self,
@@ -132,8 +132,8 @@ impl Plan {
         if sampling == Sampling::None {
             let bins = self.steps() / self.epochs().max(1);
             let message = format!(
-                "the plan counts on no sampling, so the order of the data is yours: take each example once in every epoch, \
-                 always in the same batch of it, as the batches of dpmf.Sampler(\"balls-in-bins:{bins}\", key, …) are"
+                "the plan does not rely on sampling, so it has no sampler: use each example once in every epoch, always in the same \
+                 batch of the epoch, as dpmf.Sampler(\"balls-in-bins:{bins}\", key, …) does"
             );
             return Err(raise(py, "mismatch", message));
         }
@@ -240,7 +240,7 @@ pub(crate) fn make_plan(
         return Err(raise(
             py,
             "unsupported",
-            "the plan promises nothing: no mechanism was proved to give the budget",
+            "the plan has no guarantee: no mechanism was proved to meet the budget",
         ));
     };
     let mechanism = Py::new(py, Mechanism::from(chosen.clone()))?;

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 /// Multiplications that an audit may cost before it is refused.
 const MOST_WORK: f64 = 2e13;
 
-/// A guarantee together with everything it depends on; str() says it in words.
+/// A guarantee with everything it depends on; str() gives it in words.
 #[pyclass(frozen, eq, module = "dpmf")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct PrivacyStatement(pub(crate) accounting::PrivacyStatement);
@@ -80,7 +80,7 @@ impl PrivacyStatement {
         self.0.calibration().terms().accountant.name()
     }
 
-    /// Whose data is protected as one piece: "user" or "record".
+    /// The unit of privacy: "user" or "record".
     #[getter]
     fn unit(&self) -> &'static str {
         unit_name(self.0.unit())
@@ -110,7 +110,7 @@ impl PrivacyStatement {
         self.0.covers()
     }
 
-    /// What (ε, δ) does not cover or takes for granted, one sentence each.
+    /// What (ε, δ) does not cover or assumes, one sentence each.
     #[getter]
     fn does_not_cover(&self) -> Vec<String> {
         self.0.does_not_cover()
@@ -143,7 +143,7 @@ fn dictionary<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyResult<B
     Ok(objects(py, value)?.cast_into::<PyDict>()?)
 }
 
-/// What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
+/// The ε of a noise multiplier at δ by every accountant, rounded up: a dictionary with "epsilon_exact",
 /// "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
 /// adjacency is as for Mechanism.calibrate.
 ///
@@ -161,7 +161,7 @@ pub(crate) fn account<'py>(
     dictionary(py, &Account::new(noise_multiplier, delta, adjacency.parse().or_raise()?).or_raise()?)
 }
 
-/// The least noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate.
+/// The smallest noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate.
 #[pyfunction]
 #[pyo3(signature = (epsilon, delta, *, adjacency="replace-with-zero", accountant="exact"))]
 pub(crate) fn calibrate_noise(epsilon: f64, delta: f64, adjacency: &str, accountant: &str) -> PyResult<f64> {
@@ -184,8 +184,8 @@ fn phases(given: Vec<(f64, f64, u64)>) -> Vec<Phase> {
         .collect()
 }
 
-/// ε at δ of steps that draw each record with probability rate, in secret: DP-SGD. A pair (lower, upper) no further
-/// apart than width where the arithmetic allows it; the upper end is the guarantee.
+/// ε at δ of steps that draw each record in secret with probability rate, as in DP-SGD. Returns a pair (lower, upper), no further
+/// apart than width if the arithmetic allows it; the upper end is the guarantee.
 ///
 /// It holds for records added, removed, or replaced with zero. A rate of 1 is the Gaussian mechanism.
 ///
@@ -206,7 +206,7 @@ pub(crate) fn poisson_epsilon(
     phases_epsilon(py, vec![(noise_multiplier, rate, steps)], delta, width)
 }
 
-/// δ at ε of steps that draw each record with probability rate: a pair (lower, upper) as narrow as width in ε makes it.
+/// δ at ε of steps that draw each record in secret with probability rate: a pair (lower, upper), as narrow as a width in ε allows.
 #[pyfunction]
 #[pyo3(signature = (noise_multiplier, rate, steps, epsilon, *, width=1e-3))]
 pub(crate) fn poisson_delta(
@@ -220,7 +220,7 @@ pub(crate) fn poisson_delta(
     phases_delta(py, vec![(noise_multiplier, rate, steps)], epsilon, width)
 }
 
-/// The least noise multiplier of steps that draw each record with probability rate which gives (ε, δ), rounded up by
+/// The smallest noise multiplier that gives (ε, δ) in steps that draw each record in secret with probability rate, rounded up by
 /// about 1e-5 of it.
 ///
 /// >>> import dpmf
@@ -273,12 +273,12 @@ pub(crate) fn phases_delta(
 /// Plays the adaptive privacy game against a calibrated mechanism and bounds its ε from below.
 ///
 /// Returns a dictionary with "epsilon_lower" (for a Gaussian trade-off), "epsilon_assumption_free", "promise",
-/// "refuted" and more. An audit can refute a guarantee and never prove one.
+/// "refuted" and more. An audit can refute a guarantee, but never prove one.
 ///
 /// adversary is "worst-column", "adaptive" or "paper".
 ///
-/// Of a mechanism that relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
-/// "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
+/// If a mechanism relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+/// "epsilon", "delta" and "delta_lower" of each. adversary, delta and dimension are then not used.
 #[pyfunction]
 #[pyo3(signature = (mechanism, *, trials=100_000, adversary="worst-column", delta=None, dimension=2, confidence=0.999,
                     seed=0))]
@@ -296,7 +296,7 @@ pub(crate) fn audit<'py>(
     let mechanism = mechanism.get().inner.clone();
     let Some(statement) = mechanism.privacy().cloned() else {
         return Err(value_error(
-            "the mechanism is not calibrated and promises nothing yet: audit mechanism.calibrate(epsilon, delta, clip)",
+            "the mechanism is not calibrated and has no guarantee yet: audit mechanism.calibrate(epsilon, delta, clip)",
         ));
     };
     let adversary: AdversaryKind = adversary.parse().or_raise()?;

@@ -79,9 +79,9 @@ impl PrivateRun {
         })
     }
 
-    /// Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
+    /// Continues the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
     ///
-    /// Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
+    /// Steps in the journal after the checkpoint are repeated with the same sum only; burn() skips one.
     #[staticmethod]
     #[pyo3(signature = (mechanism, key, journal, *, dimension, coordinates=None, ranges=None, checkpoint=None, at=None,
                         arithmetic="exact", ranks=1, ahead=None, part=false))]
@@ -106,7 +106,7 @@ impl PrivateRun {
         let held = Held { dimension, coordinates, ranges, arithmetic, ranks, ahead, part };
         match (bytes, at) {
             (Some(_), Some(_)) => {
-                Err(value_error("checkpoint and at both say where to go on: leave one out"))
+                Err(value_error("checkpoint and at both determine where to continue: pass only one of them"))
             }
             (None, Some(step)) => Self::make(py, mechanism, key, run, held, |begun, plan| {
                 begun.resumed_at(&journal, plan, step)
@@ -369,7 +369,7 @@ impl PrivateRun {
         parallel::run(py, || run.burn())
     }
 
-    /// The step of the next release, zero-based; equal to steps at the end.
+    /// The step of the next release, counted from zero; equal to steps at the end.
     #[getter]
     fn next_step(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.next_step())
@@ -381,7 +381,7 @@ impl PrivateRun {
         Ok(self.guarded.live(py)?.steps())
     }
 
-    /// Number of steps in the journal: below it, only the same sum again or a burn is possible.
+    /// Number of steps in the journal; an earlier step can only be repeated with the same sum, or burned.
     #[getter]
     fn recorded_steps(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.guarded.live(py)?.recorded_steps())
@@ -579,8 +579,8 @@ impl Sampler {
             return Ok(());
         }
         let message = format!(
-            "the sampler has the name of a run, {}, and this is the beginning of another, {run}: whoever used that name before had the \
-             same secret batches. Leave run out of the sampler for a new run; to go on with one, load its state before",
+            "the sampler was made for run {}, but a new run begins here, {run}: if that name was used before, the same secret batches \
+             would be drawn again. Leave run out of the sampler for a new run; to resume one, load its state first",
             self.inner.run()
         );
         let error = raise(py, "mismatch", message);

@@ -10,14 +10,15 @@ use pyo3::types::PyDict;
 
 /// Draws in secret who takes part in which step.
 ///
-/// sampling is "cyclic-poisson:G:Q" (units are dealt into G parts that take turns, and each of a part takes part in its turn
+/// sampling is "cyclic-poisson:G:Q" (units are put into G parts that take turns, and each unit of the current part takes part
 /// with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
-/// step) or "reshuffled-bins:B" (each unit has one of B phases in every epoch, drawn anew). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
-/// run is the name of the run: None for a new one, or a stream's .run; words go with a key from a seed.
+/// step) or "reshuffled-bins:B" (each unit draws one of B phases anew in every epoch). Key and run are those of the noise; the
+/// draws are independent of the noise, and must stay as secret. run is None for a new run, or a stream's .run. You can choose a
+/// name only with a key from a seed.
 ///
-/// Members are a function of key, run, sampling, unit and step alone: a run resumes at any step, start, and a unit that joins or
-/// leaves moves no other. Iterating gives the members of each step once, from next_step on. A mean divides by expected_batch,
-/// never by the number of members.
+/// The members of a step are a function of key, run, sampling, unit and step alone. So a run can resume at any step (start), and
+/// a unit that joins or leaves does not affect the others. Iterating yields the members of each step once, from next_step on.
+/// Divide a mean by expected_batch, never by the number of members.
 ///
 /// >>> import dpmf
 /// >>> key = dpmf.NoiseKey.generate()
@@ -50,7 +51,7 @@ impl Sampler {
         Self::of(py, sampling.parse().or_raise()?, key, units, steps, run, start)
     }
 
-    /// Who takes part in a step, zero-based: indices of units in order, perhaps none.
+    /// The members of a step, counted from zero: indices of units in order, perhaps none.
     fn members<'py>(&self, py: Python<'py>, step: usize) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let members = py.detach(|| self.inner.members(step)).or_raise()?;
         Ok(PyArray1::from_iter(py, members.into_iter().map(i64::from)))
@@ -61,13 +62,13 @@ impl Sampler {
         self.inner.turns(unit).or_raise()
     }
 
-    /// Mean number of members of a step, what a mean divides by.
+    /// Mean number of members of a step: divide means by it.
     #[getter]
     fn expected_batch(&self) -> f64 {
         self.inner.expected_batch()
     }
 
-    /// How it samples.
+    /// The sampling that it draws.
     #[getter]
     fn sampling(&self) -> String {
         self.inner.sampling().to_string()
@@ -85,7 +86,7 @@ impl Sampler {
         self.inner.steps()
     }
 
-    /// The step whose members come next; equal to steps at the end.
+    /// The next step to be drawn; equal to steps at the end.
     #[getter]
     fn next_step(&self) -> usize {
         self.next_step
@@ -97,7 +98,7 @@ impl Sampler {
         self.inner.run().to_string()
     }
 
-    /// What load_state_dict() needs to go on; nothing in it is secret.
+    /// What load_state_dict() needs to continue; nothing in it is secret.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let state = PyDict::new(py);
         for (name, value) in self.names() {
@@ -109,7 +110,7 @@ impl Sampler {
         Ok(state)
     }
 
-    /// Goes on where another sampler of the same key, run, sampling, units and steps was.
+    /// Continues where another sampler with the same key, run, sampling, units and steps stopped.
     fn load_state_dict(&mut self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         let Some(next_step) = state.get_item("next_step")? else {
             return Err(value_error("the state has no next_step: it must come from state_dict()"));

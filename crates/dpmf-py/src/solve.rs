@@ -26,7 +26,7 @@ pub(crate) struct Certificate(pub(crate) dpmf::Certificate);
 
 #[pymethods]
 impl Certificate {
-    /// Total squared loss of the factorization at hand, at unit clip and unit noise multiplier.
+    /// Total squared loss of this factorization, at clip 1 and noise multiplier 1.
     #[getter]
     fn loss(&self) -> f64 {
         self.0.loss
@@ -50,7 +50,7 @@ impl Certificate {
         self.0.ratio_to_bound()
     }
 
-    /// Evaluations that the solver spent.
+    /// Evaluations that the solver needed.
     #[getter]
     fn iterations(&self) -> usize {
         self.0.iterations
@@ -65,7 +65,7 @@ impl Certificate {
     }
 }
 
-/// Where a solver stands; what a progress callback is given.
+/// The state of a solver, which progress callbacks receive.
 #[pyclass(frozen, module = "dpmf")]
 #[derive(Clone, Copy)]
 pub(crate) struct Progress(solvers::Progress);
@@ -95,7 +95,7 @@ impl Progress {
         objects(py, &self.0.stage)
     }
 
-    /// The share of the pass over the steps at hand that is done, between 0 and 1; None where there is no pass to measure.
+    /// The completed share of the current pass over the steps, between 0 and 1; None if there is none.
     #[getter]
     fn share(&self) -> Option<f64> {
         self.0.share
@@ -153,7 +153,8 @@ pub(crate) struct Optimum {
 
 #[pymethods]
 impl Optimum {
-    /// The dual variable, which proves the lower bound; with several participations one number a phase, which is a part of it.
+    /// The dual variable, which proves the lower bound. With several participations, this is one number for each phase, a part of
+    /// the dual variable.
     #[getter]
     fn v<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
         PyArray1::from_slice(py, &self.v)
@@ -214,7 +215,7 @@ impl Optimum {
         Ok(made.into())
     }
 
-    /// The optimum with its matrix kept whole: no buffers, but every step costs as much as all steps before it.
+    /// The optimum as a dense matrix: no buffers, but every step costs as much as all steps before it.
     ///
     /// Cost: O(n^3) time; at most 16384 steps.
     fn dense_mechanism(&self, py: Python<'_>) -> PyResult<Mechanism> {
@@ -274,7 +275,7 @@ fn options(gap: f64, iteration: &str, max_iterations: usize) -> PyResult<Options
     Ok(Options { gap, iteration, max_iterations })
 }
 
-/// Finds the factorization of least loss, to a certified relative gap.
+/// Finds the factorization with the least loss, to a certified relative gap.
 ///
 /// solver is "linear" (in the number of steps), "dense" (cubic, for any matrix), "newton" or "gradient" (rivals), or "auto" for the one
 /// that suits the workload; iteration is "anderson" (accelerated), "relaxed" or "plain". participation says in which steps one user
@@ -282,8 +283,8 @@ fn options(gap: f64, iteration: &str, max_iterations: usize) -> PyResult<Options
 /// K, any two of them B or more apart.
 ///
 /// progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
-/// with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
-/// shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
+/// with StoppedError. Ctrl-C stops it too. Other Python threads continue meanwhile. By default, work of more than two seconds
+/// shows a line on standard error in a terminal or notebook; True shows it everywhere, False nowhere.
 ///
 /// >>> import dpmf
 /// >>> optimum = dpmf.factorize(dpmf.Workload.prefix_sum(512))
@@ -316,14 +317,14 @@ pub(crate) fn factorize(
     Ok(Optimum { problem: Mutex::new(problem), workload, v, certificate, solver })
 }
 
-/// A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
+/// The mechanism with this name, as deployed, with the lower bound for its workload; not calibrated yet.
 ///
-/// mechanism is a name, or one with choices: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
+/// mechanism is a name, or a name with options: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
 /// the optimum as a stream of few buffers, or dense rows where the workload is a matrix.
 ///
-/// buffers, tolerance and dense choose too, where the mechanism leaves the choice: as many model-sized buffers as
-/// given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
-/// that draw all earlier noise again at every step.
+/// For mechanisms that leave the choice, pass one of: buffers, the number of model-sized buffers; tolerance, to use as few as
+/// keep the root loss within this relative distance of the lower bound (1e-4 by default); or dense, for dense rows that keep no
+/// buffers but regenerate all earlier noise in every step.
 ///
 /// participation and progress are as for factorize; the stage of a Progress is "solving" and then "fitting".
 #[pyfunction]
@@ -350,14 +351,14 @@ pub(crate) fn make_mechanism(
     Ok(made.into())
 }
 
-/// Puts mechanisms for a workload side by side, each as it would be deployed: a list of dictionaries with
+/// Compares mechanisms for a workload, each as it would be deployed: a list of dictionaries with
 /// "mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers" (None for dense rows) and
 /// "work".
 ///
-/// mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
-/// "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
-/// those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
-/// many steps, is left out with a warning where there are others. participation and progress are as for factorize.
+/// mechanisms are names as for make_mechanism; by default, all of them. Without options, "optimal" and "optimal-prefix" are dense
+/// rows, and "state-space" is shown with the given numbers of buffers, and with as many as a tolerance of 1e-4 needs. If a
+/// mechanism cannot be made, such as dense rows for very many steps, it is left out with a warning. participation and progress
+/// are as for factorize.
 #[pyfunction]
 #[pyo3(signature = (workload, mechanisms=None, *, buffers=vec![2, 3, 4, 6, 8], gap=1e-6, participation="single",
                     progress=None),

@@ -54,7 +54,7 @@ impl Workload {
         Ok(dpmf::Workload::sgd(rates, optimizer).or_raise()?.into())
     }
 
-    /// Any lower-triangular matrix with a diagonal free of zeros.
+    /// Any lower-triangular matrix whose diagonal has no zeros.
     #[staticmethod]
     fn from_matrix(matrix: &Bound<'_, PyAny>) -> PyResult<Self> {
         let array: PyArrayLike2<'_, f64, AllowTypeChange> = matrix

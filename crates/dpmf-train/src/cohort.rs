@@ -68,8 +68,8 @@ impl Assignment {
     pub fn sampled(sampler: Sampler, sampling: Sampling, rounds: usize) -> Result<Self> {
         if sampler.sampling() != sampling {
             return Err(Error::plan(format!(
-                "the sampler draws by {}, but the privacy statement of the mechanism counts on {sampling}: it would not \
-                 hold; make the sampler from the mechanism's own sampling",
+                "the sampler draws by {}, but the privacy statement of the mechanism relies on {sampling} and would not hold: make the \
+                 sampler from the mechanism's own sampling",
                 sampler.sampling()
             )));
         }

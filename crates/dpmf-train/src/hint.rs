@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
-    /// Name the column of users, or declare that every row is another person.
+    /// Name the column of users, or declare that every row belongs to a different person.
     UserColumn,
     /// Name the column that is to be predicted.
     LabelColumn,
@@ -25,7 +25,7 @@ pub enum Hint {
     Schema,
     /// Take some users for public, give a public vocabulary or learn it from the training users, or do without words.
     PublicWords,
-    /// Give a schema, take some users for public, or take scales from the training users.
+    /// Give a schema, treat some users as public, or take scales from the training users.
     PublicScales,
     /// Add the columns that the model was trained with.
     TrainedColumns,
@@ -35,7 +35,7 @@ pub enum Hint {
     ExampleLength,
     /// Say how many epochs there are, or name a mechanism.
     EpochsOrMechanism,
-    /// Give a schema, take some users for public, or spend more on the schema.
+    /// Give a schema, treat some users as public, or spend more on the schema.
     FewUsers,
     /// Say how numbers are written.
     Decimal,
@@ -83,7 +83,7 @@ impl Hint {
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Hint::UserColumn => "name the column of users, or declare that every row is another person",
+            Hint::UserColumn => "name the column of users, or declare that every row belongs to a different person",
             Hint::LabelColumn => "name the column that is to be predicted",
             Hint::FeatureColumns => "name the columns of features",
             Hint::TextColumn => "name the column of texts",
@@ -93,18 +93,18 @@ impl fmt::Display for Hint {
             }
             Hint::Schema => "give a schema that describes the columns",
             Hint::PublicWords => {
-                "take some users for public, give a public list of words, or take the words of the training users, which ε does not \
+                "treat some users as public, give a public list of words, or take the words of the training users, which ε does not \
                  cover; characters need no words"
             }
             Hint::PublicScales => {
-                "give a schema, take some users for public, or take them from the training users, which ε does not cover"
+                "give a schema, treat some users as public, or take them from the training users, which ε does not cover"
             }
             Hint::TrainedColumns => "the table needs every column that the model was trained with",
             Hint::ExamplesPerUser => "allow a user more examples",
             Hint::ExampleLength => "allow longer examples",
             Hint::EpochsOrMechanism => "say how many epochs there are, or name a mechanism",
             Hint::FewUsers => {
-                "give a schema that describes the columns, take some users for public, or spend more of the budget on the schema"
+                "give a schema that describes the columns, treat some users as public, or spend more of the budget on the schema"
             }
             Hint::Decimal => "say how numbers are written",
             Hint::Exclude => "leave the column out",

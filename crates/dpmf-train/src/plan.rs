@@ -146,7 +146,9 @@ impl Plan {
     fn parse(bytes: Vec<u8>) -> Result<Self> {
         let format::File { mechanism, recipe, .. } = format::unpack(&bytes)?;
         let Some(value) = recipe else {
-            return Err(Error::plan("it is a mechanism without a recipe, so no plan of a run".into()));
+            return Err(Error::plan(
+                "it is a mechanism without training settings, so it is not the plan of a run".into(),
+            ));
         };
         if value.get("version").and_then(|version| version.as_u64()) != Some(VERSION.into()) {
             return Err(Error::plan(
@@ -402,7 +404,7 @@ mod tests {
         let bare = problem.mechanism("tree".parse().unwrap(), &mut dpmf::factorize::quiet).unwrap();
         assert!(write(&with, Some(&bare)).unwrap_err().contains("not calibrated"));
         format::save(private.mechanism().unwrap(), &path).unwrap();
-        assert!(Plan::load(&path).unwrap_err().to_string().contains("without a recipe"));
+        assert!(Plan::load(&path).unwrap_err().to_string().contains("without training settings"));
         let other = Settings { unit: PrivacyUnit::Record, ..settings("optimal") };
         let message = Plan::adopt(&other, private.mechanism().unwrap().clone()).unwrap_err().to_string();
         assert!(message.contains("for every user") && message.contains("for every record"), "{message}");

@@ -138,8 +138,7 @@ impl Binding {
             _ => return Ok(()),
         };
         Err(format!(
-            "the {what} is not what the run began with: noise that was released with the one must not be released with \
-             the other. Begin a new run"
+            "the {what} differs from what the run began with, and the same noise must not be released for both: begin a new run"
         ))
     }
 }
@@ -501,7 +500,7 @@ pub fn model(folder: impl Into<DiskPath>) -> Result<SavedModel> {
     let folder = folder.into();
     let place = folder.join(MODEL);
     if !place.exists()? {
-        let message = "there is no model of a run that has ended: go on with it first".into();
+        let message = "the run has not finished, so it has no model yet: continue it first".into();
         return Err(Error::Run { path: folder.path().into(), message });
     }
     SavedModel::load(place)

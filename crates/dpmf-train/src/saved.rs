@@ -215,7 +215,7 @@ impl SavedModel {
         };
         let entry = metadata.metadata().as_ref().and_then(|entries| entries.get(KEY));
         let Some(entry) = entry else {
-            return Err(fault("it is no model that dpmf has trained: it says nothing of itself".into()));
+            return Err(fault("it is not a model that dpmf trained: it has no dpmf metadata".into()));
         };
         #[derive(Deserialize)]
         struct Format {
@@ -228,7 +228,7 @@ impl SavedModel {
                     "its format is {format}, but this version of dpmf reads {FORMAT}"
                 )));
             }
-            Err(_) => return Err(fault("it is a file of dpmf, but no model: a mechanism or a plan".into())),
+            Err(_) => return Err(fault("it is a dpmf file, but a mechanism or a plan, not a model".into())),
         }
         let header: Header = serde_json::from_str(entry).map_err(|error| damaged(error.to_string()))?;
         let card = Card { model: header.card.model.checked()?, ..header.card };

@@ -1,4 +1,4 @@
-//! One contribution as whole numbers of bounded norm: the one specification of clipping.
+//! Clipping: how a contribution becomes whole numbers of bounded norm, everywhere in the same way.
 //!
 //! A contribution `g` in `d` coordinates, clipped to `ζ`, becomes the integers
 //!

@@ -1,4 +1,4 @@
-//! What the noise of a mechanism is bound to: a hash of everything that decides it, and of nothing else.
+//! The identity of a mechanism, to which its noise is bound: a hash of everything that determines the noise, and of nothing else.
 
 use crate::form::{Form, Representation};
 use crate::participation::{Participation, Sampling};

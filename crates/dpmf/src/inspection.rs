@@ -1,4 +1,4 @@
-//! What is known of a mechanism, as data.
+//! What is known about a mechanism, as data.
 
 use crate::accounting::PrivacyStatement;
 use crate::factorize::Certificate;

@@ -1,12 +1,20 @@
 //! Differentially private training with optimally correlated noise.
 //!
-//! The iterates of SGD, with momentum and any step-size schedule, are a lower-triangular linear map `A` of the
-//! clipped gradients `G`. Factor `A = BC` and release `A G + B Z` with Gaussian `Z` scaled to the column norms of
-//! `C`: the guarantee holds on adaptive streams for every factorization, and the best one does the least harm to
-//! the iterates \[DMRST22\]. This crate finds the best one with a certificate, in linear time, and streams it in a
-//! few model-sized buffers.
+//! The iterates of SGD, with momentum and any schedule of step sizes, are a lower-triangular linear map `A` of the clipped gradients
+//! `G`. Every factorization `A = BC` is a mechanism: it releases `A G + B Z`, where the Gaussian noise `Z` is scaled to the column
+//! norms of `C`. All of them are equally private, also on adaptive streams, but they add different amounts of error to the iterates
+//! \[DMRST22\]. This crate finds the one with the least error, proves it with a certificate, and streams its noise in a few buffers of
+//! the model's size.
 //!
-//! The whole pipeline:
+//! Where to start:
+//!
+//! - [`planner`] chooses a mechanism and a sampler for an amount of data, a batch size, an optimizer and a budget. The example
+//!   `plan_and_train` trains with its plan, and prints the guarantee.
+//! - [`Problem`] and [`Mechanism`] take the same steps one by one, as below.
+//! - [`accounting`] computes ε and δ, [`audit`] attacks a mechanism, [`noise`] has keys, streams and journals, and [`run`] combines them
+//!   for training.
+//!
+//! The whole pipeline, without a planner:
 //!
 //! ```
 //! use dpmf::factorize::quiet;
@@ -35,7 +43,7 @@
 //! # Ok::<(), dpmf::Error>(())
 //! ```
 //!
-//! `NOTATION.md` joins the words of the signatures with the letters of the paper.
+//! `NOTATION.md` explains the letters, and which words they have in signatures.
 
 pub mod accounting;
 pub mod audit;

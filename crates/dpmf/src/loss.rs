@@ -1,4 +1,4 @@
-//! Expected squared error of a mechanism, at unit clip and unit noise multiplier.
+//! Expected squared error of a mechanism, at clip 1 and noise multiplier 1.
 
 /// Loss of a form on a workload, by step.
 ///

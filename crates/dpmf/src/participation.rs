@@ -1,5 +1,5 @@
-//! How often one unit of privacy takes part, and by what chance: the two facts from which sensitivity, the words of
-//! the statement, the audit's neighbours and the cohorts of training follow.
+//! How often a unit of privacy takes part, and how it is sampled. The sensitivity, the statement, the audit's neighbours and the
+//! batches of training follow from these two.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

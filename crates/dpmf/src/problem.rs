@@ -1,4 +1,4 @@
-//! What mechanisms are made for: a workload and a participation, with what was solved for them so far.
+//! A problem that mechanisms are made for: a workload and a participation, with what was solved for them so far.
 
 use crate::accounting::{check_delta, check_epsilon};
 use crate::error::{Error, Result};

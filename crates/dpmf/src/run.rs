@@ -1,7 +1,7 @@
-//! One run of private training: the facts of a step, in one place.
+//! A run of private training: the state of its steps, in one place.
 //!
 //! A run knows which step comes next, whose batch was handed out for it, how many contributions it has, what a mean divides by,
-//! and how to release a sum. Whoever trains only moves gradients:
+//! and how to release a sum. The training code only moves gradients:
 //!
 //! ```text
 //! follow ─► hand_out ─► contribute … ─► release ─► hand_out ─► …

@@ -1,4 +1,4 @@
-//! Who takes part in which step, drawn in secret: the chance that a privacy curve counts on.
+//! Samplers draw in secret who takes part in which step, as the privacy curve assumes.
 //!
 //! Format 1, which fixes every draw. Key, run and sampling give two secrets. Under the first, a unit `u` is dealt into one
 //! of `g` parts by the first 8 bytes `w` of `AES(u ‖ i ‖ "part")`, `i = 0, 1, …`: the first `w` below the largest multiple

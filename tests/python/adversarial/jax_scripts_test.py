@@ -226,7 +226,7 @@ def batches_come_in_another_order(world):
     world.take(lambda batch: world.total(world.turns.at([1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11][int(batch.step)])))
 
 
-@script("outcome did not come back: call run.commit")
+@script("result did not come back: call run.commit")
 def the_commit_is_forgotten(world):
     for batch in world.run.batches(world.state):
         _, world.state = world.update(world.total(batch), world.state, batch)
@@ -364,7 +364,7 @@ def one_sampler_for_two_runs(world):
     world.start(experiment="second")
 
 
-@script("something changed the sum after accumulate returned it")
+@script("something changed the sum after")
 def a_scale_in_front_of_the_noise(world):
     optimizer = optax.with_extra_args_support(optax.chain(optax.scale(3.0), world.noise))
     state = optimizer.init(ZEROS)
@@ -440,7 +440,7 @@ def devices_that_all_take_the_whole_batch(world):
     world.take(lambda batch: part(batch._replace(noise=None)))
 
 
-@script("outcome did not come back")
+@script("result did not come back")
 def a_step_is_left_out_where_the_loss_is_high(world):
     for batch in world.run.batches(world.state):
         if batch.step == 1:

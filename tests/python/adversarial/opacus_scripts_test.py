@@ -256,7 +256,7 @@ SCRIPTS = [
     Script(an_epoch_too_many, "were drawn, and the guarantee is for each of them once", options={"planned": plan}, times=2),
     Script(measured_batch, "the denominator has been .* since the first step"),
     Script(another_clip, "max_grad_norm has changed"),
-    Script(scaled_loss, "scaled by a GradScaler"),
+    Script(scaled_loss, "a GradScaler scaled the loss"),
     Script(copied, "not pickled or copied"),
     Script(nothing_backward, "has no per-sample gradient"),
     Script(loop, MIXES, options=module(Rearranges, "sorts"), name="sorts its batch"),

@@ -161,11 +161,11 @@ SCRIPTS = [
     Script(as_usual, times=EPOCHS, options=dict(per_device_train_batch_size=1, gradient_accumulation_steps=4), name="one by one"),
     Script(as_usual, times=EPOCHS, options=dict(dataloader_num_workers=1), name="workers"),
     Script(as_usual, times=EPOCHS, options=dict(trainer=LossOfAll), name="a loss of its own"),
-    Script(as_usual, "data_collator made input_ids.*one entry for every example", options=dict(collate=twice), name="rows twice"),
-    Script(as_usual, "data_collator made input_ids.*one entry for every example", options=dict(collate=flat), name="rows in one"),
+    Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=twice), name="rows twice"),
+    Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=flat), name="rows in one"),
     Script(as_usual, "has [0-9]+ contributions|more contributions|contributions", options=dict(trainer=SeveralSteps), name="two losses"),
-    Script(two_trainings, "this trainer has trained"),
-    Script(a_second_run_in_its_folder, "a run that was begun"),
+    Script(two_trainings, "this trainer has already trained"),
+    Script(a_second_run_in_its_folder, "a run that has begun"),
 ]
 
 

@@ -279,8 +279,10 @@ fn text(args: &Args, plan: &Plan, seconds: f64) -> String {
         chosen.words(),
     );
     text += &format!("\n{}\n\n", table(&head, &rows));
-    text += "rmse: root mean squared error of an iterate at clip 1; buffers: model-sized arrays; recalls: earlier rows of noise drawn again; \
-             to bound: against the least possible without sampling; ~: an estimate, not proved as it was not chosen.\n";
+    text += "rmse: root mean squared error of an iterate at clip 1; buffers: model-sized arrays; recalls: earlier rows of noise that a \
+        step regenerates; \
+             to bound: rmse divided by the least possible without sampling; ~: an estimate, because only the chosen mechanism is \
+             proved.\n";
     if let Some(bound) = plan.lower_bound_rmse() {
         text += &format!("Without sampling no mechanism has an rmse below {}.\n", number(bound));
     }

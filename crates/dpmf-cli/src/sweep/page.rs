@@ -41,7 +41,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     let mut page = Page::new(&format!("{}: a sweep of {} rows", task.name(), rows.len()), &lead);
     if ended < rows.len() {
         page.paragraph(&format!(
-            "Not at its end: {ended} of {} rows have results. Started again with the same options, the sweep goes on.",
+            "Not finished: {ended} of {} rows have results. Run the same command again to continue the sweep.",
             rows.len()
         ));
     }

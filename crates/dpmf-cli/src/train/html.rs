@@ -132,8 +132,9 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
     let head: Vec<(&str, &str)> = head(summary).into_iter().zip(units).collect();
     page.table(&head, &cells(task, summary));
     page.note(
-        "The test data was used once, for this table; ε does not cover its scores. Error/bound is the root of the total squared error that the \
-         mechanism's noise does to the iterates, over the certified least of all mechanisms. All private rows share one \
+        "The test data was used once, for this table; ε does not cover its scores. Error/bound is the root of the total squared error \
+         that the \
+         mechanism's noise adds to the iterates, divided by the certified minimum over all mechanisms. All private rows share one \
          learning rate; a sweep gives each its own, smaller where there is more noise.",
     );
 
@@ -171,14 +172,14 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
         }
     }
     page.note(
-        "Takes the first run; --run names another. What is computed from a private model is as private as the model. Every \
+        "These commands use the first run; --run names another. Anything computed from a private model is as private as the model. Every \
          run has its own directory with model.safetensors and its mechanism, plan.safetensors.",
     );
     page.heading("Settings");
     if let Some(rehearsed) = &summary.rehearsed {
         page.note(&format!(
-            "{}. Only the sizes of the table were used, so this cost no privacy. On the made-up tables these settings came {:.0} % \
-             of the way from the trivial model to the best there is.",
+            "{}. Only the sizes of the table were used, so this cost no privacy. On the made-up tables these settings came {:.0} % of \
+             the way from the trivial model to the best possible one.",
             capitalized(&rehearsed.describe()),
             100.0 * rehearsed.closed_gap
         ));

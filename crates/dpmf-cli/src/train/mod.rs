@@ -369,7 +369,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
             let named = folder.display();
             let task =
                 experiment.task.find(beside, &folder.join(FOUND), &experiment.key()).with_context(|| {
-                    format!("{named} has begun, and what it found in private is released; another run releases it anew")
+                    format!("the run {named} has begun and its private schema is released; a new run would release another one, which \
+                        costs privacy again")
                 })?;
             if let Some(settings) = settings {
                 experiment.suit(&folder, &task, settings)?;
@@ -794,7 +795,8 @@ where
             Err(error @ dpmf_train::Error::Dpmf(dpmf::Error::StepReused { .. })) => {
                 drop(bar);
                 return Err(anyhow::Error::new(error)
-                    .context("the round was released before the crash, but its result differs now; pass --burn to give up all rounds of this kind"));
+                    .context("the round was released before the crash, but its result differs now; pass --burn to give up all rounds of \
+                        this kind"));
             }
             Err(error) => return Err(error.into()),
         }

@@ -80,8 +80,8 @@ pub struct TaskArgs {
     #[serde(default)]
     date_parts: Vec<DatePartName>,
 
-    /// Share of the budget (of μ²) for finding classes, categories and scales privately; training gets the rest [default:
-    /// what tells a word that a tenth of the users have, from 0.05 to 0.25]
+    /// Share of the budget (of μ²) for finding classes, categories and scales privately; training gets the rest [default: 0.05 to
+    /// 0.25, enough to find a word that a tenth of the users have]
     #[arg(long, value_name = "SHARE", value_parser = schema_share, requires = "label",
         conflicts_with_all = ["schema", "vocabulary_from_training", "public_share"])]
     #[serde(default)]
@@ -100,7 +100,7 @@ pub struct TaskArgs {
     #[serde(default)]
     skip_malformed: bool,
 
-    /// Largest number of users in each set
+    /// Largest number of users in each set (training, validation and test)
     #[arg(long, value_name = "k", value_parser = count)]
     users: Option<usize>,
 

@@ -103,7 +103,7 @@ class Workload:
         """
     @staticmethod
     def from_matrix(matrix: ArrayLike) -> Workload:
-        """Any lower-triangular matrix with a diagonal free of zeros."""
+        """Any lower-triangular matrix whose diagonal has no zeros."""
     @property
     def steps(self) -> int:
         """Number of steps n."""
@@ -142,7 +142,7 @@ class Certificate:
 
     @property
     def loss(self) -> float:
-        """Total squared loss of the factorization at hand, at unit clip and unit noise multiplier."""
+        """Total squared loss of this factorization, at clip 1 and noise multiplier 1."""
     @property
     def lower_bound(self) -> float:
         """Lower bound on the loss of every factorization."""
@@ -154,19 +154,19 @@ class Certificate:
         """sqrt(loss / lower_bound)."""
     @property
     def iterations(self) -> int:
-        """Evaluations that the solver spent."""
+        """Evaluations that the solver needed."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Progress:
-    """Where a solver stands; what a progress callback is given."""
+    """The state of a solver, which progress callbacks receive."""
 
     @property
     def stage(self) -> Literal["solving", "fitting"]:
         """What is being done: "solving" for the optimum, or "fitting" a mechanism of few coefficients."""
     @property
     def share(self) -> float | None:
-        """The share of the pass over the steps at hand that is done, between 0 and 1; None where there is no pass to measure."""
+        """The completed share of the current pass over the steps, between 0 and 1; None if there is none."""
     @property
     def iteration(self) -> int:
         """Evaluations so far, of this stage."""
@@ -189,7 +189,9 @@ class Optimum:
 
     @property
     def v(self) -> NDArray[np.float64]:
-        """The dual variable, which proves the lower bound; with several participations one number a phase, which is a part of it."""
+        """The dual variable, which proves the lower bound. With several participations, this is one number for each phase, a part of
+        the dual variable.
+        """
     @property
     def certificate(self) -> Certificate:
         """Loss, lower bound and gap."""
@@ -211,18 +213,18 @@ class Optimum:
         tolerance of the lower bound, 1e-4 by default. progress is as for factorize.
         """
     def dense_mechanism(self) -> Mechanism:
-        """The optimum with its matrix kept whole: no buffers, but every step costs as much as all steps before it.
+        """The optimum as a dense matrix: no buffers, but every step costs as much as all steps before it.
 
         Cost: O(n^3) time; at most 16384 steps.
         """
 
 @final
 class Ledger:
-    """A file that records what was released about the same people, and the (ε, δ) that all of it must not exceed.
+    """A file that records all releases about the same people, and the (ε, δ) that they must not exceed together.
 
-    Each release may be decided after looking at the earlier ones: a privacy filter holds the budget all the same.
+    You may decide on each release after looking at the earlier ones: a privacy filter keeps to the budget even then.
     record_together is for releases that are decided before any of them is seen, which cost less. Record a release before it is
-    made. The file is that of `dpmf ledger`; it is read anew for every call, and locked only while it is written.
+    made. The file is that of `dpmf ledger`; it is read again in every call, and locked only while it is written.
     """
 
     def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
@@ -235,20 +237,20 @@ class Ledger:
         unit: _Unit = "user",
         adjacency: _Adjacency = "replace-with-zero",
     ) -> Ledger:
-        """Begins a ledger in a new file. unit is "user" or "record"; adjacency is as for Mechanism.calibrate."""
+        """Creates a ledger in a new file. unit is "user" or "record"; adjacency is as for Mechanism.calibrate."""
     def record(self, statement: PrivacyStatement, *, id: str | None = None, what: str = "") -> float:
-        """Records one release: a statement such as mechanism.privacy or plan.statement. id names it, and a second record of the
-        same id counts once; without one it gets a name of its own. BudgetError if it does not fit, with nothing recorded.
-        Returns what is spent.
+        """Records one release: a statement such as mechanism.privacy or plan.statement. id is its name, and recording the same id
+        again does not count twice; without an id, it gets a name of its own. Raises BudgetError, and records nothing, if it
+        exceeds the budget. Returns the ε spent so far.
         """
     def record_together(
         self, statements: Sequence[PrivacyStatement], *, id: str | None = None, what: str = ""
     ) -> float:
-        """Records releases that were decided together, before any of them was seen: they compose exactly. Nothing about one of
-        them may depend on another one of them. Their names are id/1, id/2, … Returns what is spent.
+        """Records releases that were decided together, before any of them was seen: they compose exactly. None of them may depend on
+        another in any way. Their names are id/1, id/2, … Returns the ε spent so far.
         """
     def record_stated(self, epsilon: float, delta: float, *, id: str | None = None, what: str = "") -> float:
-        """Records a release that was made by other means, of which only ε and δ are known. Returns what is spent."""
+        """Records a release that was made by other means, of which only ε and δ are known. Returns the ε spent so far."""
     @property
     def epsilon(self) -> float:
         """ε of the budget."""
@@ -266,8 +268,8 @@ class Ledger:
         """How much of the budget's ε is used."""
     @property
     def spent_if_fixed(self) -> float:
-        """ε that all releases would have cost had they been decided beforehand, by exact composition. It does not hold for
-        releases that were decided one after the other.
+        """The ε that all releases would have cost if they had been decided beforehand, by exact composition. It does not hold for
+        releases that were decided one after another.
         """
     @property
     def releases(self) -> list[dict[str, Any]]:
@@ -275,7 +277,7 @@ class Ledger:
 
 @final
 class PrivacyStatement:
-    """A guarantee together with everything it depends on; str() says it in words."""
+    """A guarantee with everything it depends on; str() gives it in words."""
 
     @property
     def epsilon(self) -> float:
@@ -309,7 +311,7 @@ class PrivacyStatement:
         """How ε follows from the noise."""
     @property
     def unit(self) -> _Unit:
-        """Whose data is protected as one piece: "user" or "record"."""
+        """The unit of privacy: "user" or "record"."""
     @property
     def participation(self) -> str:
         """How often one unit takes part, in words; in numbers in to_dict()."""
@@ -324,18 +326,18 @@ class PrivacyStatement:
         """What (ε, δ) covers, one sentence each."""
     @property
     def does_not_cover(self) -> list[str]:
-        """What (ε, δ) does not cover or takes for granted, one sentence each."""
+        """What (ε, δ) does not cover or assumes, one sentence each."""
     def to_dict(self) -> dict[str, Any]:
         """Everything, as in the JSON of the command line."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Mechanism:
-    """A validated mechanism: workload, form as deployed, participation, and what is known of them.
+    """A validated mechanism: its workload, its form as deployed, its participation, and what is known about them.
 
-    Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and
-    with_noise return a new one. Two are equal if their files are: the same noise (identity), with the same name,
-    certificate and privacy statement.
+    Made by dpmf.plan, dpmf.make_mechanism, Optimum.state_space or Mechanism.load. It never changes: calibrate and with_noise
+    return a new one. Two mechanisms are equal if their files are equal: the same noise (identity), name, certificate and privacy
+    statement.
     """
 
     @staticmethod
@@ -347,27 +349,27 @@ class Mechanism:
     def from_bytes(data: bytes) -> Mechanism:
         """Reads what to_bytes wrote, with the checks of load."""
     def save(self, path: _Path) -> None:
-        """Writes a safetensors file, at once or not at all."""
+        """Writes a safetensors file, completely or not at all."""
     def to_bytes(self) -> bytes:
         """The bytes of the mechanism file."""
     @property
     def identity(self) -> str:
-        """What its noise is bound to, 64 hexadecimal digits: SHA-256 over all that decides the noise, and nothing else.
+        """What its noise is bound to, 64 hexadecimal digits: the SHA-256 of everything that determines the noise, and of nothing else.
 
         Streams of one key and run have the same noise if their mechanisms have the same identity.
         """
     @property
     def workload(self) -> Workload:
-        """The workload it serves."""
+        """The workload that it was made for."""
     @property
     def steps(self) -> int:
         """Number of steps."""
     @property
     def mechanism(self) -> str | None:
-        """The name it was made by, with the choices made: "optimal", "state-space:buffers=4"; None if it has none."""
+        """Its name with its options, such as "optimal" or "state-space:buffers=4"; None if it has none."""
     @property
     def form(self) -> _Form:
-        """How the noise is made: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree"."""
+        """How the noise is generated: "banded", "blt", "dense", "recall", "state-space", "structured", "toeplitz" or "tree"."""
     @property
     def participation(self) -> str:
         """The participation that the sensitivity covers, as plan and make_mechanism take it: "single"."""
@@ -376,10 +378,10 @@ class Mechanism:
         """Least distance of two steps of one unit, and how often it takes part at most."""
     @property
     def sampling(self) -> str:
-        """The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none."""
+        """The sampling that the guarantee relies on, in the format of dpmf.Sampler; "none" if it relies on none."""
     @property
     def loss(self) -> float:
-        """Total squared loss over all steps, at unit clip and unit noise multiplier."""
+        """Total squared loss over all steps, at clip 1 and noise multiplier 1."""
     @property
     def sqrt_loss(self) -> float:
         """Root of the loss."""
@@ -394,12 +396,10 @@ class Mechanism:
         """Sensitivity of the encoder as deployed, for contributions of unit norm."""
     @property
     def buffers(self) -> int | None:
-        """Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which draw all
-        earlier noise again.
-        """
+        """Model-sized float32 arrays that a stream keeps from one step to the next; None for dense rows, which regenerate all earlier noise."""
     @property
     def recalls(self) -> int | None:
-        """Earlier rows of noise that a step draws again; None for dense rows."""
+        """Earlier rows of noise that a step regenerates; None for dense rows."""
     @property
     def work(self) -> float:
         """Mean number of model-sized multiply-adds a step."""
@@ -410,7 +410,7 @@ class Mechanism:
     def privacy(self) -> PrivacyStatement | None:
         """The privacy statement; None before calibration."""
     def per_step_error(self) -> NDArray[np.float64]:
-        """Expected squared error of every step a coordinate, at unit clip and unit noise multiplier."""
+        """Expected squared error of a coordinate in every step, at clip 1 and noise multiplier 1."""
     def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The factorization as deployed, A = B C, as (B, C). Cost: O(n^2) memory and more time."""
     def coloring(self) -> NDArray[np.float64]:
@@ -440,17 +440,17 @@ class Mechanism:
         adjacency: _Adjacency = "replace-with-zero",
         accountant: _Accountant = "exact",
     ) -> Mechanism:
-        """The mechanism with a given noise multiplier, and the ε that it gives at δ. All else is as for calibrate."""
+        """The mechanism with a given noise multiplier, and the ε that this gives at δ. Other arguments are as for calibrate."""
     def with_sampling(self, sampling: str) -> Mechanism:
-        """The mechanism for units that come into steps by chance, in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
+        """The mechanism for units that are sampled in secret: "cyclic-poisson:G:Q", "balls-in-bins:B",
         "reshuffled-bins:B" or "none".
 
-        Parts that take turns go with encoders of at most G diagonals, bins with encoders that are seen to be non-negative, such
-        as those of banded, blt and banded-inverse mechanisms. The participation is then the one that the sampling means.
-        A calibration and a lower bound made before are dropped: calibrate the result.
+        cyclic-poisson needs an encoder with at most G diagonals. Bins need an encoder that is known to be non-negative, such as
+        those of banded, blt and banded-inverse mechanisms. The participation follows from the sampling. An earlier calibration
+        and lower bound are dropped: calibrate the result.
         """
     def verify(self) -> Certificate | None:
-        """Evaluates the lower bound anew from its dual variable and returns the certificate with it.
+        """Evaluates the lower bound again from its dual variable, and returns the certificate with it.
 
         Raises FormatError if the stored bound claims more. None if the mechanism has no bound.
         """
@@ -463,32 +463,31 @@ class Mechanism:
         coupled: bool = False,
         learning_rates: Sequence[float] | ArrayLike | None = None,
     ) -> None:
-        """Refuses an optimizer that does not compute the workload this mechanism was made for.
+        """Refuses an optimizer other than the one that this mechanism was made for.
 
         learning_rates are those of the first steps, as many as are known, up to a common factor unless there is weight
         decay. Privacy does not depend on the optimizer; the size of the noise in its iterates does.
 
-        Raises MismatchError, which says how to plan for the optimizer at hand.
+        Raises MismatchError, which says how to plan for this optimizer.
         """
     def check_learning_rate(self, step: int, learning_rate: float, first_learning_rate: float) -> None:
-        """Refuses a step past the last, or a learning rate that does not follow the schedule: learning_rate at a
-        zero-based step, where the first step had first_learning_rate.
+        """Refuses a step after the last one, or a learning rate that does not follow the schedule. Steps are counted from zero;
+        first_learning_rate is that of the first step.
         """
     def check_steps(self, steps: int) -> None:
         """Refuses a run of more steps than the mechanism has noise for; fewer are always allowed."""
     def check_sampling(self, sampler: str, *, epochs: int = 1) -> None:
-        """Refuses a sampler other than the one that the guarantee counts on or, where it counts on none, one under which a user or
-        record could take part more often than the mechanism covers.
+        """Refuses a sampler other than the one that the guarantee relies on. If it relies on none, refuses a sampler under which a
+        user or record could take part more often than the mechanism covers.
 
-        sampler is "single-epoch" (each takes part in at most one step), "epochs" (each once in every one of several
-        epochs), "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B"
-        or "reshuffled-bins:B".
+        sampler is "single-epoch" (each takes part in at most one step), "epochs" (each takes part once in every epoch),
+        "poisson", "with-replacement", or that of a dpmf.Sampler: "cyclic-poisson:G:Q", "balls-in-bins:B" or "reshuffled-bins:B".
         """
     def plot_error(self, ax: Axes | None = None, **line: Any) -> Axes:
         """Draws the standard deviation of every iterate's error with matplotlib and returns the axes.
 
-        It is of a coordinate, the root of per_step_error, in units of noise multiplier times clip. ax takes several mechanisms; line
-        is for matplotlib's plot.
+        It is for one coordinate, the root of per_step_error, in units of noise multiplier times clip. Pass ax to draw several
+        mechanisms into one figure; line goes to matplotlib's plot.
         """
     def _repr_html_(self) -> str:
         """A table of what is known and the curve of the error, for notebooks."""
@@ -498,7 +497,7 @@ class Mechanism:
 
 @final
 class Plan:
-    """The mechanism and the sampler of least error for a budget, and all that was weighed; made by dpmf.plan.
+    """The mechanism and the sampler with the least error for a budget, and all candidates; made by dpmf.plan.
 
     Errors are root mean squared errors of an iterate at clip 1: noise multiplier times sensitivity times ‖A N‖_F/√n.
     """
@@ -508,7 +507,7 @@ class Plan:
         """The mechanism to train with, calibrated, with its sampling."""
     @property
     def sampling(self) -> str:
-        """The sampling that the guarantee counts on, as dpmf.Sampler takes it; "none" if it counts on none."""
+        """The sampling that the guarantee relies on, in the format of dpmf.Sampler; "none" if it relies on none."""
     @property
     def chosen(self) -> dict[str, Any]:
         """What was chosen, as a row: a dictionary with "mechanism", "sampling", "bands", "buffers", "recalls",
@@ -517,9 +516,9 @@ class Plan:
         """
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Everything that was weighed, by error, then what could not be: its "rmse" is None, and "reason" says why.
+        """All candidates by error, then those that could not be compared: their "rmse" is None, and "reason" says why.
 
-        "excluded" says why a row may not be chosen. The noise of a row with "estimated" was not proved, since it does not win.
+        "excluded" says why a row may not be chosen. The noise of a row with "estimated" is not proved, because the row was not chosen.
         """
     @property
     def dp_sgd(self) -> dict[str, Any]:
@@ -529,7 +528,7 @@ class Plan:
         """Root mean squared error of an iterate at clip 1."""
     @property
     def lower_bound_rmse(self) -> float | None:
-        """No mechanism that counts on no sampling has an error below it; None where no bound is known."""
+        """A lower bound on the error of every mechanism without sampling; None if no bound is known."""
     @property
     def statement(self) -> PrivacyStatement:
         """The privacy statement."""
@@ -538,35 +537,35 @@ class Plan:
         """Number of steps of all epochs."""
     @property
     def examples(self) -> int:
-        """Units of privacy that it was made for."""
+        """Number of examples, or users, that it was made for."""
     @property
     def batch(self) -> int:
-        """Units in a batch, on average."""
+        """Examples, or users, in a batch, on average."""
     @property
     def epochs(self) -> int:
         """Passes over the data."""
     def per_step(self) -> NDArray[np.float64]:
         """Noise of every step's iterate, as a standard deviation at clip 1."""
     def save(self, path: _Path) -> None:
-        """Writes the mechanism with its sampling to a safetensors file, at once or not at all; Mechanism.load reads it."""
+        """Writes the mechanism with its sampling to a safetensors file, completely or not at all; Mechanism.load reads it."""
     def sampler(
         self, key: NoiseKey, *, units: int | None = None, run: str | None = None, start: int = 0
     ) -> Sampler:
-        """The sampler that the guarantee counts on.
+        """The sampler that the guarantee relies on.
 
-        key and run are those of the noise. units is the number of examples by default; start is the first step that it hands out.
+        key and run are those of the noise. units is the number of examples by default; start is the first step that it yields.
 
-        Raises MismatchError where the plan counts on no sampling.
+        Raises MismatchError if the plan does not rely on sampling.
         """
     def _repr_html_(self) -> str:
         """Tables of what was chosen and weighed and the curve of the error, for notebooks."""
 
 @final
 class Model:
-    """A model that `dpmf train` made, with everything that is needed to use it; read by dpmf.load_model.
+    """A model that dpmf trained, with everything that is needed to use it; dpmf.load_model reads one.
 
     The file is in the safetensors format: its tensors have names and shapes, and one entry of metadata, "dpmf", holds the rest as
-    JSON. What is computed from a private model is as private as the model.
+    JSON. Anything computed from a private model is as private as the model.
     """
 
     @property
@@ -580,16 +579,18 @@ class Model:
         """The tensors by name, as arrays of float32."""
     @property
     def classes(self) -> list[str] | None:
-        """Classes that it tells apart, in the order of their probabilities; None for texts and numbers."""
+        """Its classes, in the order of predicted probabilities; None for texts and numbers."""
     @property
     def vocabulary(self) -> list[str] | None:
-        """Symbols that a model of texts knows; None for others."""
+        """The symbols of a text model; None for others."""
     @property
     def privacy(self) -> dict[str, Any] | None:
         """The privacy statement as a dictionary; None if the model was trained without privacy."""
     @property
     def rehearsed(self) -> dict[str, Any] | None:
-        """What a rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or if all was given."""
+        """The settings that the rehearsal on made-up tables chose, as a dictionary; None for a model that was read from a file, or
+        if all settings were given.
+        """
     @property
     def scores(self) -> dict[str, Any] | None:
         """Scores on the rows that train_table held out, and the trivial model's, as a dictionary; ε does not cover them, and they are
@@ -719,7 +720,7 @@ class NoiseStream:
         """"exact" or "float"."""
     @property
     def grid(self) -> float | None:
-        """What releases are rounded to multiples of; None in float arithmetic."""
+        """Releases are multiples of it; None in float arithmetic."""
     @property
     def run(self) -> str:
         """The name of the run, 32 hexadecimal digits."""
@@ -730,7 +731,7 @@ class NoiseStream:
     def privacy(self) -> PrivacyStatement | None:
         """The privacy statement, with the origin of the key in use; None for unit noise, which promises nothing."""
     def checkpoint(self, path: _Path) -> None:
-        """Writes the state, encrypted under the key, to a file at once or not at all."""
+        """Writes the state, encrypted under the key, to a file, completely or not at all."""
     def checkpoint_bytes(self) -> bytes:
         """The bytes of a checkpoint, for a state dictionary."""
     def restore(self, checkpoint: bytes | _Path) -> None:
@@ -802,9 +803,9 @@ class PrivateRun:
         ahead: int | None = None,
         part: bool = False,
     ) -> PrivateRun:
-        """Goes on with the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
+        """Continues the run of a journal, from a checkpoint (a path or bytes), from the step at, or from the first step.
 
-        Steps in the journal beyond the checkpoint come again for the same sum only; burn() passes over one.
+        Steps in the journal after the checkpoint are repeated with the same sum only; burn() skips one.
         """
     @staticmethod
     def of_journal(journal: str | os.PathLike[str]) -> str:
@@ -908,13 +909,13 @@ class PrivateRun:
         """Gives up the coming step, whose contributions are lost: its noise is never used. Returns the step."""
     @property
     def next_step(self) -> int:
-        """The step of the next release, zero-based; equal to steps at the end."""
+        """The step of the next release, counted from zero; equal to steps at the end."""
     @property
     def steps(self) -> int:
         """Number of steps in all."""
     @property
     def recorded_steps(self) -> int:
-        """Number of steps in the journal: below it, only the same sum again or a burn is possible."""
+        """Number of steps in the journal; an earlier step can only be repeated with the same sum, or burned."""
     @property
     def burned(self) -> list[int]:
         """Steps that were burned, in order."""
@@ -1000,14 +1001,15 @@ class _Clip:
 class Sampler:
     """Draws in secret who takes part in which step.
 
-    sampling is "cyclic-poisson:G:Q" (units are dealt into G parts that take turns, and each of a part takes part in its turn
+    sampling is "cyclic-poisson:G:Q" (units are put into G parts that take turns, and each unit of the current part takes part
     with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
-    step) or "reshuffled-bins:B" (each unit has one of B phases in every epoch, drawn anew). Key and run are those of the noise, from which the draws are independent; what is drawn is as secret as the noise.
-    run is the name of the run: None for a new one, or a stream's .run; words go with a key from a seed.
+    step) or "reshuffled-bins:B" (each unit draws one of B phases anew in every epoch). Key and run are those of the noise; the
+    draws are independent of the noise, and must stay as secret. run is None for a new run, or a stream's .run. You can choose a
+    name only with a key from a seed.
 
-    Members are a function of key, run, sampling, unit and step alone: a run resumes at any step, start, and a unit that joins or
-    leaves moves no other. Iterating gives the members of each step once, from next_step on. A mean divides by expected_batch,
-    never by the number of members.
+    The members of a step are a function of key, run, sampling, unit and step alone. So a run can resume at any step (start), and
+    a unit that joins or leaves does not affect the others. Iterating yields the members of each step once, from next_step on.
+    Divide a mean by expected_batch, never by the number of members.
 
     >>> import dpmf
     >>> key = dpmf.NoiseKey.generate()
@@ -1029,15 +1031,15 @@ class Sampler:
         start: int = 0,
     ) -> Self: ...
     def members(self, step: int) -> NDArray[np.int64]:
-        """Who takes part in a step, zero-based: indices of units in order, perhaps none."""
+        """The members of a step, counted from zero: indices of units in order, perhaps none."""
     def turns(self, unit: int) -> list[int]:
         """The steps in which one unit takes part."""
     @property
     def expected_batch(self) -> float:
-        """Mean number of members of a step, what a mean divides by."""
+        """Mean number of members of a step: divide means by it."""
     @property
     def sampling(self) -> str:
-        """How it samples."""
+        """The sampling that it draws."""
     @property
     def units(self) -> int:
         """Number of units."""
@@ -1046,14 +1048,14 @@ class Sampler:
         """Number of steps."""
     @property
     def next_step(self) -> int:
-        """The step whose members come next; equal to steps at the end."""
+        """The next step to be drawn; equal to steps at the end."""
     @property
     def run(self) -> str:
         """The name of the run, 32 hexadecimal digits."""
     def state_dict(self) -> dict[str, str | int]:
-        """What load_state_dict() needs to go on; nothing in it is secret."""
+        """What load_state_dict() needs to continue; nothing in it is secret."""
     def load_state_dict(self, state: dict[str, str | int]) -> None:
-        """Goes on where another sampler of the same key, run, sampling, units and steps was."""
+        """Continues where another sampler with the same key, run, sampling, units and steps stopped."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> NDArray[np.int64]: ...
     def __len__(self) -> int: ...
@@ -1061,12 +1063,12 @@ class Sampler:
 
 @final
 class DurableStream:
-    """A NoiseStream with a journal: what training that may crash should use.
+    """A NoiseStream with a journal, for training that may crash.
 
-    Before a noisy row leaves, its step and a keyed digest of the clipped input are synced to the journal. After a crash a
-    journalled step is released again only for the very same input; burn() gives up a step whose input is lost.
+    Before a row is released, its step and a keyed digest of the clipped input are synced to the journal. After a crash, a step in
+    the journal is released again only for exactly the same input; burn() gives up a step whose input is lost.
 
-    create() begins a journal, open() goes on with one.
+    create() begins a journal, open() continues one.
     """
 
     @staticmethod
@@ -1081,7 +1083,7 @@ class DurableStream:
         output: _Output = "gradient",
         arithmetic: _Arithmetic | None = None,
     ) -> DurableStream:
-        """Begins a journal at a path where none exists. run may be words too: the journal keeps count."""
+        """Begins a journal at a path where none exists."""
     @staticmethod
     def open(
         mechanism: Mechanism,
@@ -1094,25 +1096,25 @@ class DurableStream:
         output: _Output = "gradient",
         arithmetic: _Arithmetic | None = None,
     ) -> DurableStream:
-        """Goes on with a journal, from a checkpoint (a path or bytes) or from the first step.
+        """Continues a journal, from a checkpoint (a path or bytes) or from the first step.
 
-        The run is the one in the journal. Steps in the journal beyond the checkpoint come again for the same input only;
-        burn() passes over one.
+        The run is the one in the journal. Steps in the journal after the checkpoint are repeated with the same input only; burn()
+        skips one.
         """
     def release(self, array: NDArray[np.float32] | NDArray[np.float64]) -> int:
         """Journals the clipped sum, then adds the next row of noise to it in place; returns the step, zero-based.
 
-        The array is as for NoiseStream.add_to. A step that is done again after a crash needs the sum as it was before
-        the noise, to the bit.
+        The array is as for NoiseStream.add_to. A step that is repeated after a crash needs the sum as it was before the noise,
+        bit for bit.
         """
     def burn(self) -> int:
-        """Gives up the next step: its noise is never used, and the stream goes on with the one after it."""
+        """Gives up the next step: its noise is never used, and the stream continues with the step after it."""
     @property
     def next_step(self) -> int:
-        """The step of the next release, zero-based."""
+        """The step of the next release, counted from zero."""
     @property
     def recorded_steps(self) -> int:
-        """Number of steps in the journal: below it, only the same input again or a burn is possible."""
+        """Number of steps in the journal; an earlier step can only be repeated with the same input, or burned."""
     @property
     def burned(self) -> list[int]:
         """Steps that were burned, in order."""
@@ -1133,7 +1135,7 @@ class DurableStream:
         """"exact" or "float"."""
     @property
     def grid(self) -> float | None:
-        """What releases are rounded to multiples of; None in float arithmetic."""
+        """Releases are multiples of it; None in float arithmetic."""
     @property
     def run(self) -> str:
         """The name of the run, 32 hexadecimal digits."""
@@ -1144,7 +1146,7 @@ class DurableStream:
     def privacy(self) -> PrivacyStatement | None:
         """The privacy statement, with the origin of the key in use."""
     def checkpoint(self, path: _Path) -> None:
-        """Writes the state, encrypted under the key, to a file at once or not at all."""
+        """Writes the state, encrypted under the key, to a file, completely or not at all."""
     def checkpoint_bytes(self) -> bytes:
         """The bytes of a checkpoint, for a state dictionary."""
     def close(self) -> None:
@@ -1163,7 +1165,7 @@ def factorize(
     participation: str = "single",
     progress: _Listener = None,
 ) -> Optimum:
-    """Finds the factorization of least loss, to a certified relative gap.
+    """Finds the factorization with the least loss, to a certified relative gap.
 
     solver is "linear" (in the number of steps), "dense" (cubic, for any matrix), "newton" or "gradient" (rivals), or "auto" for the one
     that suits the workload; iteration is "anderson" (accelerated), "relaxed" or "plain". participation says in which steps one user
@@ -1171,8 +1173,8 @@ def factorize(
     K, any two of them B or more apart.
 
     progress is called with a Progress after every iteration, on the calling thread; returning False stops the solver
-    with StoppedError. Ctrl-C stops it too. Other Python threads go on meanwhile. Without it, work of more than two seconds
-    shows a line on standard error where that is a terminal or a notebook; True shows it anywhere, False nowhere.
+    with StoppedError. Ctrl-C stops it too. Other Python threads continue meanwhile. By default, work of more than two seconds
+    shows a line on standard error in a terminal or notebook; True shows it everywhere, False nowhere.
 
     >>> import dpmf
     >>> optimum = dpmf.factorize(dpmf.Workload.prefix_sum(512))
@@ -1222,14 +1224,14 @@ def make_mechanism(
     participation: str = "single",
     progress: _Listener = None,
 ) -> Mechanism:
-    """A mechanism by name, as deployed, with the lower bound for its workload; not calibrated yet.
+    """The mechanism with this name, as deployed, with the lower bound for its workload; not calibrated yet.
 
-    mechanism is a name, or one with choices: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
+    mechanism is a name, or a name with options: "optimal", "optimal:dense", "state-space:buffers=4", "tree". "optimal" is
     the optimum as a stream of few buffers, or dense rows where the workload is a matrix.
 
-    buffers, tolerance and dense choose too, where the mechanism leaves the choice: as many model-sized buffers as
-    given; as few as keep the root loss within tolerance of the lower bound (1e-4 by default); or none, with dense rows
-    that draw all earlier noise again at every step.
+    For mechanisms that leave the choice, pass one of: buffers, the number of model-sized buffers; tolerance, to use as few as
+    keep the root loss within this relative distance of the lower bound (1e-4 by default); or dense, for dense rows that keep no
+    buffers but regenerate all earlier noise in every step.
 
     participation and progress are as for factorize; the stage of a Progress is "solving" and then "fitting".
     """
@@ -1242,19 +1244,19 @@ def compare(
     participation: str = "single",
     progress: _Listener = None,
 ) -> list[dict[str, Any]]:
-    """Puts mechanisms for a workload side by side, each as it would be deployed: a list of dictionaries with
+    """Compares mechanisms for a workload, each as it would be deployed: a list of dictionaries with
     "mechanism", "sqrt_loss", "max_sqrt_loss", "final_sqrt_loss", "ratio_to_bound", "buffers" (None for dense rows) and
     "work".
 
-    mechanisms are names as for make_mechanism; all of them if none is given. With nothing chosen, "optimal" and
-    "optimal-prefix" are shown as dense rows, and "state-space" as the stream that a tolerance of 1e-4 asks for beside
-    those with the given numbers of buffers, in their order. A mechanism that cannot be made, such as dense rows of very
-    many steps, is left out with a warning where there are others. participation and progress are as for factorize.
+    mechanisms are names as for make_mechanism; by default, all of them. Without options, "optimal" and "optimal-prefix" are dense
+    rows, and "state-space" is shown with the given numbers of buffers, and with as many as a tolerance of 1e-4 needs. If a
+    mechanism cannot be made, such as dense rows for very many steps, it is left out with a warning. participation and progress
+    are as for factorize.
     """
 def account(
     noise_multiplier: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero"
 ) -> dict[str, Any]:
-    """What a noise multiplier is worth at δ by every accountant, each rounded up: a dictionary with "epsilon_exact",
+    """The ε of a noise multiplier at δ by every accountant, rounded up: a dictionary with "epsilon_exact",
     "epsilon_zcdp", "epsilon_rdp", "epsilon_paper", "mu" and "rho", beside "noise_multiplier", "delta" and "adjacency".
     adjacency is as for Mechanism.calibrate.
 
@@ -1265,14 +1267,14 @@ def account(
 def calibrate_noise(
     epsilon: float, delta: float, *, adjacency: _Adjacency = "replace-with-zero", accountant: _Accountant = "exact"
 ) -> float:
-    """The least noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate."""
+    """The smallest noise multiplier that gives (ε, δ), rounded up. adjacency and accountant are as for Mechanism.calibrate."""
 def compose(noise_multipliers: Sequence[float]) -> float:
     """The noise multiplier of one mechanism that is as private as all the given ones together, rounded down."""
 def poisson_epsilon(
     noise_multiplier: float, rate: float, steps: int, delta: float, *, width: float = 0.001
 ) -> tuple[float, float]:
-    """ε at δ of steps that draw each record with probability rate, in secret: DP-SGD. A pair (lower, upper) no further
-    apart than width where the arithmetic allows it; the upper end is the guarantee.
+    """ε at δ of steps that draw each record in secret with probability rate, as in DP-SGD. Returns a pair (lower, upper), no further
+    apart than width if the arithmetic allows it; the upper end is the guarantee.
 
     It holds for records added, removed, or replaced with zero. A rate of 1 is the Gaussian mechanism.
 
@@ -1284,9 +1286,9 @@ def poisson_epsilon(
 def poisson_delta(
     noise_multiplier: float, rate: float, steps: int, epsilon: float, *, width: float = 0.001
 ) -> tuple[float, float]:
-    """δ at ε of steps that draw each record with probability rate: a pair (lower, upper) as narrow as width in ε makes it."""
+    """δ at ε of steps that draw each record in secret with probability rate: a pair (lower, upper), as narrow as a width in ε allows."""
 def poisson_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The least noise multiplier of steps that draw each record with probability rate which gives (ε, δ), rounded up by
+    """The smallest noise multiplier that gives (ε, δ) in steps that draw each record in secret with probability rate, rounded up by
     about 1e-5 of it.
 
     >>> import dpmf
@@ -1316,12 +1318,12 @@ def audit(
     """Plays the adaptive privacy game against a calibrated mechanism and bounds its ε from below.
 
     Returns a dictionary with "epsilon_lower" (for a Gaussian trade-off), "epsilon_assumption_free", "promise",
-    "refuted" and more. An audit can refute a guarantee and never prove one.
+    "refuted" and more. An audit can refute a guarantee, but never prove one.
 
     adversary is "worst-column", "adaptive" or "paper".
 
-    Of a mechanism that relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
-    "epsilon", "delta" and "delta_lower" of each; adversary, delta and dimension do not matter there.
+    If a mechanism relies on sampling, several points of the promised curve are tested with the deployed sampler: "rows" has
+    "epsilon", "delta" and "delta_lower" of each. adversary, delta and dimension are then not used.
     """
 def new_run() -> str:
     """A new name for a run, 32 hexadecimal digits from the operating system."""

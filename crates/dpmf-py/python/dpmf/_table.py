@@ -78,21 +78,22 @@ def train_table(
 ) -> Model:
     """Trains a model that predicts the column `label` of a data frame, with (ε, δ)-differential privacy.
 
-    `frame` is a pandas, polars or Arrow table, or a dict of columns. `user` names the column that says whose a row is, and the
-    guarantee is for users; without it every row counts as another person, and the guarantee is for rows.
+    `frame` is a pandas, polars or Arrow table, or a dict of columns. `user` names the column with the person that a row belongs
+    to; the guarantee is then for users. Without it, every row counts as a different person, and the guarantee is for rows.
 
-    Settings that you do not give are rehearsed on made-up tables with as many users, columns and classes, as `dpmf train` does:
-    that costs no privacy. `model.rehearsed` says what was chosen, `model.statement` what is guaranteed.
+    Settings that you leave out are rehearsed on made-up tables with the same number of users, columns and classes, as in `dpmf
+    train`; this costs no privacy. `model.rehearsed` has the chosen settings, and `model.statement` the guarantee.
 
-    Classes, categories and scales are found in private, with a part of the budget: `schema_share` of μ², by default from 5 to 25 %. `task`
-    ("classification" or "regression") and `classes`, where you know them, need not be found. `schema` says what the columns mean, as a
-    dict or the path of a JSON file, and costs nothing; `public_share` takes this share of the users for public, who then say it, and whom
-    ε does not cover. `features` names the columns to predict from, `exclude` those not to.
+    Classes, categories and scales are found privately with a part of the budget: `schema_share` of μ², by default 5 to 25 %. If
+    you know them, pass `task` ("classification" or "regression") and `classes`, which then need not be found. `schema` describes
+    the columns, as a dict or the path of a JSON file, and costs no privacy. `public_share` treats this share of the users as
+    public: classes, categories and scales come from them, and ε does not cover them. `features` names the columns to predict
+    from, and `exclude` columns to leave out.
 
-    With `hold_out`, some 15 % of the users do not train, and `model.scores` says how good the model is on them, beside the trivial
-    one: ε does not cover these scores. `seed` makes the noise's key repeatable, for experiments; leave it out for a real key.
+    With `hold_out`, about 15 % of the users are not trained on, and `model.scores` has the scores of the model and of the trivial
+    model on them; ε does not cover these scores. `seed` makes the key reproducible, for experiments; leave it out for a release.
 
-    Raises ValueError for a frame or a setting that makes no sense.
+    Raises ValueError for an invalid frame or setting.
     """
     names = _names(frame)
     features = None if features is None else list(features)

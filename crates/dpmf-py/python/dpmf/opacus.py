@@ -12,8 +12,8 @@
           for inputs, targets in loader:
               …
 
-The engine plans mechanism and sampling for the optimizer that it is given, for all epochs, and says in one line what it chose;
-engine.plan has the rest. The data loader that it returns draws as the plan counts on: each loop over it is one epoch.
+The engine plans the mechanism and the sampling for your optimizer and all epochs, and reports its choice in one line; engine.plan
+has the details. The data loader that it returns draws batches as planned; each loop over it is one epoch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ REMEDIES = {
 
 
 class MechanismAccountant(IAccountant):
-    """Answers with the guarantee of a mechanism, which is for the whole run and holds from its first step on."""
+    """Reports the guarantee of a mechanism, which is for the whole run and holds from the first step on."""
 
     def __init__(self, mechanism: Mechanism | None = None) -> None:
         self.of: Mechanism | None = mechanism
@@ -125,7 +125,7 @@ class MechanismAccountant(IAccountant):
 
 
 class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
-    """Opacus' DPOptimizer with the noise of a mechanism in place of independent noise.
+    """Opacus' DPOptimizer with the noise of a mechanism instead of independent noise.
 
     The per-sample gradients are those of Opacus' hooks. They are clipped and summed in memory of its own, so that one
     sample moves the sum by at most the mechanism's clip, as real numbers, also under autocast; every .grad is replaced.
@@ -307,7 +307,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         if (self.noise_multiplier, self.max_grad_norm) != self._as_planned:
             raise MismatchError(
                 "noise_multiplier or max_grad_norm has changed since the mechanism was planned: "
-                "schedulers of noise and clipping do not go with correlated noise"
+                "schedulers of noise or clip cannot be combined with correlated noise"
             )
         noise = self._noise
         run = noise.live()
@@ -361,8 +361,8 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state, beside the journal of its run. The next loop over the data loader of make_private gives what is
-        left of the epoch, and the steps after are, bit for bit, those of a run that was never interrupted."""
+        """Continues from a state, with the journal of its run. The next loop over the data loader of make_private yields the rest
+        of the epoch, and the model has the same bits as without the interruption."""
         state = dict(state_dict)
         ours = state.pop("dpmf", None)
         if ours is None:
@@ -442,16 +442,16 @@ _OF_ENGINE = (
 _INSTEAD = {
     "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
     "normalize_clipping": "gradients are clipped to max_grad_norm and the noise is for that: divide the learning rate by max_grad_norm",
-    "total_steps": "say epochs: the loader gives the steps of each",
+    "total_steps": "pass epochs: the loader determines the steps of each",
 }
 
 
 class PrivacyEngine(opacus.PrivacyEngine):
-    """Opacus' engine with correlated noise, the sampling that a plan counts on, and the mechanism's own accounting.
+    """Opacus' engine with correlated noise, planned sampling, and the mechanism's own accounting.
 
     key, experiment, journal and arithmetic are as in dpmf.torch.PrivateOptimizer. seed fixes the order of data that is not
-    sampled; by default it comes from the operating system, and a run that is resumed takes it from the state. noise_decay is as in
-    dpmf.plan: 0.03 by default, which is better for training than none, most of all at small ε.
+    sampled. By default it comes from the operating system, and a resumed run takes it from the state. noise_decay is as in
+    dpmf.plan, and 0.03 by default, which helps training, most of all at small ε.
 
     accountant and secure_mode are accepted and change nothing: ε is that of the mechanism, for the whole run, and the noise
     always comes from a cryptographic generator.
@@ -472,8 +472,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> None:
         if accountant not in (None, "prv", "rdp", "gdp"):
             raise ValueError(
-                f"accountant is {accountant!r}, but it must be one of Opacus' (prv, rdp, gdp), whose place the mechanism's own "
-                "accounting takes"
+                f"accountant is {accountant!r}, but it must be one that Opacus knows: prv, rdp or gdp. The mechanism's own accounting "
+                "replaces it"
             )
         with warnings.catch_warnings():
             # Opacus warns of its own generator of noise, which is not used.
@@ -506,16 +506,16 @@ class PrivacyEngine(opacus.PrivacyEngine):
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> Any:
-        """Plans mechanism and sampling for the optimizer and all epochs, and puts them to work.
+        """Plans the mechanism and the sampling for the optimizer and all epochs, and applies them.
 
-        schedule says how the learning rate will change, as in dpmf.plan: text, or the learning rates of all steps. Adam and all
-        other optimizers but SGD are planned for as running sums.
+        schedule describes how the learning rate will change, as in dpmf.plan: text, a scheduler, or the learning rates of all
+        steps. Adam and all other optimizers but SGD are planned for as running sums.
 
-        Returns module, optimizer and data loader; with grad_sample_mode="ghost" module, optimizer, criterion and data loader, as Opacus
-        does: criterion(model(inputs), targets).backward() then takes the place of the loss's.
+        Returns module, optimizer and data loader; with grad_sample_mode="ghost", it returns module, optimizer, criterion and data
+        loader, as Opacus does. Then call criterion(model(inputs), targets).backward().
 
-        poisson_sampling=True lets the plan count on secret sampling, of whatever kind has the least error. False counts on none:
-        the data is shuffled once and cut into batches, which come in the same order in every epoch.
+        With poisson_sampling=True, the plan may rely on secret sampling, of the kind with the least error. With False, it relies
+        on none: the data is shuffled once and cut into batches, which come in the same order in every epoch.
         """
         clip, _ = _clips_of(max_grad_norm, clipping)
         self._check_unused()
@@ -561,21 +561,21 @@ class PrivacyEngine(opacus.PrivacyEngine):
         clipping: Literal["flat", "per_layer"] = "flat",
         **other: Any,
     ) -> Any:
-        """The module with per-sample gradients, the optimizer with correlated noise, and the data as the mechanism counts on it.
+        """Returns the module with per-sample gradients, the optimizer with correlated noise, and a data loader that fits the mechanism.
 
-        mechanism is one of dpmf.plan, or the Plan itself, or what was saved of it.
+        mechanism is a dpmf.Plan, its mechanism, or a mechanism that was saved from it.
 
         grad_sample_mode="ghost" and criterion are as in make_private_with_epsilon.
 
-        noise_multiplier says how much independent noise each step of DP-SGD would have. With epochs and target_delta, that is
-        an ε, and the plan is for the same.
+        noise_multiplier is the independent noise that each step of DP-SGD would have. With epochs and target_delta, this gives an
+        ε, and the plan is for the same ε.
         """
         if mechanism is None and noise_multiplier is None:
-            raise ValueError("no mechanism is given: give mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")
+            raise ValueError("mechanism is missing: pass mechanism=dpmf.plan(…), or use make_private_with_epsilon, which plans")
         if mechanism is None:
             assert noise_multiplier is not None
             if max_grad_norm is None:
-                raise ValueError("max_grad_norm is not given: the noise is in proportion to it")
+                raise ValueError("max_grad_norm is missing: the noise is proportional to it")
             if epochs is None or target_delta is None:
                 raise ValueError(
                     f"noise_multiplier={noise_multiplier} says how much independent noise a step has, but correlated noise is "
@@ -599,7 +599,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         if noise_multiplier is not None or target_delta is not None:
             raise ValueError(
-                "noise_multiplier or target_delta is given beside a mechanism, which has its own noise: leave it out, or plan anew"
+                "a mechanism has its own noise and delta: remove noise_multiplier and target_delta, or plan again"
             )
         if isinstance(mechanism, Plan):
             self.plan, mechanism = mechanism, mechanism.mechanism
@@ -643,13 +643,13 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError(f"clipping is {clipping!r} without max_grad_norm: give one clip for every parameter, or flat")
         if clip != statement.clip:
             raise ValueError(
-                f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: leave it out, or plan anew"
+                f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: remove it, or plan again"
             )
         if grad_sample_mode not in ("hooks", "functorch", "ghost"):
             raise ValueError(f"grad_sample_mode is {grad_sample_mode!r}, but it must be hooks, functorch or ghost")
         ghost = grad_sample_mode == "ghost"
         if criterion is not None and not ghost:
-            raise ValueError('criterion is given, but only grad_sample_mode="ghost" wraps it: leave it out')
+            raise ValueError('only grad_sample_mode="ghost" wraps a criterion: remove criterion')
         if ghost and (not batch_first or clipping != "flat" or isinstance(module, AbstractGradSampleModule) or not wrap_model):
             raise ValueError(
                 'grad_sample_mode="ghost" wraps a module that is not wrapped yet (wrap_model=True), with examples along the first axis '
@@ -812,7 +812,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
     @staticmethod
     def _rebuilt(data_loader: DataLoader[Any], batches: Batches) -> DataLoader[Any]:
         if not getattr(data_loader, "in_order", True):
-            raise MismatchError("in_order is False, so that nothing shows which batch a step has: leave it out of the data loader")
+            raise MismatchError("in_order is False, so dpmf cannot tell which batch a step has: remove it from the data loader")
         collate = data_loader.collate_fn
         if batches.by_step and not isinstance(collate, _torch.EmptyCollate):
             collate = _torch.EmptyCollate(data_loader.dataset, collate)
@@ -863,10 +863,10 @@ def _check_other(other: Mapping[str, Any]) -> None:
             continue
         if name not in _OFF:
             near = difflib.get_close_matches(name, [*_KNOWN, *_OFF, *_OF_ENGINE], 1)
-            raise ValueError(f"{name} is no argument of the engine" + (f": did you mean {near[0]}?" if near else ": leave it out"))
+            raise ValueError(f"{name} is not an argument of the engine" + (f": did you mean {near[0]}?" if near else ": leave it out"))
         if value is None or value is False:
             continue
-        raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: leave it out')}")
+        raise ValueError(f"{name} is given, but {_INSTEAD.get(name, 'it has no meaning with correlated noise: remove it')}")
 
 
 def _batch_for(length: int, per_epoch: int, batch_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Private models as scikit-learn has them: `PrivateClassifier` and `PrivateRegressor`.
+"""Private scikit-learn estimators: `PrivateClassifier` and `PrivateRegressor`.
 
 They fit linear models with (ε, δ)-differential privacy for every row (or every user, with `users=` in `fit`). Settings are rehearsed
 on made-up tables of the same shape, so there is nothing to tune on private data.
@@ -132,10 +132,10 @@ class _PrivateModel(BaseEstimator):  # type: ignore[misc]
 class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
     """A logistic model with (ε, δ)-differential privacy for every row.
 
-    All rows train; none is held out. Scales are found in private, with a part of the budget. The classes that y has are taken as public.
-    A `schema` says scales and classes without cost, its columns named x0, x1, … and its classes c0, c1, … in the order of `classes_`;
-    `public_share` takes this share of the rows for public, whose scales are then used and whom ε does not cover. A `random_state` makes
-    the noise's key repeatable, for experiments alone: the guarantee then holds only if it is secret.
+    It trains on all rows and holds out none. Scales are found privately, with a part of the budget. The classes in y are treated
+    as public. A `schema` gives scales and classes without cost; it names the columns x0, x1, … and the classes c0, c1, … in the
+    order of `classes_`. `public_share` treats this share of the rows as public: scales come from them, and ε does not cover them.
+    `random_state` makes the key reproducible, for experiments only: the guarantee then holds only if it is secret.
 
     >>> from dpmf.sklearn import PrivateClassifier
     >>> model = PrivateClassifier(epsilon=3.0)
@@ -146,7 +146,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
     _task = "classification"
 
     def fit(self, X: Any, y: Any, users: Any = None) -> PrivateClassifier:
-        """Trains on all rows; `users`, one for each row, says whose they are."""
+        """Trains on all rows; `users` has the user of each row."""
         X, y = validate_data(self, X, y, dtype=numpy.float64)
         check_classification_targets(y)
         self.classes_, codes = numpy.unique(y, return_inverse=True)
@@ -166,7 +166,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
         return whole
 
     def predict(self, X: Any) -> numpy.ndarray[Any, Any]:
-        """The likeliest class of every row."""
+        """The most probable class of every row."""
         check_is_fitted(self)
         return numpy.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
 
@@ -174,18 +174,18 @@ class PrivateClassifier(ClassifierMixin, _PrivateModel):  # type: ignore[misc]
 class PrivateRegressor(RegressorMixin, _PrivateModel):  # type: ignore[misc]
     """A linear model with (ε, δ)-differential privacy for every row.
 
-    As `PrivateClassifier`, for numbers.
+    Its arguments are as for `PrivateClassifier`, but it predicts numbers.
     """
 
     _task = "regression"
 
     def fit(self, X: Any, y: Any, users: Any = None) -> PrivateRegressor:
-        """Trains on all rows; `users`, one for each row, says whose they are."""
+        """Trains on all rows; `users` has the user of each row."""
         X, y = validate_data(self, X, y, dtype=numpy.float64, y_numeric=True)
         self.model_ = self._train(X, numpy.asarray(y, dtype=numpy.float64), users)
         return self
 
     def predict(self, X: Any) -> numpy.ndarray[Any, Any]:
-        """The number of every row."""
+        """The predicted number of every row."""
         rows = self._read(X)
         return numpy.asarray(self.model_.predict(rows))

@@ -8,9 +8,9 @@
       trainer.train()
       trainer.save_model()
 
-The plan follows from the TrainingArguments: epochs, batch size times accumulation times ranks, optimizer and learning rates. Every
-example's gradient is that of the loss over its own tokens, clipped to clip; a step sums them over its cohort, which the plan's sampler
-draws, and adds one row of noise. What is saved has privacy.txt and privacy.json beside it.
+The plan follows from the TrainingArguments: epochs, batch size times accumulation times ranks, optimizer and learning rates. The
+gradient of each example is that of the loss over its own tokens, clipped to clip. A step sums the gradients of the batch that the
+plan's sampler draws, and adds one row of noise. Saved models have privacy.txt and privacy.json beside them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FOLDER = "_dpmf"
 
 
 class UncoveredChoiceWarning(UserWarning):
-    """Something is chosen by looking at data, which ε covers only where that data is public."""
+    """A choice depends on data; ε covers it only if that data is public."""
 
 
 #: What cannot be private, or is not known to be: a name in TrainingArguments, the values that are right, and what to do.
@@ -59,45 +59,45 @@ _REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "train_sampling_strategy",
         ("random",),
-        "the guarantee counts on the plan's own sampler, and other batches would be others than were accounted for: leave it out",
+        "the guarantee relies on the plan's own sampler, and does not cover batches that are drawn in another way: remove it",
     ),
-    ("group_by_length", (False,), "the guarantee counts on the plan's own sampler: leave it out"),
+    ("group_by_length", (False,), "the guarantee relies on the plan's own sampler: remove it"),
     (
         "dataloader_drop_last",
         (False,),
-        "cohorts are drawn from all of the data, and none of them is dropped: leave it out",
+        "batches are drawn from all of the data, and none is dropped: remove it",
     ),
     (
         "auto_find_batch_size",
         (False,),
-        "a run that begins anew with another batch would release its first steps twice: choose per_device_train_batch_size, which "
-        "takes as much memory as so many gradients",
+        "a run that restarts with another batch size would release its first steps twice: set per_device_train_batch_size, which "
+        "determines the memory of a step",
     ),
     (
         "fp16",
         (False,),
-        "a loss that is scaled makes every gradient too long before it is clipped: train with bf16=True, which needs no scaling",
+        "loss scaling makes every gradient too long before it is clipped: train with bf16=True, which needs no scaling",
     ),
     (
         "activation_checkpointing",
         (False,),
-        "gradients of single examples are taken with torch.func, which does not go through checkpoints: take a smaller "
+        "per-example gradients are computed with torch.func, which does not support activation checkpoints: use a smaller "
         "per_device_train_batch_size",
     ),
     (
         "gradient_checkpointing",
         (False,),
-        "gradients of single examples are taken with torch.func, which does not go through checkpoints: take a smaller "
+        "per-example gradients are computed with torch.func, which does not support activation checkpoints: use a smaller "
         "per_device_train_batch_size",
     ),
-    ("torch_compile", (False,), "gradients of single examples are taken of the module itself, which is not compiled: leave it out"),
-    ("use_liger_kernel", (False,), "its kernels know no gradients of single examples: leave it out"),
-    ("deepspeed", (), "it sums gradients that are not clipped: leave it out, and start several ranks with torchrun"),
+    ("torch_compile", (False,), "per-example gradients are computed from the module itself, which is not compiled: remove it"),
+    ("use_liger_kernel", (False,), "its kernels do not support per-example gradients: remove it"),
+    ("deepspeed", (), "it sums gradients that are not clipped: remove it, and start several ranks with torchrun"),
     ("fsdp", ([], ""), "it sums gradients that are not clipped: shard with fully_shard and train with dpmf.torch"),
     (
         "include_num_input_tokens_seen",
         ("no", False),
-        "the number of tokens depends on who was drawn, which is secret: leave it out",
+        "the number of tokens depends on who was drawn, which is secret: remove it",
     ),
 ]
 
@@ -114,8 +114,8 @@ def _check_arguments(args: TrainingArguments) -> None:
         )
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):
         raise MismatchError(
-            f"lr_scheduler_type is {args.lr_scheduler_type!r}, whose learning rates follow from losses, but the plan is made for given "
-            "ones: use linear, cosine or another that is known before training"
+            f"lr_scheduler_type is {args.lr_scheduler_type!r}, whose learning rates depend on losses, but a plan needs them in "
+            "advance: use linear, cosine or another schedule that is known before training"
         )
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) in ("checkpoint", "all_checkpoints"):
         raise MismatchError(
@@ -141,8 +141,7 @@ def _check_dataset(dataset: Any) -> int:
         raise ValueError("train_dataset is not given, but the plan needs the number of examples")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise MismatchError(
-            f"train_dataset is a {type(dataset).__name__}, of which no example can be drawn by its number: give one that has a length "
-            "and is read by index"
+            f"train_dataset is a {type(dataset).__name__}, which cannot be read by index: pass a data set that has a length and an index"
         )
     return len(dataset)
 
@@ -151,28 +150,28 @@ class PrivateTrainer(Trainer):
     """A transformers.Trainer that trains with (ε, δ)-differential privacy for every example of train_dataset.
 
     epsilon and delta are the budget of the whole run, and clip the norm to which the gradient of every example is clipped. All other
-    arguments are those of Trainer. An example is an entry of train_dataset: where several texts are packed into one, the guarantee
-    is for what was packed.
+    arguments are those of Trainer. An example is an entry of train_dataset: if several texts are packed into one, the guarantee
+    is for the whole entry.
 
-    The loss of an example is what compute_loss gives for a batch of it alone, without num_items_in_batch: with the models of
-    transformers, the mean over its own tokens. Padding has no part in it. Micro-batches of per_device_train_batch_size examples are
-    differentiated at once, and gradient_accumulation_steps of them make a cohort on average; a step's cohort is larger or
-    smaller, and the mean divides by the planned size. max_grad_norm is not used.
+    The loss of an example is what compute_loss returns for a batch of this example alone, without num_items_in_batch: for models
+    of transformers, the mean over its own tokens. Padding does not affect it. Micro-batches of per_device_train_batch_size
+    examples are differentiated at once. On average, gradient_accumulation_steps of them make a batch; sampled batches differ in
+    size, and means divide by the planned size. max_grad_norm is not used.
 
-    plan is a dpmf.Plan or a mechanism that was saved of one, in place of epsilon, delta and clip. sampling="none" counts on no secret
-    draws. noise_decay is as in dpmf.plan.
+    plan is a dpmf.Plan, or a mechanism that was saved from one, and replaces epsilon, delta and clip. With sampling="none", the
+    guarantee does not rely on secret draws. noise_decay is as in dpmf.plan.
 
-    clipping is as in dpmf.torch.PrivateOptimizer.accumulate: "auto" makes the gradients of a micro-batch one by one where they take at
-    most 512 MiB, and otherwise clips without making them, where the loss is known to follow from the model's outputs and the labels.
+    clipping is as in dpmf.torch.PrivateOptimizer.accumulate: "auto" computes per-example gradients if those of a micro-batch take
+    at most 512 MiB; otherwise it uses ghost clipping, provided that the loss is computed from the model's outputs and the labels.
 
-    A run that saves checkpoints keeps its key, readable by its owner alone, its journal and its mechanism in output_dir/_dpmf, and
-    train(resume_from_checkpoint=True) goes on with the bits of a run that was never interrupted. Keep the folder as secret as the
-    data. key and journal are for other places, experiment for runs that release nothing; all three as in
+    A run that saves checkpoints keeps its key, readable by its owner alone, its journal and its mechanism in output_dir/_dpmf.
+    train(resume_from_checkpoint=True) continues it, with the same bits as without an interruption. Keep the folder as secret as
+    the data. Pass key and journal to keep them elsewhere, and experiment for runs that release nothing; all three are as in
     dpmf.torch.PrivateOptimizer. A trainer trains once.
 
     Losses on the training data are logged as unprotected_loss: ε does not cover them, nor losses on eval_dataset.
 
-    Guarantee: that of the statement, privacy, for every example of train_dataset.
+    Guarantee: the statement in privacy, for every example of train_dataset.
     """
 
     args: TrainingArguments
@@ -199,9 +198,9 @@ class PrivateTrainer(Trainer):
         if clipping not in ("auto", "per-example", "ghost"):
             raise ValueError(f'clipping is {clipping!r}, but it must be "auto", "per-example" or "ghost"')
         if plan is None and (epsilon is None or delta is None):
-            raise ValueError("epsilon or delta is not given: say PrivateTrainer(…, epsilon=…, delta=…), or give plan=")
+            raise ValueError("epsilon or delta is missing: pass PrivateTrainer(…, epsilon=…, delta=…), or plan=")
         if plan is not None and (epsilon is not None or delta is not None):
-            raise ValueError("plan is given and has its own epsilon and delta: leave them out")
+            raise ValueError("plan has its own epsilon and delta: remove epsilon and delta")
         if args is not None:
             _check_arguments(args)
         if named.get("train_dataset") is not None:
@@ -253,16 +252,16 @@ class PrivateTrainer(Trainer):
     def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
         """Refused: every trial would be a run of its own on the same data."""
         raise MismatchError(
-            "hyperparameter_search trains on the private data once for every trial, and their ε add up: search on public data, or train "
-            "each with a budget of its own and record it with dpmf.Ledger"
+            "hyperparameter_search trains on the private data once for each trial, and their ε add up: search on public data, or give "
+            "each trial a budget of its own and record it with dpmf.Ledger"
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **named: Any) -> Any:
         """As in Trainer. A trainer trains once."""
         if self._begun:
             raise MismatchError(
-                "this trainer has trained: a second run releases more about the same data, so give it a new trainer, with a new output_dir "
-                "and a budget of its own"
+                "this trainer has already trained: a second run releases more about the same data, so make a new trainer with a new "
+                "output_dir and a budget of its own"
             )
         self._resumes = bool(resume_from_checkpoint)
         try:
@@ -303,8 +302,8 @@ class PrivateTrainer(Trainer):
             )
         if not self._resumes and journal is not None and journal.exists():
             raise MismatchError(
-                f"{journal} is the journal of a run that was begun: go on with it by train(resume_from_checkpoint=True), or give another "
-                "output_dir. Two runs on the same data release more than one"
+                f"{journal} belongs to a run that has begun: continue it with train(resume_from_checkpoint=True), or choose another "
+                "output_dir. Two runs on the same data reveal more than one"
             )
         with self.args.main_process_first():
             if self._durable and self._key is None:
@@ -473,8 +472,8 @@ class PrivateTrainer(Trainer):
         if lengths != {examples}:
             shapes = ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in batch.items())
             raise MismatchError(
-                f"data_collator made {shapes} of {examples} examples, but every tensor needs one entry for every example, and of it alone: "
-                "use a collator that pads, and neither flattens nor packs"
+                f"data_collator made {shapes} of {examples} examples, but every tensor needs one entry for each example that comes "
+                "from this example alone: use a collator that pads, and neither flattens nor packs"
             )
         assert self._losses is not None and self._outputs is not None
         if self._clips_by_layers(batch):
@@ -494,7 +493,7 @@ class PrivateTrainer(Trainer):
                     raise
                 why = str(failed).partition("(")[2].partition(")")[0]
                 if not self._vectorize:
-                    say(f"gradients are taken one example at a time, which is slow: vmap does not go through this model ({why})")
+                    say(f"gradients are computed one example at a time, which is slow, because vmap does not support this model ({why})")
 
     def _clips_by_layers(self, batch: dict[str, Any]) -> bool:
         """Whether gradients of examples are not made: decided once, by sizes that a resumed run has too."""
@@ -560,7 +559,7 @@ class PrivateTrainer(Trainer):
         """No gradient of a step is clipped as a whole, so there is nothing to log."""
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """0: how many there are depends on who was drawn."""
+        """0, because their number depends on who was drawn."""
         return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:

@@ -70,7 +70,8 @@ pub(super) fn fashion_mnist(directory: Option<&Path>, limit: usize) -> Result<Sa
         meaning: Meaning::Pixels { rows, columns, classes: CLASSES.into() },
         split,
         unit: PrivacyUnit::Record,
-        notes: vec!["A user is one image: the guarantee is for examples. Pixels are divided by 255, which costs no privacy.".into()],
+        notes: vec!["Each image counts as one user: the guarantee is for examples. Pixels are divided by 255, which costs no \
+            privacy.".into()],
         remarks: Vec::new(),
     })
 }

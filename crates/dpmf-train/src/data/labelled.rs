@@ -113,7 +113,9 @@ fn read(table: Table, options: &Options, found: Option<Found>) -> Result<Dataset
 fn whose(who: &UserKey<'_>) -> String {
     match who.column() {
         Some(user) => {
-            format!("A user is a value of the column `{user}`; a person under two values is two users.")
+            format!(
+                "Each value of the column `{user}` counts as one user; a person with two values counts as two users."
+            )
         }
         None => ROWS.to_owned(),
     }
@@ -394,7 +396,8 @@ impl<'a> SchemaFrom<'a> {
             (None, Some(VocabularyFrom::TrainingUsers), _) => Ok(Self::TrainingUsers),
             (None, _, 0) => Err(table
                 .fault(
-                    "the columns are not described, and classes, categories and scales reveal something about the rows that they are taken from",
+                    "the columns are not described, and classes, categories and scales reveal something about the rows that they are \
+                     taken from",
                 )
                 .with_hint(Hint::PublicScales)),
             (None, _, share) => Ok(Self::PublicUsers(share)),
@@ -426,7 +429,7 @@ impl<'a> SchemaFrom<'a> {
             Self::TrainingUsers => {
                 let (schema, _) = drafted(table, columns, options, Part::Train, 0)?;
                 let note = format!(
-                    "{WHAT} are made of the training users' rows: ε does not cover what they tell about them. Give a schema to \
+                    "{WHAT} are taken from the training users' rows: ε does not cover what they reveal about them. Give a schema to \
                      avoid this."
                 );
                 found(schema, note)

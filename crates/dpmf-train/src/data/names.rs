@@ -91,7 +91,7 @@ fn parse(text: &str) -> Result<TextData> {
         split,
         unit: PrivacyUnit::User,
         notes: vec![
-            "A user is one account on a code forge; a person with several accounts is several users.".into(),
+            "Each account on a code forge counts as one user; a person with several accounts counts as several users.".into(),
             "The vocabulary is a fixed alphabet and costs no privacy.".into(),
         ],
         remarks: Vec::new(),

@@ -120,7 +120,7 @@ pub struct Columns {
 /// What of a source is read, and how; `None` is the default of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Largest number of users in each set.
+    /// Largest number of users in each set (training, validation and test).
     pub users: Option<usize>,
     /// Largest number of examples of a user; the rest is left out. By default 256.
     pub examples_per_user: Option<usize>,

@@ -79,7 +79,7 @@ pub(super) fn read(path: &Path, options: &Options) -> Result<TextData> {
         validation: corpus("heldout", &clients.heldout)?,
         test: corpus("test", &clients.test)?,
     };
-    let mut notes = vec!["A user is an account of the site.".into(), note.into()];
+    let mut notes = vec!["Each account of the site counts as one user.".into(), note.into()];
     if clients.shared > 0 {
         notes.push(format!(
             "{} users of the published test set are left out of it because they are in another set too.",

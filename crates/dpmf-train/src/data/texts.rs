@@ -24,14 +24,16 @@ pub(super) fn file(path: &Path, options: &Options) -> Result<TextData> {
     let note = if options.columns.rows_are_users {
         ROWS.to_owned()
     } else {
-        format!("A user is a value of the column `{user}`; a person under two values is two users.")
+        format!(
+            "Each value of the column `{user}` counts as one user; a person with two values counts as two users."
+        )
     };
     read("file", name_of(path), path, tokens, &note, options, 0)
 }
 
 /// What a privacy statement says where nothing tells whose a row is.
 pub(super) const ROWS: &str =
-    "A user is one row: the guarantee is for rows, and a person with several rows has less of it.";
+    "Each row counts as one user: the guarantee is for rows, and is weaker for a person with several rows.";
 
 /// Name of the data in a file.
 pub(super) fn name_of(path: &Path) -> String {
@@ -98,15 +100,16 @@ pub(super) fn quotes(path: Option<&Path>, options: &Options) -> Result<TextData>
             message: "this file does not exist; `scripts/data/quotes` downloads it".into(),
         });
     }
-    let note = "A user is an author, known by the first two parts of the name: several authors may be one user, but hardly one several.";
+    let note = "Each author counts as one user. Authors are told apart by the first two parts of their names, so several authors may \
+        count as one user, but one author hardly ever counts as several.";
     read("quotes", "quotes".into(), path, tokens, note, options, QUOTED)
 }
 
 /// Whom something is taken from that ε does not cover, for a privacy statement.
 pub(super) fn public_users(what: &str, count: usize, share: u32) -> String {
     format!(
-        "{what} come from {count} users who are taken for public, chosen as {} % of all by a hash of their names: they are in none of the \
-         sets for training, validation and test, and ε does not cover them.",
+        "{what} come from {count} users who are treated as public: {} % of all, chosen by a hash of their names. They are not used for \
+         training, validation or test, and ε does not cover them.",
         f64::from(share) / 10.0
     )
 }

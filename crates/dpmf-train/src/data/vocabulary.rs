@@ -19,8 +19,8 @@ pub enum VocabularyFrom {
 }
 
 impl VocabularyFrom {
-    pub(super) const UNCOVERED: &str = "The vocabulary is made of the training users' most frequent words: ε does not cover what that choice tells \
-                                        about them. Give a public list of words to avoid this.";
+    pub(super) const UNCOVERED: &str = "The vocabulary consists of the training users' most frequent words: ε does not cover what this \
+        choice reveals about them. Give a public list of words to avoid this.";
     pub(super) const LISTED: &str =
         "The vocabulary is a given list; it costs no privacy if the list is public.";
 }

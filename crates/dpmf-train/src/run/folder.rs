@@ -107,8 +107,7 @@ impl Folder {
         if !self.file(PLAN).exists()? {
             for place in [&key, &journal] {
                 if place.exists()? {
-                    let message =
-                        "it is not of a run here, and a new run would overwrite it: choose another directory";
+                    let message = "it does not belong to a run here, and a new run would overwrite it: choose another directory";
                     return refused(place, message);
                 }
             }
@@ -117,7 +116,7 @@ impl Folder {
             || Checkpoints::new(&self.place).newest()? > Some(0)
             || self.file(OUTCOME).exists()?;
         if released {
-            let message = "it is gone, but not the run that it belongs to, whose noise a new run here could repeat: \
+            let message = "it is missing, but the run that it belongs to is still here, and a new run could repeat its noise: \
                            restore it, or begin a new run in another directory with a new key";
             return refused(&self.file(MANIFEST), message);
         }

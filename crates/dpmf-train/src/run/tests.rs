@@ -354,7 +354,7 @@ fn no_file_holds_an_unkeyed_hash_of_the_data() {
             let mut other = self::data();
             other.train.0[0][0] += 1.0;
             let message = refusal(Run::resume(folder.path(), &model, &other));
-            assert!(message.contains("training data is not what the run began with"), "{message}");
+            assert!(message.contains("training data differs from what the run began with"), "{message}");
         }
         assert_ne!(marks[0], marks[1]);
     }

@@ -60,7 +60,7 @@ impl SavedModel {
         match &self.card.input {
             Input::Features { meaning } => Ok(meaning),
             Input::Text { .. } => {
-                Err(Error::argument("model", "of text", "it writes texts and predicts no rows")
+                Err(Error::argument("model", "of text", "it writes texts and does not predict rows")
                     .with_hint(Hint::Sample))
             }
         }

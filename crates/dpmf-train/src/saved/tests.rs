@@ -77,7 +77,7 @@ fn other_files_and_damaged_ones_are_refused_with_a_sentence() {
         let metadata = entry.map(|entry| HashMap::from([(KEY.to_owned(), entry.to_owned())]));
         safetensors::serialize([("a", view)], metadata).unwrap()
     };
-    assert!(refused(&other(None)).contains("says nothing of itself"));
+    assert!(refused(&other(None)).contains("no dpmf metadata"));
     assert!(refused(&other(Some("{\"sha256\":\"\"}"))).contains("a mechanism or a plan"));
     assert!(refused(&other(Some("{\"format\":\"dpmf-model-9\"}"))).contains("dpmf-model-9"));
     assert!(refused(&other(Some("{\"format\":\"dpmf-model-1\"}"))).contains("damaged"));

@@ -1,4 +1,4 @@
-//! The privacy curve: δ as a function of ε, whatever mechanism it belongs to.
+//! The privacy curve: δ as a function of ε, for any mechanism.
 
 use super::interval::Interval;
 use super::pld::{self, Bracket, Phase, PoissonCurve};

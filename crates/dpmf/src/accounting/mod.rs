@@ -1,14 +1,13 @@
-//! What a Gaussian mechanism promises: ε, δ, μ, ρ, and the noise that buys them.
+//! Privacy accounting: ε, δ, μ and ρ of a mechanism, and the noise that they require.
 //!
 //! The matrix mechanism with noise `N(0, (σγζ)²)` is, against an adaptive adversary too, one Gaussian
 //! mechanism of sensitivity `γζ` (Theorems 2.1 and 4.1 of \[DMRST22\]), so a single number describes it:
 //! `μ = Δ/(σγζ)`, where `Δ` is `γζ` times the [`Adjacency`]'s factor. Its [`PrivacyCurve`], δ as a function of ε, is
-//! read by [`gaussian`], which is exact, or by [`zcdp`], [`rdp`] and [`paper`], the weaker routes that others report.
-//! [`calibrate`] solves a curve for σ, ε, δ or the clipping norm, and [`PrivacyStatement`] says the result in words.
+//! computed by [`gaussian`], which is exact, or by [`zcdp`], [`rdp`] and [`paper`], which are weaker bounds that others report.
+//! [`calibrate`] solves a curve for σ, ε, δ or the clipping norm, and [`PrivacyStatement`] states the result in words.
 //!
-//! Guarantee: what is reported is never better than what is true. Formulas are evaluated in interval
-//! arithmetic and the unfavourable end is returned: ε, δ, μ, ρ and σ as results are rounded up, a clipping norm
-//! and a μ that may be spent are rounded down.
+//! Guarantee: a reported value is never better than the true one. Formulas are evaluated in interval arithmetic, and the
+//! unfavourable end is returned: ε, δ, μ, ρ and σ are rounded up; a clipping norm, and a μ that may be spent, are rounded down.
 //!
 //! ```
 //! use dpmf::accounting::{Accountant, Adjacency, KeyOrigin, PrivacyStatement, PrivacyUnit, Amplification, Terms};

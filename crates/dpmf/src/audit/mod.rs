@@ -1,21 +1,21 @@
-//! Putting the guarantee to the test.
+//! Audits: attacks that test a guarantee.
 //!
 //! [`game`] is the paper's adaptive privacy game: a referee with a secret bit, adversaries, mechanisms.
 //! [`adversary`] holds the adversaries, [`mechanism`] the Gaussian matrix mechanism they play against, and
-//! [`counterexample`] the mechanism that only a Gaussian would have survived. [`bits`] looks at the released numbers as a
-//! computer has them. [`sampled`] is the game in which a sampler decides when the unit takes part. [`audit`] plays many games and bounds
-//! from below what a mechanism can truthfully promise.
+//! [`counterexample`] a mechanism that is private for fixed inputs only. [`bits`] looks at the bits of released numbers.
+//! [`sampled`] is the game in which a sampler decides when the unit takes part. [`audit`] plays many games and computes a lower
+//! bound on the true ε.
 //!
-//! An audit can refute a guarantee and never prove one: it finds sensitivities that are too small, noise that
-//! repeats or is scaled wrongly, and nothing of what no adversary here looks for.
+//! An audit can refute a guarantee, but never prove one. It finds sensitivities that are too small, and noise that repeats or is
+//! scaled wrongly, but nothing that no adversary here looks for.
 //!
 //! ```
 //! use dpmf::accounting::{Accountant, Adjacency, Amplification, Terms};
 //! use dpmf::audit::{AdversaryKind, AuditOptions, Informed, MatrixMechanism, Neighbours, audit};
 //!
 //! let adjacency = Adjacency::ReplaceWithZero;
-//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Amplification::None, sensitivity: 1.0, clip: 1.0, beside: None };
-//! let promise = terms.calibrate_noise(2.0, 1e-5)?;
+//! let terms = Terms { adjacency, accountant: Accountant::Exact, sampled: Amplification::None, sensitivity: 1.0, clip: 1.0,
+//! beside: None }; let promise = terms.calibrate_noise(2.0, 1e-5)?;
 //!
 //! // Independent noise on four steps, at half the deviation that the promise needs.
 //! let mechanism = MatrixMechanism::new(faer::Mat::identity(4, 4), 0.5 * promise.noise_std(), 1)?;

@@ -1,4 +1,4 @@
-//! How the rows of `u = N Z` are computed; every [form](crate::form) has its engine.
+//! Engines compute the rows of `u = N Z`; every [form](crate::form) has its own.
 //!
 //! The coordinates are independent of each other, so a step is cut into segments that threads take one by one, and these
 //! into tiles: a tile draws its part of `Z`, moves its part of the state and adds to its part of the caller's slice while

@@ -1,4 +1,4 @@
-//! Solvers: workload in, optimum and certificate out.
+//! Solvers: they find the optimum of a workload, with its certificate.
 
 mod anderson;
 mod ascent;
@@ -377,7 +377,7 @@ fn descend(
     if start.times() > 1 {
         return Err(Error::Unsupported {
             what: "this solver for several participations".into(),
-            hint: "it is a rival for one; use the linear or the dense solver",
+            hint: "it handles one participation only; use the linear or the dense solver",
         });
     }
     let found = primal::descend(dense_matrix(workload)?, &start, direction, options, observe)?;
@@ -432,7 +432,7 @@ impl Optimum {
         if self.dual.times() > 1 {
             return Err(Error::Unsupported {
                 what: "the optimum for several participations as a stream of a few states".into(),
-                hint: "it has about as many states as an epoch has steps: take its dense rows, or recall",
+                hint: "it has about as many states as an epoch has steps: use its dense rows, or the mechanism recall",
             });
         }
         let order = match target {

@@ -80,7 +80,7 @@ impl Family for Banded {
     }
 
     fn about(&self) -> &'static str {
-        "an encoder of a few diagonals, each entry for itself"
+        "an encoder of a few diagonals, with every entry chosen on its own"
     }
 
     fn knobs(&self) -> &'static [Knob] {
@@ -95,8 +95,7 @@ impl Family for Banded {
         let measure = Measure::new(problem)?;
         let bands = budget.bands.unwrap_or(default_bands(&measure)).min(n);
         if bands > measure.separation {
-            let rule =
-                "it must not exceed the distance of participations, for columns of one user not to meet";
+            let rule = "it must not exceed the distance between participations, so that the columns of one user do not overlap";
             return Err(Error::argument("bands", bands, rule));
         }
         let fits = toeplitz(&measure, n, bands, &mut watched)?;

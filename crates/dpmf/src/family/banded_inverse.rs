@@ -28,7 +28,7 @@ impl Family for BandedInverse {
     }
 
     fn about(&self) -> &'static str {
-        "noise of the last few steps drawn again, no buffers"
+        "the noise of the last few steps, regenerated; no buffers"
     }
 
     fn knobs(&self) -> &'static [Knob] {
@@ -43,7 +43,7 @@ impl Family for BandedInverse {
             && let Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } = goal.sampling
         {
             if bands != 2 && budget.bands.is_some() {
-                let rule = "under bins it must be 2: the noise of the last step is drawn again";
+                let rule = "under bins it must be 2: only the noise of the last step is regenerated";
                 return Err(Error::argument("bands", bands, rule));
             }
             return Ok(Form::Recall(bins_fit::recalled(problem, bins, goal, observe)?));

@@ -1,5 +1,4 @@
-//! Families: what is designed. A family finds, for a [`Problem`] and a [`Budget`], the coefficients of one of the
-//! [forms](crate::form) that run.
+//! Families of mechanisms. A family finds, for a [`Problem`] and a [`Budget`], the coefficients of one of the [forms](crate::form).
 //!
 //! One family is one file here and one line in [`ALL`], which makes it known by name to the command line, to recipes,
 //! to files and to Python, and covers it by the tests of the registry.

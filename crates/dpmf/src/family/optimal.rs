@@ -37,7 +37,7 @@ impl Family for OptimalPrefix {
     }
 
     fn about(&self) -> &'static str {
-        "the optimum of the prefix sum, whatever the optimizer"
+        "the optimum of the prefix sum, for any optimizer"
     }
 
     fn knobs(&self) -> &'static [Knob] {

@@ -90,7 +90,7 @@ fn columns_that_meet_are_refused() {
         Problem::new(Workload::prefix_sum(12).unwrap(), Participation::Epochs { times: 3 }).unwrap();
     let selector: Selector = "banded:bands=5".parse().unwrap();
     let error = selector.family().fit(&problem, &selector.budget(), &mut quiet).unwrap_err().to_string();
-    assert!(error.contains("bands") && error.contains("distance of participations"), "{error}");
+    assert!(error.contains("bands") && error.contains("distance between participations"), "{error}");
 }
 
 /// Larger sizes, with what they took; run by `scripts/slow`.

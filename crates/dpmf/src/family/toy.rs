@@ -8,7 +8,7 @@ use crate::form::{Form, Representation, StateSpace};
 use crate::problem::Problem;
 use crate::{Participation, Selector, Workload, format};
 
-/// `N = I − shift/2`: half of a step's noise is taken back in the next.
+/// `N = I − shift/2`: each step takes back half of the noise of the step before.
 pub(super) struct Toy;
 
 impl Family for Toy {
@@ -17,7 +17,7 @@ impl Family for Toy {
     }
 
     fn about(&self) -> &'static str {
-        "half of a step's noise is taken back in the next"
+        "each step takes back half of the noise of the step before"
     }
 
     fn knobs(&self) -> &'static [Knob] {

@@ -1,13 +1,12 @@
-//! Forms: what runs. A form is the pair `(N, C)` with `N C = I`, held by a few coefficients.
+//! Forms: how mechanisms run. A form is the pair `(N, C)` with `N C = I`, given by a few coefficients.
 //!
 //! `N`, the *coloring* operator, turns white noise `Z` into the noise `u = N Z` that is added to the
-//! gradients; the optimizer itself turns `u` into the iterate noise `B Z = A N Z`. So a form does not depend on
-//! the workload it serves: a prefix-sum mechanism `S = B_S C` serves every `A` by post-processing,
-//! `B = A S⁻¹B_S = A N`, without a line of code.
+//! gradients; the optimizer itself turns `u` into the iterate noise `B Z = A N Z`. So a form does not depend on the workload: a
+//! prefix-sum mechanism `S = B_S C` works for every `A` by post-processing, `B = A S⁻¹B_S = A N`.
 //!
 //! `N` is what is deployed, and `C` follows from it. A form owns all that depends on how its coefficients are
-//! held: the engine that streams it, its layout in files, its column norms and its loss. What coefficients to
-//! take is the business of a [family](crate::family).
+//! held: the engine that streams it, its layout in files, its column norms and its loss. A [family](crate::family) chooses the
+//! coefficients.
 
 mod banded;
 pub(crate) mod blt;

@@ -2,11 +2,10 @@
 //!
 //! Tensors hold the deployed coefficients (f32), the workload and the dual variable (f64); a JSON header holds
 //! the rest as data, and no sentence. Reading builds everything through the same constructors as the library does,
-//! recomputes the sensitivity and the privacy curve, and refuses a file that claims more than they prove. The hash
-//! detects damage, not malice: whoever can write the file can write its hash.
+//! recomputes the sensitivity and the privacy curve, and refuses a file that claims more than they prove. The hash detects
+//! damage, not malice: anyone who can write the file can also write its hash.
 //!
-//! A training program may keep its recipe in the same file, which then is a plan: everything that decides a run but
-//! data, model and key.
+//! A training program may add its settings to the file, which then is a plan: everything that determines a run except data, model and key.
 
 use crate::accounting::{Accountant, Adjacency, ExtraRelease, PrivacyStatement, PrivacyUnit};
 use crate::disk::{self, Access, DiskPath};

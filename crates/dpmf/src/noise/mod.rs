@@ -2,14 +2,14 @@
 //!
 //! `Z[t, j]` is a pure function of a secret key and the address `(t, j)` ([`field`]), so a shard, a tile
 //! size, a thread count or a restart never changes a bit. An engine ([`engine`]) turns it into the rows of
-//! `N Z` with as little state as its form allows; a [`NoiseStream`] hands out each row once, and a
-//! [`DurableStream`] keeps that promise across crashes.
+//! `N Z` with as little state as its form allows; a [`NoiseStream`] uses each row once, and a [`DurableStream`] guarantees this
+//! across crashes too.
 //!
 //! [`Mechanism::stream`](crate::Mechanism::stream) makes them, and nothing else does.
 //!
-//! The guarantee of a mechanism is that of real Gaussian numbers. In exact arithmetic, the default, what is released is the
-//! ideal `g + u` correctly rounded, and the guarantee holds for its bits ([`exact`]). In float arithmetic both are made and
-//! added in single precision, and what can be learned from the grid that such a sum lies on is not accounted for.
+//! The guarantee of a mechanism is that of real Gaussian numbers. In exact arithmetic, the default, a release is the ideal `g +
+//! u`, correctly rounded, and the guarantee holds for every bit ([`exact`]). In float arithmetic both are made and added in
+//! single precision, and the guarantee does not cover the lowest bits of the sum.
 
 mod ahead;
 mod binding;

@@ -179,11 +179,11 @@ impl Candidate {
         let buffers = mechanism.form().cost().buffers;
         let excluded = match buffers {
             _ if !request.trusted && mechanism.sampling() != Sampling::None => {
-                Some("the sampler is not to be counted on".into())
+                Some("the plan must not rely on sampling".into())
             }
-            None => Some("dense rows draw all earlier noise again at every step".into()),
+            None => Some("dense rows regenerate all earlier noise in every step".into()),
             Some(buffers) if buffers > request.buffers => {
-                Some(format!("it needs {buffers} buffers, {} are allowed", request.buffers))
+                Some(format!("it needs {buffers} buffers, but {} are allowed", request.buffers))
             }
             Some(_) => None,
         };
@@ -246,12 +246,12 @@ impl Candidate {
     pub fn words(&self) -> String {
         let cost = self.mechanism.form().cost();
         let memory = match (cost.buffers, cost.recalls) {
-            (Some(0), Some(0)) => "noise that is fresh at every step".to_owned(),
-            (Some(0), Some(recalls)) => format!("noise of {recalls} earlier steps drawn again"),
+            (Some(0), Some(0)) => "independent noise in every step".to_owned(),
+            (Some(0), Some(recalls)) => format!("noise of {recalls} earlier steps regenerated from the key"),
             (Some(buffers), Some(0) | None) => format!("noise kept in {}", count(buffers, "buffer")),
             (Some(buffers), Some(recalls)) => {
                 format!(
-                    "noise kept in {} and {} drawn again",
+                    "noise kept in {} and regenerated for {}",
                     count(buffers, "buffer"),
                     count(recalls, "earlier step")
                 )
@@ -261,7 +261,7 @@ impl Candidate {
         let sampler = match self.mechanism.sampling() {
             Sampling::None => "any order of the data".to_owned(),
             Sampling::CyclicPoisson { bands: 1, rate } => {
-                format!("every example drawn for every step with probability {rate:.3e}")
+                format!("every example drawn for each step with probability {rate:.3e}")
             }
             Sampling::CyclicPoisson { bands, rate } => {
                 format!(
@@ -269,11 +269,11 @@ impl Candidate {
                 )
             }
             Sampling::BallsInBins { bins } => {
-                format!("every example dealt once into one of {bins} batches, each on its own")
+                format!("every example put once into one of {bins} batches, independently of the others")
             }
             Sampling::ReshuffledBins { bins } => {
                 format!(
-                    "every example in one of {bins} batches that is drawn anew in every epoch, each on its own"
+                    "every example put into one of {bins} batches anew in every epoch, independently of the others"
                 )
             }
         };

@@ -1,11 +1,11 @@
-//! The planner: from what a person knows to the mechanism and the sampler of least error.
+//! The planner finds the mechanism and the sampler with the least error for a training run.
 //!
-//! A person knows how much data there is, the batch, the epochs, the optimizer, the budget, how much memory may go into noise, and
-//! whether the sampler can be trusted to keep its coins secret. The planner weighs
+//! You describe the amount of data, the batch size, the epochs, the optimizer, the budget, the memory for noise, and whether the
+//! sampler's draws stay secret. The planner compares
 //!
 //! - parts that take turns with Poisson sampling, over banded encoders with any number of bands; one band is DP-SGD;
 //! - balls in bins, dealt once or drawn anew in every epoch, over encoders of a few exponentials that are made for the budget;
-//! - no sampling, over the streams of the optimum, whose certified lower bound tells beforehand whether they can win.
+//! - no sampling, with streams of the optimum, whose certified lower bound shows in advance whether they can win.
 //!
 //! Fits are kept in a [`FitCache`] between calls.
 //!
@@ -309,7 +309,7 @@ impl Planner {
         candidates.sort_by(|a, b| a.rank().total_cmp(&b.rank()));
         let none = || Error::Unsupported {
             what: "a plan within these limits".into(),
-            hint: "no mechanism keeps to the memory and the budget",
+            hint: "no mechanism meets both the budget and the limit on buffers",
         };
         // What can be run is proved; estimates are only for those that lose.
         let mut proofs = 0;
@@ -327,7 +327,7 @@ impl Planner {
                 true => candidate.proved(request, &mut self.cache.sealed, listen),
                 false => Err(Error::Unsupported {
                     what: "one more proof for a plan".into(),
-                    hint: "its proofs share one probability of failure, which is used up",
+                    hint: "all proofs of a plan share one probability of failure, which is used up",
                 }),
             };
             match made {
@@ -419,7 +419,7 @@ impl Weighing<'_, '_> {
     fn left_out(&mut self, name: &str, sampling: Sampling) -> Result<()> {
         let reason = Error::Unsupported {
             what: format!("{name} over more than {LONG} steps"),
-            hint: "it is left out: its fit takes too long, and few exponentials in bins have less error",
+            hint: "it is left out: its fit takes too long, and blt mechanisms in bins have less error",
         };
         self.unfitted.push(Unfitted::new(name.parse()?, sampling, reason)?);
         Ok(())

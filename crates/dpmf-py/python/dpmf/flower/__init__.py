@@ -145,8 +145,8 @@ class PrivateFedAvg(Strategy):
     ) -> Result:
         """Trains, from the beginning or from where the run in the directory stopped.
 
-        num_rounds counts from the beginning of the run; None means all that were planned. evaluate_fn should look at
-        public data: what it returns is not covered by the guarantee.
+        num_rounds counts from the beginning of the run; None means all planned rounds. evaluate_fn should use public data,
+        because the guarantee does not cover what it returns.
         """
         rounds = self.mechanism.steps if num_rounds is None else num_rounds
         self.mechanism.check_steps(rounds)
@@ -241,7 +241,7 @@ class PrivateFedAvg(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Asks nobody: what clients would report of their data is not covered by the guarantee."""
+        """Asks nobody, because the guarantee does not cover what clients report about their data."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -21,11 +21,11 @@ DECLINED = 8001
 
 
 def clipping_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """Sends the clipped difference to the model that came, and nothing else; takes part as often as the run said at first.
+    """Sends only the clipped difference from the received model, and takes part only as often as the run first said.
 
-    The server clips as well, and its guarantee does not rest on this mod. With it, nobody on the way sees more of a
-    client than clipped updates, and a client declines to take part more often, or sooner again, than it was told when it first
-    took part in the run, whatever the server asks. It keeps the terms of every run, and declines to train without terms.
+    The server clips too, so its guarantee does not rely on this mod. With it, nobody on the way sees more of a client than
+    clipped updates. A client declines to take part more often, or sooner again, than it was told when it first took part in the
+    run, whatever the server asks. It keeps the terms of every run, and does not train without terms.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
         return call_next(message, context)
@@ -70,8 +70,8 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
 def answer_enrolment(app: ClientApp, name: Callable[[Context], str] | None = None) -> None:
     """Lets a ClientApp tell the server who its user is, under a name that outlives restarts.
 
-    Without name: "participant" in the node's configuration, or else "partition-id", or else the number of the node,
-    which is stable where SuperNodes authenticate.
+    By default, the name is "participant" in the node's configuration, or else "partition-id", or else the number of the node,
+    which is stable if SuperNodes authenticate.
     """
 
     @app.query(ENROLMENT)

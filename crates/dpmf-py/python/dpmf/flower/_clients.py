@@ -120,7 +120,7 @@ class Cohorts(Clients):
             )
         return said + (
             f"rounds of {self.size} clients each need {self.needed}, since {self.phases} cohorts take turns: use "
-            f"cohort={max(found // self.phases, 1)}, or plan for the clients that there are"
+            f"cohort={max(found // self.phases, 1)}, or plan for the clients that are there"
         )
 
     def begin(self, names: set[str], key: NoiseKey) -> None:
@@ -177,7 +177,7 @@ class Ledger(Clients):
         return (
             f"{found} clients enrolled within {seconds:g} s, but {self.mechanism.steps} rounds with {self.size} clients each need "
             f"{self.needed}, since a client takes part in {self.times} rounds at most, {self.separation} apart at least: use a "
-            "smaller cohort, or plan for the clients that there are"
+            "smaller cohort, or plan for the clients that are there"
         )
 
     def begin(self, names: set[str], key: NoiseKey) -> None:
@@ -260,8 +260,8 @@ class Drawn(Clients):
 
     def lacking(self, found: int, seconds: float) -> str:
         return (
-            f"{found} clients enrolled within {seconds:g} s, but {self.clients} are planned: give clients={found} to draw from "
-            "those that there are, who are then all that take part"
+            f"{found} clients enrolled within {seconds:g} s, but {self.clients} are planned: pass clients={found} to draw from those "
+            "that are there; no others can then take part"
         )
 
     def begin(self, names: set[str], key: NoiseKey) -> None:

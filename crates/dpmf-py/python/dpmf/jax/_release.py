@@ -128,8 +128,8 @@ class Device:
             return None
         if self.layout.shardings is None or manual != set(self.layout.shardings[0].mesh.axis_names):
             raise UnsupportedError(
-                f"this is called on each of several devices ({', '.join(sorted(manual))}), under pmap or shard_map, and the run does not "
-                "know them, so that each would use the noise for its own part: place the parameters on the mesh of all these axes "
+                f"this is called on each of several devices ({', '.join(sorted(manual))}), under pmap or shard_map, and the run does "
+                "not know them, so each would use the noise for its own part: place the parameters on the mesh of all these axes "
                 "(jax.device_put(leaf, NamedSharding(mesh, spec))) before dpmf.jax.Run(…), or sum over the devices there "
                 "(jax.lax.psum) and call update outside, under jit"
             )

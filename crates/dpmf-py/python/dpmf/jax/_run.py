@@ -294,8 +294,8 @@ class Run:
             yield handed.batch
             if self._handed is handed:
                 raise MismatchError(
-                    f"step {handed.steps[0]} was handed out, and its outcome did not come back: call run.commit(state) with the state that "
-                    "every step returns, before the next batch"
+                    f"step {handed.steps[0]} was handed out, but its result did not come back: call run.commit(state) with the state "
+                    "that every step returns, before the next batch"
                 )
 
     def _take(self, together: int | None) -> _Handed:
@@ -303,7 +303,7 @@ class Run:
         assert self._run is not None
         if lost := self._run.outstanding:
             raise MismatchError(
-                f"the noise of step {lost[0]} was taken and did not reach the devices, and it is not made again: go on from the journal, "
+                f"the noise of step {lost[0]} was lost on its way to the devices and is not made again: resume from the journal, "
                 "where that step is burned, or begin a new run"
             )
         count = min(together or 1, self.steps - self._next)
@@ -441,7 +441,7 @@ class Run:
         except StepReusedError as reused:
             raise StepReusedError(
                 f"step {step} was committed before, with a different sum: its noise was used twice, and the difference of the two "
-                "shows the data. Nothing more is released of this run; keep neither, and begin a new one"
+                "releases reveals the data. This run releases nothing more; delete both results, and begin a new run"
             ) from reused
 
     def _commit(self, step: int, found: CorrelatedNoiseState) -> None:
@@ -482,8 +482,8 @@ class Run:
             )
         if fault & release.NOT_FINITE:
             raise ValueError(
-                f"{not_finite} numbers of the gradient of step {step} are not finite, and what is not finite shows through any "
-                "noise: clip every example before, as clipped_sum does"
+                f"{not_finite} numbers of the gradient of step {step} are not finite, and no noise can hide them: clip every example "
+                "first, as clipped_sum does"
             )
         if fault & (release.TOO_MANY | release.OTHER_MEMBERS):
             self._contribute(step, outcome)
@@ -503,7 +503,7 @@ class Run:
         contributions = int(outcome[2].astype(np.int32))
         stamp = [int(word) for word in outcome[3:5]]
         if contributions < 0:
-            raise ValueError(f"the sum has {contributions} contributions, but there cannot be fewer than none")
+            raise ValueError(f"the sum has {contributions} contributions, but the number cannot be negative")
         members = None
         with remedies(REMEDIES):
             if self.drawn is not None:
@@ -598,7 +598,7 @@ class Run:
             if name == "draws" and begun.get(name) != value:
                 raise BindingError(
                     f"the journal at {self.journal} was begun with batches of {begun.get(name)}, and now they are of {value}: "
-                    "examples that took part before would come again. Go on with batches that were made with journal=that directory"
+                    "examples that already took part would come up again. Continue with batches that were made with journal=that directory"
                 )
             if begun.get(name) != value:
                 raise BindingError(
@@ -659,8 +659,8 @@ class Run:
             raise FormatError(
                 f"the journal at {self.journal} was begun by "
                 + ("dpmf 0.2 or a pre-release of 0.3" if known == 1 else "a newer version")
-                + ", which kept on record otherwise what JAX released: end that run with the version that began it, or begin a new run in "
-                "another directory, with a new key. What it released stays private"
+                + ", which recorded JAX releases in a different way: finish that run with the version that began it, or begin a new "
+                "run in another directory with a new key. What it released stays private"
             )
         if not journal.exists():
             raise self._lost(journal)
@@ -688,8 +688,9 @@ def on_host(state: Any) -> CorrelatedNoiseState:
     logs = _copies(found.log)
     if any(not np.array_equal(log, logs[0]) for log in logs):
         raise MismatchError(
-            "the optimizer's state differs between devices, so that they released different sums with one noise: keep neither, and begin "
-            "a new run. Place the parameters on the mesh of all devices before dpmf.jax.Run(…), which finds this before the release"
+            "the optimizer's state differs between devices, so they released different sums with the same noise: delete both results, "
+            "and begin a new run. Place the parameters on the mesh of all devices before dpmf.jax.Run(…), which finds this before the "
+            "release"
         )
     return CorrelatedNoiseState(_local(found.step), _local(found.run), _local(found.chain), _local(found.fault), logs[0])
 

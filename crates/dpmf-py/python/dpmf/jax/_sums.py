@@ -133,7 +133,7 @@ def accumulate(
     if not given:
         raise ValueError("there are no examples: give accumulate(loss, parameters, inputs, labels, clip=…)")
     if any(leaf.ndim == 0 for leaf in given):
-        raise ValueError("an input is a single number, without an axis for the examples: values that all examples share belong in loss")
+        raise ValueError("an input is a single number, without an axis for the examples: put values that all examples share into loss")
     count = _count(given)
     mask = _kept(count, batch, mask)
     trained = jax.tree.leaves(parameters)
@@ -190,7 +190,7 @@ def _kept(count: int, batch: Batch | None, mask: Any) -> jax.Array:
         if (places := jnp.shape(batch.mask)[0]) != count:
             raise MismatchError(
                 f"there are {count} examples, but the batch has {places} places: take inputs[batch.indices], as they are, one row for "
-                "each place. Several views of one example belong into loss, which averages over them"
+                "each place. Average over several views of one example in loss"
             )
         mask = batch.mask
     if mask is None:

@@ -11,7 +11,7 @@
         optimizer.step()
 
 The guarantee is for every record, and for data that takes part in one step: one pass over disjoint batches, which batches()
-checks. Several epochs, and batches that are sampled, come from a plan:
+checks. For several epochs and for sampled batches, use a plan:
 
     plan = dpmf.plan(examples=len(dataset), batch=256, epochs=10, momentum=0.9, epsilon=3, delta=1e-5)
     batches = dpmf.torch.SampledBatches(plan.sampler(key), epochs=10)
@@ -82,9 +82,9 @@ REMEDIES = {
     "not-sampled": "take batches from optimizer.batches(loader) with "
     'batch_sampler=dpmf.torch.SampledBatches(plan.sampler(key)), or plan with sampling="none"',
     "sampler-in-use": "make one with plan.sampler(key)",
-    "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are a mean and not clipped, and no noise makes "
-    "them private; they are not used. A sum of contributions that are clipped elsewhere goes in by add_sum(…), and "
-    "add_sum({}, 0) releases noise alone",
+    "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are not used: they are a mean and not clipped, so "
+    "no noise makes them private. Pass a sum of contributions that you clipped yourself to add_sum(…); add_sum({}, 0) releases noise "
+    "alone",
     "no-denominator": "give denominator=… or take batches from optimizer.batches(loader) with SampledBatches",
 }
 
@@ -185,24 +185,24 @@ def _unprotected(losses: torch.Tensor, longer: torch.Tensor) -> torch.Tensor:
 class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     """Adds the noise of a mechanism to the clipped, summed gradient, then lets a torch.optim optimizer step.
 
-    optimizer is any of torch.optim. Its momentum, weight decay and learning rates are checked against the mechanism's
-    workload at every step: the guarantee holds without, but not the optimality. check=False leaves that out. Adam and all
-    others but SGD go with dpmf.plan(…, optimizer=optimizer), a plan for running sums.
+    optimizer is any of torch.optim. Its momentum, weight decay and learning rates are compared with the mechanism's workload in
+    every step, because the noise is the best only for these. check=False skips this; the guarantee holds either way. For Adam and
+    all others but SGD, use dpmf.plan(…, optimizer=optimizer), which plans for running sums.
 
-    The noise of a step covers all parameters that optimizer holds, whether they are trained or not. One that is frozen
-    (requires_grad is False) at a step stays where it is and ignores its noise; it may be thawed later. Parameters that
-    join the optimizer later are refused.
+    The noise of a step covers all parameters that optimizer holds, whether they are trained or not. A parameter that is frozen
+    (requires_grad is False) in a step stays where it is and ignores its noise; you may unfreeze it later. Parameters that join
+    the optimizer later are refused.
 
-    Parameters in bfloat16 are trained through masters in float32, which take their places in the groups of optimizer: clipped sums, noise
-    and steps are those of the masters, and after every step the parameters are the masters, rounded. What is written into a parameter
-    between two steps counts. state_dict() holds the masters.
+    Parameters in bfloat16 are trained through masters in float32, which replace them in the groups of optimizer. Clipped sums,
+    noise and steps act on the masters, and after every step the parameters are set to the rounded masters. If you write into a
+    parameter between two steps, its master takes the new values. state_dict() contains the masters.
 
-    denominator is the planned size of a cohort, by which the noisy sum is divided; it is fixed before training and stays
-    when a cohort is smaller. 1 leaves the sum. It may be left out for SampledBatches and Cohorts of several epochs, whose mean
-    size it then is.
+    denominator is the planned batch size, by which the noisy sum is divided. It is fixed before training, and stays the same if a
+    batch is smaller. With 1, the sum is not divided. You may leave it out for SampledBatches and for Cohorts of several epochs;
+    it is then their mean size.
 
-    Where the guarantee relies on sampling, only batches() of a loader with SampledBatches of the mechanism's own sampling are
-    released, each in the step that it was drawn for.
+    If the guarantee relies on sampling, only batches from batches() are released, with a loader of SampledBatches of the
+    mechanism's own sampling, each in the step that it was drawn for.
 
     key is the secret behind the noise, by default a new one that ends with the process. A run that is to be resumed needs
     a key file and a journal:
@@ -211,8 +211,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         optimizer = PrivateOptimizer(sgd, mechanism, denominator=256, key=key, journal="run.journal")
         optimizer.load_state_dict(torch.load("run.pt"))  # to resume
 
-    After a crash, steps beyond the state are in the journal: they come again for the very same gradients only
-    (StepReusedError otherwise), and burn() gives one up.
+    After a crash, steps after the saved state are in the journal: they can be repeated with exactly the same gradients only
+    (otherwise StepReusedError is raised), and burn() gives one up.
 
     experiment names a run whose noise is the same at every start, for experiments that release nothing; the key must be
     NoiseKey.from_seed(…). Without it, every start draws new noise, also from an old key.
@@ -222,17 +222,18 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     keeps buffers for it only; the noise is that of one process, bit for bit. Each rank needs the same key and a journal of
     its own. Where there are several ranks, group must be given.
 
-    What is released is what accumulate() has summed since the last step, in memory of its own: the .grad of a backward()
-    counts for nothing, and is None after a step.
+    A step releases what accumulate() has summed since the last step, in memory of its own. The .grad of a backward() is not used,
+    and is None after a step.
 
-    arithmetic is "exact", where the sum is released with ideal noise, correctly rounded, or "float", where noise is made in
-    single precision: faster, but the lowest bits of a release are outside of the guarantee. It is fixed for a run.
+    arithmetic is "exact" or "float", and fixed for a run. With "exact", the sum is released with ideal noise, correctly rounded.
+    With "float", noise is made in single precision, which is faster, but the guarantee does not cover the lowest bits of a
+    release.
 
     ahead is the number of threads that make the noise of the coming step while its gradient is computed: by default half of the
     machine's, none for models of less than 32,768 parameters. 0 makes the noise in step().
 
     release_on says where the noise is added: on the "host", or on the "device" of each parameter, where sums then stay; by default
-    the host for parameters in its memory, and the devices otherwise. Neither of the two changes a bit of what is released.
+    the host for parameters in its memory, and the devices otherwise. Neither argument changes a bit of a release.
 
     Guarantee: one example, or one user, moves the sum by at most the clip, as real numbers, and the released steps satisfy
     the mechanism's statement, to the bit in exact arithmetic.
@@ -316,15 +317,15 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return self._noise.norm
 
     def batches(self, loader: DataLoader[Any], *, batches_per_step: int = 1) -> Iterator[Any]:
-        """The batches of a DataLoader, after checking that each example takes part in one step, or as the mechanism's sampling
-        draws it, or once in each of the epochs that it covers.
+        """The batches of a DataLoader. Checks that each example takes part in one step only, once in each planned epoch, or as
+        the mechanism's sampler draws it.
 
-        batches_per_step batches make a cohort: each goes to accumulate(), and step() comes after the last of them. A step
-        without a batch of its own is refused.
+        batches_per_step batches make one step: pass each to accumulate(), and call step() after the last of them. A step without
+        a batch of its own is refused.
 
-        SampledBatches(…, epochs=K) and Cohorts(…, epochs=K) give one epoch for every call, which begins where the run is, also
-        after it was resumed. Otherwise a second call is refused, but to go on with a pass that was interrupted: with Cohorts of
-        the same order that start where the run is. What decides the order is kept in state_dict().
+        With SampledBatches(…, epochs=K) and Cohorts(…, epochs=K), each call yields one epoch and begins where the run is, also
+        after it was resumed. Otherwise a second call is refused, unless it continues an interrupted pass with Cohorts of the same
+        order that start where the run is. state_dict() keeps what determines the order.
 
         Raises MismatchError, which says what to use instead.
         """
@@ -355,7 +356,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         vectorize: bool = True,
         clipping: Literal["per-example", "ghost", "auto"] = "per-example",
     ) -> Seen:
-        """Adds the sum of per-example gradients, each clipped to the mechanism's clip, to the coming step.
+        """Adds the sum of per-example gradients, each clipped to the mechanism's clip, to the next step.
 
         inputs are the arguments of the module: a tensor, a tuple of positional or a dict of keyword arguments. Inputs and
         targets may be nested; every tensor has one leading axis of examples. loss(outputs, targets) is called on batches
@@ -365,22 +366,22 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         this cohort along the second axis: the gradient of its loss is clipped as one. A mechanism planned with
         unit="user" needs it.
 
-        views says that every example comes as often, for augmentation, as torch.cat([first views, second views, …]) makes it. The
-        loss of all views of an example, which loss(outputs, targets) is to average, is clipped as one: an example counts once.
-        What comes from batches() and is given more often is refused.
+        views is the number of views of each example, for augmentation, in the order of torch.cat([first views, second views, …]).
+        The loss of all views of an example, which loss(outputs, targets) must average, is clipped as one, so an example counts
+        once. An example from batches() that comes more often is refused.
 
         An example whose gradient is not finite counts as zero. chunk examples are differentiated at once with vmap;
-        vectorize=False goes through them one by one, for modules that vmap does not know.
+        vectorize=False differentiates them one by one, for modules that vmap does not support.
 
-        clipping="ghost" makes no gradients of examples. The module is called on chunk examples at once; norms and the clipped sum
-        follow from what goes into its layers and what comes back. loss is still called on batches of one example
-        (vectorize=False: one after the other), so the module must return outputs with an axis of examples, not a loss. Sums are
-        taken in float64, and what that may round is charged to the clip: Seen.charged, some 0.001 % of it, and never more
-        than 0.5 %. At first, some examples are compared with their gradients alone; a module that mixes examples is refused, and
-        so is a parameter that is used outside of the layer it belongs to.
+        clipping="ghost" does not compute per-example gradients. The module is called on chunk examples at once; norms and the
+        clipped sum follow from the inputs of its layers and the gradients of their outputs. loss is still called on batches of
+        one example (vectorize=False: one after the other), so the module must return outputs with an axis of examples, not a
+        loss. Sums are computed in float64, and their possible rounding error is charged to the clip: Seen.charged is about 0.001
+        % of it, and never more than 0.5 %. In the first step, some examples are compared with their gradients alone. A module
+        that mixes examples is refused, and so is a parameter that is used outside its layer.
 
-        clipping="auto" is "per-example" where the gradients of chunk examples take at most 512 MiB, and where grouped or views
-        are given; otherwise "ghost". Seen.clipping says which.
+        clipping="auto" is "per-example" if the gradients of chunk examples take at most 512 MiB, or if grouped or views are
+        given; otherwise it is "ghost". Seen.clipping says which.
 
         Cost: chunk arrays of the size of what is trained; with "ghost" the activations of chunk examples, the gradients of the
         outputs of trained layers, and 160 MB.
@@ -412,8 +413,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if run.order is None and self.mechanism.sampling == "none" and not self._warned:
             self._warned = True
             warnings.warn(
-                "nothing here shows that each example takes part in one step, which the guarantee is for: take batches "
-                "from optimizer.batches(loader)",
+                "dpmf cannot check here that each example takes part in one step only, as the guarantee requires: take batches from "
+                "optimizer.batches(loader)",
                 UncheckedDataWarning,
                 stacklevel=2,
             )
@@ -474,18 +475,18 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return Seen.of(examples, seen, "ghost", max(charges))
 
     def add_sum(self, sums: Mapping[torch.Tensor, torch.Tensor], examples: int) -> None:
-        """Adds a sum of contributions that were clipped elsewhere, for each parameter, to the coming step.
+        """Adds a sum of contributions that you clipped yourself, for each parameter, to the next step.
 
-        The norm of each contribution, over all parameters together, must be at most the clip, as real numbers, and the sum
-        must be theirs: that is not checked, and the guarantee rests on it. Parameters that are not there get zero;
-        add_sum({}, 0) is for a cohort without examples.
+        The norm of each contribution, over all parameters together, must be at most the clip, as real numbers, and the sum must
+        be theirs. dpmf cannot check this, but the guarantee relies on it. Missing parameters get zero; add_sum({}, 0) is for a
+        batch without examples.
 
-        What adding up may have rounded is charged: n = examples contributions, added in any order in the type of the tensor,
-        move the sum by up to 1 + (n² + 3n)·u clips, so it is scaled down by as much. u is 2⁻⁵³ for float64, which is 0.00002 %
-        for 40,000 examples, and 2⁻²⁴ for float32, 0.4 % for 256: sum in float64. A float32 tensor that was summed in float64
-        and converted is charged like any other: give the float64 sum itself.
+        The possible rounding error of the sum is charged: n = examples contributions, added in any order in the type of the
+        tensor, move the sum by up to 1 + (n² + 3n)·u clips, so it is scaled down by this factor. u is 2⁻⁵³ for float64, which is
+        0.00002 % for 40,000 examples, and 2⁻²⁴ for float32, 0.4 % for 256: sum in float64. A float32 tensor that was summed in
+        float64 and then converted is charged like any other: pass the float64 sum itself.
 
-        Raises ValueError for a sum that is longer than that of so many contributions, and for more than can be charged.
+        Raises ValueError for a sum that is longer than so many contributions allow, and if the charge is too large.
         """
         noise = self._noise
         if examples < 0:
@@ -524,7 +525,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Adds the next row of noise to what was accumulated, divides by the denominator and steps."""
         if closure is not None:
-            raise ValueError("a closure would look at the data again within a step: call step() without one")
+            raise ValueError("a closure would use the data again within a step: call step() without one")
         check_unscaled(self)
         noise = self._noise
         run = noise.live()
@@ -558,7 +559,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         """The state of the optimizer inside and, under "dpmf", that of the noise, encrypted under the key, and the masters of parameters
         in bfloat16.
 
-        Warns where there is no journal: such a state can be looked at, but not loaded.
+        Warns if there is no journal: the state can then be inspected, but not loaded.
         """
         self._call_hooks("state_dict_pre")
         state = dict(self.optimizer.state_dict())
@@ -572,8 +573,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         return hooked
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state, beside the journal of its run. The steps after are, bit for bit, those of a run that was
-        never interrupted."""
+        """Continues from a state, with the journal of its run. The model has the same bits as without the interruption."""
         state = dict(self._call_hooks("load_state_dict_pre", dict(state_dict)))
         ours = state.pop("dpmf", None)
         if ours is None:

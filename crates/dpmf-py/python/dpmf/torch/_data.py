@@ -19,7 +19,7 @@ _KEPT = 1 << 14
 
 
 class UncheckedDataWarning(UserWarning):
-    """Nothing shows that each example takes part in one step."""
+    """dpmf cannot check that each example takes part in one step only."""
 
 
 class Batches(BatchSampler):
@@ -103,8 +103,8 @@ class Batches(BatchSampler):
             )
         if self.workers > 0 and not self.counted:
             raise MismatchError(
-                f"num_workers is {self.workers}, and workers draw batches ahead, so that nothing shows which one a step has "
-                "where batches are split: give num_workers=0 with BatchMemoryManager"
+                f"num_workers is {self.workers}, but workers draw batches ahead, so dpmf cannot tell which batch a step has if "
+                "batches are split: use num_workers=0 with BatchMemoryManager"
             )
         self.go_to(first)
         self._begun = True
@@ -130,20 +130,20 @@ class Batches(BatchSampler):
 
 
 class Cohorts(Batches):
-    """Batches in which every example comes once: shuffled once, cut into cohorts, gone through once.
+    """Batches in which every example comes once: the data is shuffled once and cut into batches.
 
-    A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused:
-    with a mechanism for single participation it would void the guarantee.
+    A batch_sampler for torch.utils.data.DataLoader. len() is the number of steps to plan for. A second pass is refused, because
+    it would void the guarantee of a mechanism for single participation.
 
-    epochs is for a plan of several that counts on no sampling, dpmf.plan(…, epochs=K, sampling="none"): each pass is an epoch and
-    gives the same cohorts in the same order, so that every example keeps its place in the epoch. There are as many as the plan
-    has steps in an epoch, of sizes that differ by at most one.
+    epochs is for a plan without sampling, dpmf.plan(…, epochs=K, sampling="none"): each pass is an epoch and yields the same
+    batches in the same order, so every example keeps its place in the epoch. There are as many batches as the plan has steps in
+    an epoch, and their sizes differ by at most one.
 
-    seed fixes the order; by default it comes from the operating system. To resume a run, give the seed of the first part
-    (cohorts.seed) and, without epochs, start, the number of batches that were used. The last cohort may be smaller; drop_last
+    seed fixes the order; by default it comes from the operating system. To resume a run, pass the seed of the first part
+    (cohorts.seed) and, without epochs, start, the number of batches that were used. The last batch may be smaller; drop_last
     leaves it out. shuffle=False keeps the order of the data.
 
-    With several ranks, batch_size is that of the whole cohort, of which each rank gets its part; all need one seed.
+    With several ranks, batch_size is that of the whole batch, of which each rank gets its part; all ranks need the same seed.
     """
 
     def __init__(
@@ -239,14 +239,14 @@ class Cohorts(Batches):
 
 
 class SampledBatches(Batches):
-    """The batches that a dpmf.Sampler draws, of other sizes from step to step, some perhaps empty.
+    """The batches that a dpmf.Sampler draws. They differ in size, and may be empty.
 
     A batch_sampler for torch.utils.data.DataLoader, which needs collate_fn=dpmf.torch.EmptyCollate(dataset) for empty ones.
-    A mean divides by sampler.expected_batch, never by the size of a batch. One pass holds the steps of all epochs or, with
-    epochs=K, of one of K, and the next goes on with the next. A run that is resumed goes on where it was, with a sampler of the
-    same key and run. Once all steps were handed out, a further pass is refused: it would give steps anew.
+    A mean divides by sampler.expected_batch, never by the size of a batch. One pass has the steps of all epochs or, with
+    epochs=K, of one epoch; the next pass continues with the next epoch. A resumed run continues where it was, with a sampler of
+    the same key and run. After all steps, another pass is refused, because it would repeat steps.
 
-    With several ranks, each gets its part of every batch; all need one key and run.
+    With several ranks, each gets its part of every batch; all ranks need the same key and run.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class StepLoader(DataLoader[Any]):
 
 
 class EmptyCollate:
-    """A collate_fn that makes a batch of no examples too: tensors like those of other batches, of length 0.
+    """A collate_fn that also makes empty batches: tensors like those of other batches, of length 0.
 
     The first example of the data set shows what they look like.
     """
@@ -324,14 +324,14 @@ def _emptied(batch: Any) -> Any:
         return type(batch)(*map(_emptied, batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(map(_emptied, batch))
-    raise TypeError(f"a batch holds a {type(batch).__name__}, of which it is not known what none of it looks like")
+    raise TypeError(f"a batch holds a {type(batch).__name__}, and dpmf does not know what an empty one looks like")
 
 
 def check_loader(
     mechanism: Mechanism, loader: DataLoader[Any], *, epochs: int = 1, batches_per_step: int = 1
 ) -> None:
-    """Refuses a DataLoader under which an example could take part more often than the mechanism covers, whose sampler is not
-    the one that the guarantee counts on, or that has more batches than the mechanism has steps.
+    """Refuses a DataLoader if an example could take part more often than the mechanism covers, if its sampler is not the one that
+    the guarantee relies on, or if it has more batches than the mechanism has steps.
 
     Raises MismatchError, which says what to use instead.
     """
@@ -341,8 +341,8 @@ def check_loader(
         mechanism.check_sampling("epochs", epochs=epochs)
     if isinstance(loader.dataset, IterableDataset):
         raise MismatchError(
-            "the data set is an IterableDataset, so nothing shows that each example comes once: give a data set with a "
-            "length and dpmf.torch.Cohorts as batch_sampler"
+            "the data set is an IterableDataset, so dpmf cannot tell whether each example comes once: pass a data set with a length, "
+            "and dpmf.torch.Cohorts as batch_sampler"
         )
     _check_distinct(loader.dataset)
     if isinstance(batches, Batches) and by_step:
@@ -366,8 +366,7 @@ def check_loader(
                 mechanism.check_sampling("with-replacement")
         elif type(sampler) is not SequentialSampler:
             raise MismatchError(
-                f"the sampler is a {name}, of which it is not known that each example comes once: give "
-                "dpmf.torch.Cohorts as batch_sampler"
+                f"the sampler is a {name}, and dpmf cannot tell whether each example comes once: pass dpmf.torch.Cohorts as batch_sampler"
             )
     mechanism.check_steps(-(-len(loader) // batches_per_step))
 
@@ -379,7 +378,7 @@ def _check_in_order(
     length = len(loader.dataset)  # type: ignore[arg-type]
     if not (type(batches) is Cohorts or type(batches) is SampledBatches):
         raise MismatchError(
-            f"the batch sampler is a {type(batches).__name__}, of which it is not known that it hands out what was drawn: give "
+            f"the batch sampler is a {type(batches).__name__}, and dpmf cannot tell whether it yields what was drawn: pass "
             "dpmf.torch.SampledBatches itself"
         )
     if isinstance(batches, SampledBatches):
@@ -395,8 +394,8 @@ def _check_in_order(
         raise MismatchError(f"the sampler draws from {units} examples, but the data set has {length}: give units={length}")
     if epochs != 1 or batches_per_step != 1:
         raise MismatchError(
-            f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and "
-            "every batch of it is one step: leave both out, and split large batches by calling accumulate() several times"
+            f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and each of "
+            "its batches is one step: remove both, and split large batches by calling accumulate() several times"
         )
     mechanism.check_steps(batches.steps)
 
@@ -411,8 +410,8 @@ def _check_distinct(dataset: Any) -> None:
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
     if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):
         raise MismatchError(
-            f"examples come several times in the {type(dataset).__name__}, but the guarantee is for one step each: give "
-            "each of them once"
+            f"the {type(dataset).__name__} contains some examples several times, but the guarantee is for one step each: include each "
+            "of them once"
         )
     for part in parts:
         _check_distinct(part)
@@ -438,9 +437,9 @@ def begin_pass(run: PrivateRun, mechanism: Mechanism, loader: DataLoader[Any], b
     if not isinstance(batches, Batches):
         if run.order is not None or step > 0:
             raise MismatchError(
-                f"the run is at step {step}, and a new pass over the data gives examples that took part before, but "
-                "the guarantee is for one step each: go through the data once. A pass that was interrupted goes on "
-                "with dpmf.torch.Cohorts(…, seed=that of the first part, start=optimizer.next_step)"
+                f"the run is at step {step}, and a new pass over the data would use examples a second time, but the guarantee is for "
+                "one step each: go through the data once. To continue an interrupted pass, use dpmf.torch.Cohorts(…, seed=that of the "
+                "first part, start=optimizer.next_step)"
             )
         return None
     if batches.by_step:

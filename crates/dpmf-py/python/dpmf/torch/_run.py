@@ -61,8 +61,7 @@ def check_alone() -> None:
         raise MismatchError(
             f"this is one of {distributed.get_world_size()} ranks, and each would draw noise of its own and train a "
             "model of its own: use dpmf.torch.PrivateOptimizer(…, group=True) with one key for all ranks, without "
-            "DistributedDataParallel. For runs that have nothing to do with each other, leave torch.distributed out, or "
-            "give a group of this rank alone"
+            "DistributedDataParallel. For independent runs, do not initialise torch.distributed, or pass a group of this rank alone"
         )
 
 
@@ -70,8 +69,8 @@ def check_unscaled(optimizer: Any) -> None:
     """Refuses a step that torch.amp.GradScaler takes: it sets these for optimizers that ask for them."""
     if getattr(optimizer, "found_inf", None) is not None:
         raise MismatchError(
-            "the loss was scaled by a GradScaler, and so was every gradient before it was clipped, which leaves nothing but the clip: "
-            "train without it; bfloat16 under torch.autocast needs no scaling"
+            "a GradScaler scaled the loss, so every gradient was too long before it was clipped: train without it; bfloat16 under "
+            "torch.autocast needs no scaling"
         )
 
 
@@ -144,8 +143,8 @@ class FlatRun:
         if key is None:
             if journal is not None:
                 raise ValueError(
-                    "a journal is for a run that is resumed, which needs its key: give key=NoiseKey.create(path), and "
-                    "NoiseKey.read(path) to resume"
+                    "a run with a journal needs its key when it is resumed: pass key=NoiseKey.create(path), and NoiseKey.read(path) "
+                    "to resume"
                 )
             key = NoiseKey.generate()
         self.key = key
@@ -326,8 +325,8 @@ class FlatRun:
             strangers = sum(id(p) not in self.numbers for p in now)
             raise ValueError(
                 f"the optimizer's parameters have changed since the noise was laid out ({strangers} are new, of {len(now)}), "
-                "and what is new would move without noise: give the optimizer all parameters that will ever be trained, "
-                "and freeze those that are not trained yet with requires_grad_(False)"
+                "and new ones would move without noise: pass all parameters that will ever be trained to the optimizer, and freeze "
+                "those that are not trained yet with requires_grad_(False)"
             )
         self._check_parameters()
         for number, (p, view) in enumerate(zip(self.parameters, self.views)):
@@ -348,8 +347,8 @@ class FlatRun:
     def live(self) -> PrivateRun:
         if self.run is None:
             raise ValueError(
-                f"journal {os.fspath(self.journal or '')} belongs to a run that was begun: go on with it by "
-                "load_state_dict(…), or give the path of a new journal for a new run"
+                f"journal {os.fspath(self.journal or '')} belongs to a run that has begun: continue it with load_state_dict(…), or "
+                "pass the path of a new journal for a new run"
             )
         return self.run
 
@@ -542,7 +541,7 @@ class FlatRun:
             state["noise"] = torch.frombuffer(bytearray(run.checkpoint_bytes()), dtype=torch.uint8)
         else:
             warnings.warn(
-                "this state cannot be loaded: the run has no journal, and ends with its process. To resume, train with "
+                "this state cannot be loaded: the run has no journal, so it ends with its process. To resume, train with "
                 "key=NoiseKey.create(path) and journal=path",
                 stacklevel=3,
             )

@@ -91,8 +91,8 @@ impl Releases {
         let run = match begun {
             Some(begun) if begun.bound != hex => {
                 return Err(refused(
-                    "the table, its columns or the key are not what the schema was found with: noise that was released with \
-                     the one must not be released with the other. Begin a new run",
+                    "the table, its columns or the key differ from what the schema was found with, and the same noise must not be \
+                     released for both: begin a new run",
                 ));
             }
             Some(begun) => begun.run.parse()?,

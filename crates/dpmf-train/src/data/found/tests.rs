@@ -82,7 +82,7 @@ fn a_schema_is_found_and_found_again() {
     let mut other = rows.clone();
     other[17][0] = Field::Number(33.0);
     let message = search.find(&place, &KeySource::System, &other).unwrap_err().to_string();
-    assert!(message.contains("Begin a new run"), "{message}");
+    assert!(message.contains("begin a new run"), "{message}");
     // Only marks under the key are on disk.
     let manifest = std::fs::read_to_string(place.join("release.json")).unwrap();
     assert!(!manifest.contains("approved") && !place.join("schema.json").exists());

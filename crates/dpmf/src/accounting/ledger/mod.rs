@@ -1,4 +1,4 @@
-//! A durable account of everything that was released about one set of people.
+//! A ledger: a durable record of all releases about the same people.
 
 mod file;
 mod release;

@@ -48,7 +48,7 @@ impl Family for Recall {
     }
 
     fn about(&self) -> &'static str {
-        "a stream of a few states that draws the noise of earlier epochs again"
+        "a stream of a few states that also regenerates noise of earlier epochs"
     }
 
     fn knobs(&self) -> &'static [Knob] {
