@@ -2,6 +2,7 @@
 shards. Noise is data: nothing of Python is called while a step runs."""
 
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -269,6 +270,51 @@ def test_a_step_that_was_used_twice_is_found():
         loop.run.commit(loop.update(summed(tree(2)), one, batch)[1])
     with pytest.raises(dpmf.HaltedError, match="used with two sums"):
         next(loop.batches)
+
+
+def test_rows_keep_their_memory_as_long_as_anything_uses_them():
+    """Devices use a row where the host wrote it; the next row goes elsewhere while they, or a caller, still do."""
+    memory = dpmf.jax._memory.Memory()
+    size = 1_000_000
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: jnp.sin(y) + 1e-3 * x, x))
+    expected = np.asarray(slow(jnp.full(size, 0.5, jnp.float32)))
+    row = memory.take(size, np.float32)
+    row[:] = 0.5
+    place = row.ctypes.data
+    on_device = jax.device_put(row)
+    assert on_device.unsafe_buffer_pointer() == place
+    running = slow(on_device)
+    part = np.split(row, [16])[1].reshape(4, -1)
+    del row, on_device
+    memory.take(size, np.float32)[:] = 7.0
+    assert np.array_equal(np.asarray(running), expected)
+    running.delete()
+    # A piece of it is enough to keep all of it.
+    assert memory.take(size, np.float32).ctypes.data != place and part[0, 0] == 0.5
+    del part
+    # JAX lets go of what it has used when it is called again.
+    gc.collect()
+    jnp.zeros(1).block_until_ready()
+    assert place in {word.ctypes.data for word in [memory.take(size, np.float32) for _ in range(4)]}
+    assert len(memory.take(10, np.float32)) == 10
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_batches_that_are_kept_keep_their_rows(arithmetic):
+    """Rows come from memory that is used again, and those of a batch that somebody holds stay what they are."""
+    loop = Loop(begun(arithmetic=arithmetic, ahead=1))
+    kept, rows = [], []
+    for step in range(STEPS):
+        batch = next(loop.batches)
+        made, after = loop.update(summed(tree(step)), loop.state, batch)
+        assert flat(made).tobytes() == expected_rows(arithmetic)[step].tobytes()
+        loop.run.commit(after)
+        loop.state = after
+        if step % 2 == 0:
+            kept.append(batch)
+            rows.append([np.array(leaf) for leaf in jax.tree.leaves(batch.noise.rows)])
+    for batch, row in zip(kept, rows):
+        assert all(map(np.array_equal, jax.tree.leaves(batch.noise.rows), row))
 
 
 def test_what_was_refused_goes_no_further():

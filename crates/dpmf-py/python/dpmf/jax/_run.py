@@ -23,6 +23,7 @@ from .._remedies import remedies
 from . import _release as release
 from ._data import Batch, Batches, stamps_of
 from ._layout import Layout
+from ._memory import Memory
 from ._release import CorrelatedNoiseState, Device, Noise
 
 #: What to do about what a run refuses.
@@ -156,12 +157,15 @@ class Run:
         #: None for a run that goes on until it is known at which step.
         self._run: PrivateRun | None = None
         self._split = self._split_of(probe)
+        #: What rows in float arithmetic are multiplied by; the thread that ships them must not ask a run that is at work.
+        self._scale = np.float32(probe.scale)
         self.device = Device(self.layout, self._split, burns=self._burns)
         self._next = 0
         self._burned: set[int] = set()
         self._handed: _Handed | None = None
         #: What stands for all sums so far; None until there is one, or a state says so.
         self._chain: np.ndarray[Any, Any] | None = None
+        self._memory = Memory()
         self._shipping: tuple[int, Future[Any]] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._begin()
@@ -376,14 +380,13 @@ class Run:
         return self._words(self._run.coming_row())
 
     def _words(self, row: _ComingRow) -> list[np.ndarray[Any, Any]]:
-        """A row of noise, in new memory, since devices may use it as it is."""
-        words = self._zeros()
+        """A row of noise, in memory that nothing else uses as long as it is in use, since devices may use it as it is."""
+        words = [self._memory.take(len(word), word.dtype) for word in self._zeros()]
         if self._split is not None:
             row.ship_split(0, *words)
         else:
-            assert self._run is not None
             row.ship(0, words[0])
-            words[0] *= np.float32(self._run.scale)
+            words[0] *= self._scale
         return words
 
     def _zeros(self) -> list[np.ndarray[Any, Any]]:
@@ -398,7 +401,8 @@ class Run:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "dpmf-ship")
-        row = self._run.coming_row()
+        # By as many threads as make it: the devices may be the other cores.
+        row = self._run.coming_row(self._run.ahead)
 
         def ship() -> tuple[Any, ...]:
             return tuple(self.layout.place([word], stacked=False) for word in self._words(row))
