@@ -108,8 +108,8 @@ def spread(ratios):
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def run(dimension=10**7, rounds=5, quiet=False):
-    """The rows of the table."""
+def run(dimension=10**7, rounds=5, quiet=False, of=""):
+    """The rows of the table, of mechanisms whose name has these words in it."""
     missing = {name for name, (python, _) in ENVIRONMENTS.items() if not python.exists()}
     for name in sorted(missing):
         print(f"{name}: left out, since its environment is not there ({ENVIRONMENTS[name][1]} makes it)", file=sys.stderr)
@@ -129,7 +129,8 @@ def run(dimension=10**7, rounds=5, quiet=False):
         print(f"A step of noise, d = {dimension}, in ms; ratios are medians of {rounds} rounds [least, most]")
         print(f"{'mechanism':42} {'arithmetic':10} {'through':11} {'ms':>8}  {'to a copy':>22}  {'rival':12} {'ms':>8}  {'to it':18}  of processor time")
     with tempfile.TemporaryDirectory() as folder:
-        for number, (name, mechanism) in enumerate(mechanisms().items()):
+        chosen = {name: mechanism for name, mechanism in mechanisms().items() if of in name}
+        for number, (name, mechanism) in enumerate(chosen.items()):
             file = pathlib.Path(folder) / f"{number}.safetensors"
             mechanism.save(file)
             buffers = mechanism.buffers or 0
@@ -185,8 +186,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dimension", type=lambda text: int(float(text)), default=10**7)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mechanism", default="", help="only mechanisms whose name has this in it")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = run(arguments.dimension, arguments.rounds, arguments.json)
+    found = run(arguments.dimension, arguments.rounds, arguments.json, arguments.mechanism)
     if arguments.json:
         print(json.dumps({"schema": 1, "dimension": arguments.dimension, "frameworks": found}))

@@ -5,16 +5,18 @@ dpmf.torch.PrivateOptimizer is timed. The variants take turns in one process, ea
 bit by bit. Printed are medians:
 
   alone      ahead=0: the noise is made in step(), by all cores, with nothing to hide behind
-  back       ahead=1, step after step: nothing to hide behind either
+  back       ahead=1, step after step: nothing to hide behind either; as a ratio to "alone" of the same round, too
   added      a row that is ready: the addition alone
   overlapped ahead=1 beside the stand-in
 
-The visible noise is what "overlapped" takes beyond "added". Run by scripts/bench overlap, in an environment with PyTorch.
+The visible noise is what "overlapped" takes beyond "added"; that one of both is negative says how much two medians of the same work
+differ. Run by scripts/bench overlap, in an environment with PyTorch.
 
     python bench/overlap.py [--steps 15] [--arithmetic exact]
 """
 
 import argparse
+import operator
 import statistics
 import time
 
@@ -85,13 +87,10 @@ def measure(shapes, steps, arithmetic):
                 # The row of the first step was made in others' time; that of the second is made from here on.
                 variant.step()
                 variant.wall.pop(), variant.processor.pop()
-            if name == "overlapped":
-                torch.set_num_threads(1)
-                row = statistics.median(variants["alone"].processor)
-                variant.step(lambda: busy(1.5 * row))
-                torch.set_num_threads(2)
-            else:
-                variant.step()
+            # One core computes: the addition is the same work with and without a stand-in before it.
+            torch.set_num_threads(1 if name in ("added", "overlapped") else 2)
+            row = statistics.median(variants["alone"].processor or [0.0])
+            variant.step((lambda: busy(1.5 * row)) if name == "overlapped" else lambda: None)
             variant.ready()
         if index == 1:
             for variant in variants.values():
@@ -100,6 +99,7 @@ def measure(shapes, steps, arithmetic):
         sample = variants[one].sample()
         assert torch.equal(sample, variants[other].sample()) and float(sample.std()) > 0
     medians = {name: statistics.median(variant.wall) for name, variant in variants.items()}
+    medians["ratio"] = statistics.median(map(operator.truediv, variants["back"].wall, variants["alone"].wall))
     for variant in variants.values():
         variant.optimizer.close()
     return medians
@@ -111,11 +111,12 @@ def main():
     parser.add_argument("--arithmetic", default="exact", choices=["exact", "float"])
     parser.add_argument("--case", choices=list(CASES), action="append")
     arguments = parser.parse_args()
-    print(f"{'':20} {'alone':>10} {'back':>10} {'added':>10} {'overlapped':>10} {'visible':>10} {'of alone':>9}")
+    print(f"{'':20} {'alone':>10} {'back':>10} {'to alone':>9} {'added':>10} {'overlapped':>10} {'visible':>10} {'of alone':>9}")
     for case in arguments.case or CASES:
         found = measure(CASES[case], arguments.steps, arguments.arithmetic)
         visible = found["overlapped"] - found["added"]
         columns = [f"{1e3 * found[name]:8.1f}ms" for name in ("alone", "back", "added", "overlapped")]
+        columns.insert(2, f"{found['ratio']:9.3f}")
         print(f"{case:20}", *columns, f"{1e3 * visible:8.1f}ms {100 * visible / found['alone']:7.1f} %", flush=True)
 
 

@@ -2,6 +2,7 @@
 shards. Noise is data: nothing of Python is called while a step runs."""
 
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -182,7 +183,7 @@ def test_a_scan_takes_stacked_rows():
     assert begin == STEPS
     # The same chunk once more, of other data, is found.
     other, _ = several(before, jax.tree.map(lambda leaf: leaf[:2], gradients), batches)
-    with pytest.raises(dpmf.StepReusedError, match="step 5 was committed before, with a different sum"):
+    with pytest.raises(dpmf.StepReusedError, match="step 4 was committed before, with a different sum"):
         run.commit(other)
     with pytest.raises(ValueError, match="together is 129"):
         run.batches(state, together=129)
@@ -269,6 +270,127 @@ def test_a_step_that_was_used_twice_is_found():
         loop.run.commit(loop.update(summed(tree(2)), one, batch)[1])
     with pytest.raises(dpmf.HaltedError, match="used with two sums"):
         next(loop.batches)
+
+
+def chunks(run):
+    """A compiled scan over steps that were handed out together."""
+    noise = dpmf.jax.add_correlated_noise(run)
+
+    @jax.jit
+    def several(state, gradients, batches):
+        def body(state, given):
+            noisy, state = noise.update(summed(given[0]), state, batch=given[1])
+            return state, noisy
+
+        return jax.lax.scan(body, state, (gradients, batches))
+
+    return noise.init(tree(0)), several
+
+
+def stacked(*trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def test_steps_that_a_refused_chunk_had_released_are_not_used_with_other_data():
+    """What came before the step that was refused was released, and is on record: the chunk may come again with the same sums only."""
+    bad = {**tree(2), "bias": tree(2)["bias"].at[0].set(np.nan)}
+    for again, fine in (((0, 1, 2), True), ((0, 3, 2), False), ((3, 1, 2), False)):
+        run = begun()
+        state, several = chunks(run)
+        batches = next(run.batches(state, together=3))
+        with pytest.raises(ValueError, match="of the gradient of step 2 are not finite"):
+            run.commit(several(state, stacked(tree(0), tree(1), bad), batches)[0])
+        after, noisy = several(state, stacked(*map(tree, again)), batches)
+        if fine:
+            run.commit(after)
+            for step in range(3):
+                assert flat(jax.tree.map(lambda leaf: leaf[step], noisy)).tobytes() == expected_rows()[step].tobytes()
+            continue
+        with pytest.raises(dpmf.StepReusedError, match="was committed before, with a different sum"):
+            run.commit(after)
+        # Nothing more is handed out, wherever it would go on from.
+        for left in (state, after):
+            with pytest.raises(dpmf.StepReusedError):
+                next(run.batches(left))
+
+
+def test_a_chunk_that_was_used_twice_is_found_wherever_it_differs():
+    for other in (0, 1, 2):
+        run = begun()
+        state, several = chunks(run)
+        batches = next(run.batches(state, together=3))
+        after, _ = several(state, stacked(*map(tree, range(3))), batches)
+        run.commit(after)
+        run.commit(several(state, stacked(*map(tree, range(3))), batches)[0])
+        different = [tree(9 if step == other else step) for step in range(3)]
+        with pytest.raises(dpmf.StepReusedError, match=f"step {other} was committed before, with a different sum"):
+            run.commit(several(state, stacked(*different), batches)[0])
+
+
+def test_an_interrupt_between_settling_and_the_next_batch_hides_no_second_sum(monkeypatch):
+    """The outcome of a step is on record, but the program does not know yet: another outcome is compared with it."""
+    loop = Loop(begun())
+    batch = next(loop.batches)
+    one = loop.update(summed(tree(0)), loop.state, batch)[1]
+    other = loop.update(summed(tree(1)), loop.state, batch)[1]
+    with monkeypatch.context() as patch:
+        def interrupted(run, step, state, of=dpmf.jax.Run._commit):
+            of(run, step, state)
+            raise KeyboardInterrupt
+
+        patch.setattr(dpmf.jax.Run, "_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run.commit(one)
+    with pytest.raises(dpmf.StepReusedError, match="step 0 was committed before, with a different sum"):
+        loop.run.commit(other)
+    for left in (loop.state, one, other):
+        with pytest.raises(dpmf.StepReusedError):
+            next(loop.run.batches(left))
+
+
+def test_rows_keep_their_memory_as_long_as_anything_uses_them():
+    """Devices use a row where the host wrote it; the next row goes elsewhere while they, or a caller, still do."""
+    memory = dpmf.jax._memory.Memory()
+    size = 1_000_000
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: jnp.sin(y) + 1e-3 * x, x))
+    expected = np.asarray(slow(jnp.full(size, 0.5, jnp.float32)))
+    row = memory.take(size, np.float32)
+    row[:] = 0.5
+    place = row.ctypes.data
+    on_device = jax.device_put(row)
+    assert on_device.unsafe_buffer_pointer() == place
+    running = slow(on_device)
+    part = np.split(row, [16])[1].reshape(4, -1)
+    del row, on_device
+    memory.take(size, np.float32)[:] = 7.0
+    assert np.array_equal(np.asarray(running), expected)
+    running.delete()
+    # A piece of it is enough to keep all of it.
+    assert memory.take(size, np.float32).ctypes.data != place and part[0, 0] == 0.5
+    del part
+    # JAX lets go of what it has used when it is called again.
+    gc.collect()
+    jnp.zeros(1).block_until_ready()
+    assert place in {word.ctypes.data for word in [memory.take(size, np.float32) for _ in range(4)]}
+    assert len(memory.take(10, np.float32)) == 10
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_batches_that_are_kept_keep_their_rows(arithmetic):
+    """Rows come from memory that is used again, and those of a batch that somebody holds stay what they are."""
+    loop = Loop(begun(arithmetic=arithmetic, ahead=1))
+    kept, rows = [], []
+    for step in range(STEPS):
+        batch = next(loop.batches)
+        made, after = loop.update(summed(tree(step)), loop.state, batch)
+        assert flat(made).tobytes() == expected_rows(arithmetic)[step].tobytes()
+        loop.run.commit(after)
+        loop.state = after
+        if step % 2 == 0:
+            kept.append(batch)
+            rows.append([np.array(leaf) for leaf in jax.tree.leaves(batch.noise.rows)])
+    for batch, row in zip(kept, rows):
+        assert all(map(np.array_equal, jax.tree.leaves(batch.noise.rows), row))
 
 
 def test_what_was_refused_goes_no_further():

@@ -311,10 +311,100 @@ def test_a_release_that_fails_is_tried_again(monkeypatch):
     step.close()
 
 
+class Interrupted:
+    """A run that is interrupted once, right after one of its methods has done its work."""
+
+    def __init__(self, run, name):
+        self.run, self.name = run, name
+
+    def __getattr__(self, name):
+        value = getattr(self.run, name)
+        if name != self.name:
+            return value
+
+        def interrupted(*arguments):
+            value(*arguments)
+            self.name = None
+            raise KeyboardInterrupt
+
+        return interrupted
+
+
+@pytest.mark.parametrize("after", ["nothing", "zero_grad"])
+@pytest.mark.parametrize("method", ["release", "clear"])
+@pytest.mark.parametrize("release_on", ["host", "device"])
+def test_an_interrupt_leaves_no_sum_for_the_next_step(release_on, method, after):
+    """Between the moment when a step is over for the run and that when its sum is zero, a sum would be released once more."""
+    mechanism, (first, second) = mechanism_of(), cohorts(2)
+    models = []
+    for interrupt in (True, False):
+        model = model_of()
+        optimizer = private(model, mechanism, release_on=release_on, check=False)
+        optimizer.accumulate(model, cross_entropy, *first)
+        noise = optimizer._noise
+        # Both end without a step of the model: the noise of the first step is used, unless it is given up.
+        if interrupt:
+            run = noise.run
+            if method == "release" and release_on == "device":
+                noise.device_step.run = Interrupted(run, "release_elsewhere")
+            else:
+                noise.run = Interrupted(run, method)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step() if method == "release" else optimizer.zero_grad()
+            noise.run = run
+            if noise.device_step is not None:
+                noise.device_step.run = run
+        else:
+            optimizer.burn() if method == "release" else optimizer.zero_grad()
+        if after == "zero_grad":
+            optimizer.zero_grad()
+        optimizer.accumulate(model, cross_entropy, *second)
+        optimizer.step()
+        assert optimizer.next_step == (2 if method == "release" else 1)
+        optimizer.close()
+        models.append(bits(model))
+    assert np.array_equal(*models)
+
+
+def test_a_release_that_is_refused_is_left_nowhere(tmp_path):
+    """Whoever holds a gradient of an earlier step holds memory of releases: it does not show a row with a second sum."""
+    mechanism = mechanism_of()
+
+    def begun(state=None):
+        model = model_of()
+        optimizer = private(model, mechanism, journal=tmp_path / "journal", release_on="device")
+        if state is not None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        return model, optimizer
+
+    def step(model, optimizer, cohort):
+        optimizer.accumulate(model, cross_entropy, *cohort)
+        optimizer.step()
+
+    model, optimizer = begun()
+    step(model, optimizer, cohorts()[0])
+    state = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    step(model, optimizer, cohorts()[1])
+    optimizer.close()
+    model, optimizer = begun(state)
+    views = optimizer._noise.views
+    with pytest.raises(dpmf.StepReusedError):
+        step(model, optimizer, cohorts()[2])
+    assert not any(view.any() for view in views)
+    assert not any(bank.row.any() for bank in optimizer._noise.device_step.banks)
+    optimizer.zero_grad()
+    step(model, optimizer, cohorts()[1])
+    assert all(view.any() for view in views)
+    optimizer.close()
+
+
 def own_threads():
     """Names of the threads that draw or ship noise."""
-    tasks = pathlib.Path("/proc/self/task")
-    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+    tasks, names = pathlib.Path("/proc/self/task"), []
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
     names += [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith(("dpmf-ahead", "dpmf-ship"))]
 

@@ -298,10 +298,17 @@ impl PrivateRun {
         Ok((row.lift, row.shift, row.doubt, row.grid))
     }
 
-    /// The coming row of noise, to be shipped to devices by any thread.
-    fn coming_row(&self, py: Python<'_>) -> PyResult<ComingRow> {
+    /// The coming row of noise, to be shipped to devices by any thread. threads is the number of threads that ship it beside other
+    /// work; without it, all threads of the machine do.
+    #[pyo3(signature = (threads=None))]
+    fn coming_row(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<ComingRow> {
         self.guarded.check_process(py)?;
-        Ok(ComingRow { row: self.guarded.live(py)?.coming_row().or_raise()?, process: std::process::id() })
+        let row = self.guarded.live(py)?.coming_row().or_raise()?;
+        let row = match threads {
+            Some(threads) => row.on_threads(threads),
+            None => row,
+        };
+        Ok(ComingRow { row, beside: threads.is_some(), process: std::process::id() })
     }
 
     /// Makes all of the coming row that is not made yet.
@@ -468,7 +475,22 @@ impl PrivateRun {
 #[pyclass(frozen, module = "dpmf", name = "_ComingRow")]
 pub(crate) struct ComingRow {
     row: noise::ComingRow,
+    /// Whether it has threads of its own: those of the pool are for those who wait.
+    beside: bool,
     process: u32,
+}
+
+impl ComingRow {
+    fn work(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&noise::ComingRow) -> dpmf::Result<()> + Send,
+    ) -> PyResult<()> {
+        match self.beside {
+            true => py.detach(|| work(&self.row)).or_raise(),
+            false => parallel::run(py, || work(&self.row)),
+        }
+    }
 }
 
 #[pymethods]
@@ -496,7 +518,7 @@ impl ComingRow {
         let mut whole = whole.cast::<PyArray1<i32>>().map_err(other)?.try_readwrite().map_err(busy)?;
         let mut rest = rest.cast::<PyArray1<u32>>().map_err(other)?.try_readwrite().map_err(busy)?;
         let (whole, rest) = (whole.as_slice_mut()?, rest.as_slice_mut()?);
-        parallel::run(py, || self.row.ship_split(place, whole, rest))
+        self.work(py, |row| row.ship_split(place, whole, rest))
     }
 
     /// Writes numbers of the row from a place on, as many as array has: int64 for a run in exact arithmetic, float32 in float.
@@ -510,14 +532,14 @@ impl ComingRow {
         if let Ok(array) = array.cast::<PyArray1<i64>>() {
             let mut array = array.try_readwrite().map_err(busy)?;
             let to = array.as_slice_mut()?;
-            return parallel::run(py, || self.row.ship_fixed(place, to));
+            return self.work(py, |row| row.ship_fixed(place, to));
         }
         let array = array.cast::<PyArray1<f32>>().map_err(|_| {
             type_error("a row is shipped to a one-dimensional NumPy array of int64 or float32")
         })?;
         let mut array = array.try_readwrite().map_err(busy)?;
         let to = array.as_slice_mut()?;
-        parallel::run(py, || self.row.ship_float(place, to))
+        self.work(py, |row| row.ship_float(place, to))
     }
 }
 

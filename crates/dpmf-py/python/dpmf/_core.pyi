@@ -877,8 +877,10 @@ class PrivateRun:
         """How the coming row is added to a sum on a device, in integers: (lift, shift, doubt, grid). With T = S·2**lift + W, what is
         released is round(T / 2**shift)·grid, unless T is within doubt of a tie.
         """
-    def coming_row(self) -> _ComingRow:
-        """The coming row of noise, to be shipped to devices by any thread."""
+    def coming_row(self, threads: int | None = None) -> _ComingRow:
+        """The coming row of noise, to be shipped to devices by any thread. threads is the number of threads that ship it beside other
+        work; without it, all threads of the machine do.
+        """
     def prepare(self) -> None:
         """Makes all of the coming row that is not made yet."""
     def release_elsewhere(

@@ -16,7 +16,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ScopedJoinHandle};
 
 /// What the rows of a stream are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -474,6 +475,10 @@ impl NoiseStream {
         let step = self.step;
         // On an error the step stays torn: nothing more comes of this stream.
         self.moving = true;
+        // What is not made by now is made here, on all cores, and goes where it is needed.
+        if let Some(workers) = &self.workers {
+            workers.make(None);
+        }
         let (source, plan) = (&self.source, self.source.plan(step));
         match values {
             Some(values) => {
@@ -511,7 +516,8 @@ impl NoiseStream {
     pub(crate) fn coming_row(&self, sums: i32, single: i32) -> Result<ComingRow> {
         self.check_next()?;
         let (source, step, length) = (self.source.clone(), self.step, self.len());
-        Ok(ComingRow { source, step, length, fixed: self.fixed_point(sums), split: self.split(single) })
+        let (fixed, split) = (self.fixed_point(sums), self.split(single));
+        Ok(ComingRow { source, step, length, fixed, split, threads: None })
     }
 
     /// What one coordinate of a sum becomes at a step, in units of the grid.
@@ -592,12 +598,19 @@ pub struct ComingRow {
     length: usize,
     fixed: Option<FixedPoint>,
     split: Option<SplitRow>,
+    threads: Option<usize>,
 }
 
 impl ComingRow {
     /// The step that it is for.
     pub fn step(&self) -> usize {
         self.step
+    }
+
+    /// The same row, shipped by the calling thread and others up to this number, instead of by all threads of the pool: for rows that
+    /// are shipped while the pool's cores compute something else.
+    pub fn on_threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
     }
 
     /// Writes numbers of the row as whole numbers, from the coordinate at `place` on; what is not made yet is made now.
@@ -683,14 +696,33 @@ impl ComingRow {
             }
             begin += length;
         }
-        jobs.into_par_iter().try_for_each(|(index, range, part, pair)| {
+        let one = |(index, range, part, pair): (usize, Range<usize>, &mut [N], &mut [M])| {
             let (first, mut copied) = (self.source.start(index) + range.start as u64, Ok(()));
             match self.source.show(index, &plan, |row| copied = copy(first, row, range, part, pair))? {
                 true => copied,
                 false => Err(Error::StepReused { step: self.step }),
             }
-        })
+        };
+        match self.threads {
+            None => jobs.into_par_iter().try_for_each(one),
+            Some(threads) => on_threads(threads.min(jobs.len()), jobs, one),
+        }
     }
+}
+
+/// Does all jobs, in order of their beginnings, on the calling thread and others up to a number; the first error.
+fn on_threads<J: Send>(threads: usize, jobs: Vec<J>, one: impl Fn(J) -> Result<()> + Sync) -> Result<()> {
+    let jobs = Mutex::new(jobs.into_iter());
+    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || std::iter::from_fn(next).try_for_each(&one);
+    thread::scope(|scope| {
+        // With fewer threads than asked for it only takes longer.
+        let spawn = |_| thread::Builder::new().name("dpmf-ship".into()).spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..threads).map_while(spawn).collect();
+        let mine = work();
+        let join = |other: ScopedJoinHandle<'_, Result<()>>| other.join().unwrap_or_else(|_| Err(torn()));
+        others.into_iter().map(join).fold(mine, Result::and)
+    })
 }
 
 /// Rows that dense engines compute together, so that one draw serves them all: 16, as long as they fit 64 MiB.

@@ -330,7 +330,7 @@ fn split_rows_decide_every_tie_before_the_sum_is_known() {
         let (half, mask) = (1_i64 << (split.shift - 1), (1_i64 << split.shift) - 1);
         let (unit, grid) = (2.0_f64.powi(split.exponent), stream.grid().unwrap());
         for step in 0..3 {
-            let row = run.coming_row().unwrap();
+            let row = run.coming_row().unwrap().on_threads(1 + step);
             let (mut whole, mut rest) = (vec![0; 3095], vec![0; 3095]);
             // In two pieces, of which the second crosses from range to range.
             let (left, right) = (whole.split_at_mut(900), rest.split_at_mut(900));
@@ -423,6 +423,7 @@ fn a_row_that_is_shipped_gives_the_bits_of_a_release_near_ties_too() {
         let mut row = vec![0; length];
         // In pieces of any size, while others make it.
         let coming = there.coming_row().unwrap();
+        let coming = if step == 0 { coming } else { coming.on_threads(step - 1) };
         for (place, piece) in row.chunks_mut(13_001).enumerate() {
             coming.ship_fixed(13_001 * place, piece).unwrap();
         }

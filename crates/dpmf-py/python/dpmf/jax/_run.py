@@ -23,6 +23,7 @@ from .._remedies import remedies
 from . import _release as release
 from ._data import Batch, Batches, stamps_of
 from ._layout import Layout
+from ._memory import Memory
 from ._release import CorrelatedNoiseState, Device, Noise
 
 #: What to do about what a run refuses.
@@ -156,12 +157,16 @@ class Run:
         #: None for a run that goes on until it is known at which step.
         self._run: PrivateRun | None = None
         self._split = self._split_of(probe)
+        #: What rows in float arithmetic are multiplied by; the thread that ships them must not ask a run that is at work.
+        self._scale = np.float32(probe.scale)
         self.device = Device(self.layout, self._split, burns=self._burns)
-        self._next = 0
+        #: The coming step, and the first that this process has handed out.
+        self._next, self._first = 0, 0
         self._burned: set[int] = set()
         self._handed: _Handed | None = None
         #: What stands for all sums so far; None until there is one, or a state says so.
         self._chain: np.ndarray[Any, Any] | None = None
+        self._memory = Memory()
         self._shipping: tuple[int, Future[Any]] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._begin()
@@ -249,7 +254,7 @@ class Run:
                 raise MismatchError(f"the update of step {step} was refused, and its state cannot be used: continue with the state before it")
         if self._run is None:
             self._run = self._open(step)
-            self._next, self._burned = step, set(self._run.burned)
+            self._next, self._first, self._burned = step, step, set(self._run.burned)
         due = self._handed.steps[0] if self._handed is not None else self._next
         if step < due:
             raise StepReusedError(self._used(step))
@@ -376,14 +381,13 @@ class Run:
         return self._words(self._run.coming_row())
 
     def _words(self, row: _ComingRow) -> list[np.ndarray[Any, Any]]:
-        """A row of noise, in new memory, since devices may use it as it is."""
-        words = self._zeros()
+        """A row of noise, in memory that nothing else uses as long as it is in use, since devices may use it as it is."""
+        words = [self._memory.take(len(word), word.dtype) for word in self._zeros()]
         if self._split is not None:
             row.ship_split(0, *words)
         else:
-            assert self._run is not None
             row.ship(0, words[0])
-            words[0] *= np.float32(self._run.scale)
+            words[0] *= self._scale
         return words
 
     def _zeros(self) -> list[np.ndarray[Any, Any]]:
@@ -398,7 +402,8 @@ class Run:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "dpmf-ship")
-        row = self._run.coming_row()
+        # By as many threads as make it: the devices may be the other cores.
+        row = self._run.coming_row(self._run.ahead)
 
         def ship() -> tuple[Any, ...]:
             return tuple(self.layout.place([word], stacked=False) for word in self._words(row))
@@ -425,20 +430,37 @@ class Run:
         for step in self._handed.steps:
             if step in self._run.outstanding or step in self._burned:
                 self._commit(step, found)
+            else:
+                # On record from an earlier call, which a step after it or an interrupt ended.
+                self._check_same(step, found)
         self._chain, self._handed = found.chain, None
 
     def _check_again(self, found: CorrelatedNoiseState) -> None:
         """A state that is committed again must be the same."""
         assert self._run is not None
-        step = int(found.step) - 1
-        if step < 0 or step in self._burned:
+        last = int(found.step) - 1
+        if last < 0:
             return
-        outcome = self._outcome(step, found)
-        if step >= self._next or outcome[0] != step + 1:
-            raise MismatchError(f"the state is at step {step + 1}, but no step is outstanding: take the batches of run.batches(state)")
+        if last >= self._next or self._outcome(last, found)[0] != last + 1:
+            raise MismatchError(f"the state is at step {last + 1}, but no step is outstanding: take the batches of run.batches(state)")
+        for step in range(max(self._first, last + 1 - release.DEPTH), last + 1):
+            if step not in self._burned:
+                self._check_same(step, found)
+
+    def _check_same(self, step: int, found: CorrelatedNoiseState) -> None:
+        """A step that was committed before must have the same sum, or be refused by the devices."""
+        assert self._run is not None
+        outcome = self._outcome_at(step, found)
+        try:
+            if self._refused(step, outcome):
+                return
+        except BaseException:
+            self._run.clear()
+            raise
         try:
             self._run.settle(step, outcome[release.MARKED].tolist())
         except StepReusedError as reused:
+            self._handed = None
             raise StepReusedError(
                 f"step {step} was committed before, with a different sum: its noise was used twice, and the difference of the two "
                 "releases reveals the data. This run releases nothing more; delete both results, and begin a new run"
@@ -446,22 +468,29 @@ class Run:
 
     def _commit(self, step: int, found: CorrelatedNoiseState) -> None:
         assert self._run is not None
-        outcome = self._outcome(step, found)
-        if outcome[0] != step + 1:
-            raise MismatchError(
-                f"the state is at step {int(found.step)}, and holds no outcome of step {step}, which was handed out: commit the state that "
-                "update(…, batch=batch) returned for that batch"
-            )
+        outcome = self._outcome_at(step, found)
         try:
             if self._refused(step, outcome):
-                self._run.give_up()
+                # An interrupt in between leaves a step that is given up by the next call.
                 self._burned.add(step)
+                if step in self._run.outstanding:
+                    self._run.give_up()
             elif step not in self._burned:
                 self._contribute(step, outcome)
                 self._run.settle(step, outcome[release.MARKED].tolist())
         except BaseException:
             self._run.clear()
             raise
+
+    def _outcome_at(self, step: int, found: CorrelatedNoiseState) -> np.ndarray[Any, Any]:
+        """The outcome of a step that was handed out, from a state after it."""
+        outcome = self._outcome(step, found)
+        if outcome[0] != step + 1:
+            raise MismatchError(
+                f"the state is at step {int(found.step)}, and holds no outcome of step {step}, which was handed out: commit the state that "
+                "update(…, batch=batch) returned for that batch"
+            )
+        return outcome
 
     def _refused(self, step: int, outcome: np.ndarray[Any, Any]) -> bool:
         """Raises why nothing was released of a step; whether it is given up."""

@@ -188,7 +188,7 @@ class Shipper:
     def begin(self) -> None:
         """Ships the row of the coming step, or begins to: that of the step before is no longer needed."""
         if self.thread is not None and self.run.next_step < self.run.steps and self.pending is None:
-            row, free = self.run.coming_row(), [_record(bank.device) for bank in self.banks]
+            row, free = self.run.coming_row(self.run.ahead), [_record(bank.device) for bank in self.banks]
             self.pending = self.thread.submit(self._ship, row, free)
 
     def wait(self) -> None:
@@ -333,8 +333,11 @@ class DeviceStep:
                 numbers = torch.tensor(own, dtype=torch.int64).double().mul_(grid)
                 bank.released[where] = numbers.to(torch.float32).to(bank.device)
         except BaseException:
-            # The row has been added to, but the step may be tried again.
+            # The row has been added to, but the step may be tried again. What was not released is not left anywhere.
             self.shipper.pending = None
+            for bank in self.banks:
+                bank.row.zero_()
+                bank.released.zero_()
             raise
         for bank in self.banks:
             bank.sum.zero_()

@@ -186,6 +186,8 @@ class FlatRun:
         #: For each device, the sum in units of the clip's grid, and what was released, rounded to float32.
         self.sums: dict[torch.device, torch.Tensor] = {}
         self.releases: dict[torch.device, torch.Tensor] = {}
+        #: Whether the sums may hold anything: set before anything is added, and taken back once they are zero.
+        self.added = False
         self.exact_views: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self._lay_out(devices if self.on_device else [torch.device("cpu")])
@@ -354,9 +356,7 @@ class FlatRun:
 
     def add(self, sums: Iterable[tuple[int, torch.Tensor]], count: int) -> None:
         """Adds a sum of count contributions, int64 in units of the grid, by the number of each parameter."""
-        run = self.live()
-        self.mechanism.check_steps(run.next_step + 1)
-        run.contribute(count)
+        self.begin_adding(count)
         for number, tensor in sums:
             for part, total in zip(*self.parts([number], [tensor[None]])):
                 total += part[0].to(total.device)
@@ -365,6 +365,10 @@ class FlatRun:
         """Counts contributions whose sums are then added to totals() by whoever made them; clear() if that fails."""
         run = self.live()
         self.mechanism.check_steps(run.next_step + 1)
+        if self.added and run.contributions is None:
+            # An interrupt came between the release of a step, or its end, and the time when its sum was zero.
+            self._zero()
+        self.added = True
         run.contribute(count)
 
     def parts(
@@ -426,10 +430,16 @@ class FlatRun:
 
     def clear(self) -> None:
         """Forgets what was added since the last step."""
+        if self.added:
+            self._zero()
+        # After the sums: what is left of them, should this be interrupted, still counts.
         if self.run is not None and self.run.contributions is not None:
             self.run.clear()
-            for total in self.sums.values():
-                total.zero_()
+        self.added = False
+
+    def _zero(self) -> None:
+        for total in self.sums.values():
+            total.zero_()
 
     def check(self) -> None:
         """Refuses a release before anything is summed over the ranks."""
@@ -466,9 +476,10 @@ class FlatRun:
                 self.clear()  # shards hold the sum over all ranks by now
             raise
         if self.world_size > 1:
-            if not self.sharded:
-                self._exchange(self.flat, distributed.broadcast)
             self.exact.zero_()
+        self.added = False
+        if self.world_size > 1 and not self.sharded:
+            self._exchange(self.flat, distributed.broadcast)
         return step
 
     def _joined(self, digest: Sequence[int]) -> list[int]:
