@@ -84,7 +84,7 @@ def train_table(
     Settings that you do not give are rehearsed on made-up tables with as many users, columns and classes, as `dpmf train` does:
     that costs no privacy. `model.rehearsed` says what was chosen, `model.statement` what is guaranteed.
 
-    Classes, categories and scales are found in private, with a part of the budget: `schema_share` of μ², by default from 5 to 25 %. `task`
+    Classes, categories and scales are found in private, with a part of the budget: `schema_share` of μ², by default from 5 to 40 %. `task`
     ("classification" or "regression") and `classes`, where you know them, need not be found. `schema` says what the columns mean, as a
     dict or the path of a JSON file, and costs nothing; `public_share` takes this share of the users for public, who then say it, and whom
     ε does not cover. `features` names the columns to predict from, `exclude` those not to.
