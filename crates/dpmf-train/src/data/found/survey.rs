@@ -5,18 +5,19 @@
 //! binary exponent, a date by its four years, a word by itself, a missing field as such. A column `j` has a weight `w_j`, and what is
 //! released is `w_j` times its counts with noise, where `Σ w_j² ≤ 1`. So a user who joins, leaves or becomes empty moves what is
 //! released by at most `(Σ w_j²)^½ ≤ 1` in the Euclidean norm: the Gaussian mechanism with sensitivity 1. A label of which it is not
-//! known whether it is a class or a number adds `w` to one cell, unless it is a number without a cell of its own: then it adds `0.8 w` to its cell in
-//! the grid and `0.6 w` to its name, and `0.8² + 0.6² = 1`. Beside the columns there is one block for all numbers together, to which a user adds `w/k` in a cell for each of `k` columns: the norm of that is at most `w`. Weights are whole
-//! numbers of units of `2⁻³²`, rounded down, and the sum of their squares is compared with 1 in integers ([`Weights`]): what
-//! holds on paper holds for the sums as they are added up.
+//! known whether it is a class or a number adds `w` to one cell too, unless it is a number without a cell of its own: then it adds `0.8 w`
+//! to its cell in the grid and `0.6 w` to its name, and `0.8² + 0.6² = 1`. Beside the columns there is one block for all numbers
+//! together, to which a user adds `w/k` in a cell for each of `k` columns: the norm of that is at most `w`. Weights are whole
+//! numbers of units of `2⁻³²`, rounded down, and the sum of their squares is compared with 1 in integers ([`Weights`]): what holds on
+//! paper holds for the sums as they are added up.
 //!
 //! # Words that nobody listed
 //! Cells of words exist only if somebody has the word, so their mere presence tells something. A word is told only if its noisy count
 //! exceeds `T = c + s·z`, where `s` is the standard deviation of the noise in users, and words of fewer than `c` users are not
 //! looked at. Let a user join. Words that reach `c` with that user are at most one for each of the `k` columns that may have words,
-//! and each has the count `c` exactly, since a user adds 1. It is told with probability at most `Φ(−z)`. All other words are
-//! looked at with and without the user and are covered by the Gaussian mechanism. So the release is `(ε, δ(ε) + kΦ(−z))`-private for every
-//! ε, and `z` is chosen such that `kΦ(−z) ≤ δ_schema`. Which coordinate of the noise a word gets does not matter: they are independent and
+//! and each has the count `c` exactly, since a user adds 1. It is told with probability at most `Φ(−z)`. (A label's name that is a number
+//! has 0.6 of the weight, whoever adds it; in users, its noise is larger by as much, and so is its threshold.) All other words are looked
+//! at with and without the user and are covered by the Gaussian mechanism. So the release is `(ε, δ(ε) + kΦ(−z))`-private for every ε, and `z` is chosen such that `kΦ(−z) ≤ δ_schema`. Which coordinate of the noise a word gets does not matter: they are independent and
 //! alike. The number of coordinates is fixed by the number of users and columns.
 
 use std::collections::{BTreeMap, HashMap};
@@ -150,8 +151,7 @@ pub(super) fn listed_words() -> impl Iterator<Item = (usize, String)> {
 pub(super) const GRID: f64 = 0.8;
 const NAMED: f64 = 0.6;
 
-/// What a label adds to a cell of which a user has this part of a weight. Rounded down, so that the squares of both parts add up to at most
-/// the square of the weight.
+/// A part of a weight, rounded down, so that the squares of both parts add up to at most the square of the weight.
 fn part_of(units: i64, part: f64) -> i64 {
     (units as f64 * part) as i64
 }

@@ -2,7 +2,7 @@
 //!
 //! A column of numbers is compared with a fixed family of distributions, laid over the grid: normal and log-normal ones of all scales, and
 //! log-normal ones with a share of zeros. A whole template has far more users than any of its cells, so it can be told from
-//! noise when no cell can. Columns of one table are often alike: what is probable for most of them is probable for each
+//! noise when no cell can; over coarse cells ([`COARSE_CELLS`]) it has more users in each. Columns of one table are often alike: what is probable for most of them is probable for each
 //! ([`Family::learned`]). Everything here is computed from a release and public numbers, and the family was fixed before any table was
 //! read.
 
@@ -358,6 +358,29 @@ mod tests {
         assert!(loud.iter().all(|right| *right < 24), "{loud:?}");
     }
 
+    /// Numbers around zero are spread over many cells, and the noise of each counts.
+    #[test]
+    fn coarse_cells_tell_scales_that_fine_ones_do_not() {
+        let points: Vec<f64> = (0..300).map(|at| 700.0 * normal((f64::from(at) + 0.5) / 300.0)).collect();
+        let noise = 45.0;
+        let right = |width: usize| {
+            let near = |seed: &u64| {
+                let mut counts = vec![0.0; NUMBERS];
+                let cells: Vec<f64> = noisy(std::iter::empty(), noise, seed + 1);
+                for (cell, noise) in cells.iter().enumerate() {
+                    // Cells that are merged into others are empty and have noise that nobody looks at.
+                    counts[cell] += noise;
+                }
+                points.iter().for_each(|point| counts[merged(number_cell(*point), width)] += 1.0);
+                let Range { spread, .. } = Family::fixed(width).read(&counts, noise, 300.0, None).range;
+                (0.25..6.0).contains(&(spread / 700.0))
+            };
+            (0..60).filter(near).count()
+        };
+        let (coarse, fine) = (right(COARSE_CELLS), right(1));
+        assert!(coarse >= 40 && coarse > fine + 8, "{coarse} {fine} of 60");
+    }
+
     #[test]
     fn a_column_that_is_nearly_always_zero_drowns_no_other() {
         let numbers: Vec<f64> =
@@ -395,6 +418,9 @@ mod tests {
         let counts = [0.0, 110.0, 90.0, 130.0, -60.0, 40.0, 0.0, 30.0, -50.0, 10.0, 20.0];
         let (evidence, best) = run(&counts, 45.0, 330.0);
         assert!(evidence > 3.0 && best == (1..4), "{evidence} {best:?}");
+        // Of classes of unequal frequency too: the rare ones at the ends are not lost.
+        let (evidence, best) = run(&[5.0, 30.0, 90.0, 160.0, 40.0, 2.0, -6.0, 4.0], 8.0, 325.0);
+        assert!(evidence > 10.0 && best == (1..5), "{evidence} {best:?}");
         assert!(run(&[10.0, -40.0, 30.0, 20.0, 50.0, -10.0], 45.0, 330.0).0 < 0.0);
         assert!(together(&[230.0, 70.0], 45.0, 300.0) > 8.0 && together(&[30.0, -10.0], 45.0, 300.0) < -2.0);
         let mut days = vec![0.0; DATES];
