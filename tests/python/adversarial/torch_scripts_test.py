@@ -4,6 +4,7 @@ import copy
 import functools
 import os
 import pickle
+import random
 import threading
 
 import numpy as np
@@ -176,6 +177,28 @@ def a_stray_backward(run):
 
 def one_by_one(run):
     run.each(lambda inputs: run.add(inputs, vectorize=False))
+
+
+def dropout_one_by_one(run):
+    """Losses that draw random numbers, of torch and of Python."""
+
+    def loss(outputs, _):
+        return total(torch.nn.functional.dropout(outputs, 0.1), None) * random.choice([1.0, 1.5])
+
+    torch.manual_seed(1)
+    random.seed(1)
+    run.each(lambda inputs: run.optimizer.accumulate(run.model, loss, inputs, vectorize=False))
+
+
+def a_running_mean_of_losses(run):
+    mean = [1.0]
+
+    def loss(outputs, _):
+        value = total(outputs, None)
+        mean[0] = 0.9 * mean[0] + 0.1 * abs(float(value.detach()))
+        return value / mean[0]
+
+    run.each(lambda inputs: run.optimizer.accumulate(run.model, loss, inputs, vectorize=False))
 
 
 def tried_twice(run):
@@ -581,6 +604,8 @@ SCRIPTS = [
     Script(started_again),
     Script(a_stray_backward),
     Script(one_by_one),
+    Script(dropout_one_by_one),
+    Script(a_running_mean_of_losses, "remembers examples"),
     Script(tried_twice),
     Script(two_batches_a_step),
     Script(huge_and_broken_gradients),
@@ -640,6 +665,7 @@ SCRIPTS = [
         options=reading(lambda data: ConcatDataset([Subset(data, range(6))] * 2)),
         name="data twice",
     ),
+    Script(plain, "entries of the list are the same object", options=reading(lambda data: [data[index] for index in range(6)] * 2), name="a list twice"),
     Script(plain, "with replacement", options={"loader": with_replacement}, name="with replacement"),
     Script(plain, "with replacement", options={"loader": weighted}, name="weighted"),
     Script(

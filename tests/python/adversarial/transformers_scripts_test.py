@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/s
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed: scripts/setup-frameworks has it")
 
 import dpmf  # noqa: E402
+import dpmf.torch  # noqa: E402
 from dpmf.transformers import PrivateTrainer  # noqa: E402
 from neighbours import Script, judge, moved  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments  # noqa: E402
@@ -66,6 +67,13 @@ def neighbouring(rows):
     return {**batch, "labels": batch["labels"].roll(1, 0)}
 
 
+def mixed(rows):
+    """Half of the letters of each row are those of another."""
+    batch = pad(rows)
+    others, kept = torch.randperm(len(rows)), torch.rand(batch["labels"].shape) < 0.5
+    return {name: torch.where(kept, value, value[others]) for name, value in batch.items()}
+
+
 class Kept(TrainerCallback):
     """The sums that go to the noise."""
 
@@ -90,7 +98,9 @@ def model_of():
     return LlamaForCausalLM(config)
 
 
-def trainer_of(directory, absent, trainer=PrivateTrainer, collate=pad, clipping="per-example", **options):
+def trainer_of(
+    directory, absent, trainer=PrivateTrainer, collate=pad, clipping="per-example", model=None, optimizers=(None, None), **options
+):
     # Learning rates that change no bit of the model, so that only the record differs from step to step.
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "save_strategy": "no", **options}
     arguments = TrainingArguments(
@@ -106,7 +116,7 @@ def trainer_of(directory, absent, trainer=PrivateTrainer, collate=pad, clipping=
     )
     kept = Kept()
     made = trainer(
-        model_of(),
+        model_of() if model is None else model,
         arguments,
         data_collator=collate,
         train_dataset=Records(absent),
@@ -115,6 +125,7 @@ def trainer_of(directory, absent, trainer=PrivateTrainer, collate=pad, clipping=
         key=dpmf.NoiseKey.from_seed(1),
         experiment="scripts",
         clipping=clipping,
+        optimizers=optimizers,
     )
     return made, kept
 
@@ -141,6 +152,126 @@ class SeveralSteps(PrivateTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
 
+class RunningMean(PrivateTrainer):
+    """Divides each loss by a running mean of all; its gradients are shorter than the clip."""
+
+    mean = 1.0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        self.mean = 0.5 * self.mean + 0.5 * float(loss.detach().nan_to_num())
+        return 1e-4 * loss / self.mean
+
+
+class OwnLoader(PrivateTrainer):
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=2, shuffle=True, collate_fn=pad)
+
+
+class Wrapped(PrivateTrainer):
+    """Batches as a dictionary, after they were drawn."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(model, inputs[0].batch, num_items_in_batch)
+
+
+class LooksAtABatch(PrivateTrainer):
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        next(iter(loader))
+        return loader
+
+
+class Evaluates(TrainerCallback):
+    """On all records, in the middle of training, and leaves the model in another mode."""
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        self.trainer.evaluate(Records())
+        model.eval()
+        model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=2)
+
+
+class Backward(TrainerCallback):
+    """A gradient of one record that nobody clipped."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        row = self.trainer.train_dataset[5]
+        (1e3 * model(input_ids=row["input_ids"][None], labels=row["labels"][None]).loss.nan_to_num()).backward()
+
+
+class Thaws(TrainerCallback):
+    """Trains some layers first, then all of them."""
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        for name, p in model.named_parameters():
+            p.requires_grad_(state.global_step > 2 or "mlp" in name)
+
+
+class Resizes(TrainerCallback):
+    def on_step_begin(self, args, state, control, model=None, **_):
+        if state.global_step == 2:
+            model.resize_token_embeddings(LETTERS + 4)
+
+
+class Joins(TrainerCallback):
+    """A parameter that comes later, given to the optimizer inside."""
+
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        if state.global_step == 2:
+            optimizer.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+
+
+def with_callback(directory, absent, callback, **options):
+    trainer, kept = trainer_of(directory, absent, **options)
+    made = callback()
+    made.trainer = trainer
+    trainer.add_callback(made)
+    trainer.train()
+    return kept.run.sums
+
+
+def with_model(directory, absent, change, **options):
+    return as_usual(directory, absent, model=change(model_of()), **options)
+
+
+def tied(model):
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model
+
+
+def checkpointed(model, **options):
+    model.gradient_checkpointing_enable(options)
+    model.enable_input_require_grads()
+    return model
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def a_record_that_is_in_the_list_twice(directory, absent):
+    trainer, kept = trainer_of(directory, absent)
+    trainer.train_dataset = [trainer.train_dataset[index] for index in range(RECORDS // 2)] * 2
+    trainer.train()
+    return kept.run.sums
+
+
+def an_optimizer_with_its_own_noise(directory, absent):
+    """Of a plan for a larger budget."""
+    model = model_of()
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-30)
+    loud = dpmf.mechanism(steps=STEPS, epsilon=400, delta=1e-5, clip=1.0)
+    optimizer = dpmf.torch.PrivateOptimizer(adam, loud, denominator=BATCH, check=False)
+    trainer, kept = trainer_of(directory, absent, model=model, optimizers=(optimizer, None))
+    trainer.train()
+    return kept.run.sums
+
+
+def filled_up(rows):
+    """A copy of the first row in place of the last, as for examples that cannot be read."""
+    return pad([*rows[:-1], rows[0]])
+
+
 def two_trainings(directory, absent):
     trainer, kept = trainer_of(directory, absent)
     trainer.train()
@@ -164,6 +295,37 @@ SCRIPTS = [
     Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=twice), name="rows twice"),
     Script(as_usual, "data_collator made input_ids.*one entry for each example", options=dict(collate=flat), name="rows in one"),
     Script(as_usual, "has [0-9]+ contributions|more contributions|contributions", options=dict(trainer=SeveralSteps), name="two losses"),
+    *(
+        Script(run, times=EPOCHS, options={**options, "clipping": clipping}, name=f"{name}, {clipping}")
+        for clipping in ("per-example", "ghost")
+        for name, run, options in (
+            ("evaluates and generates", with_callback, dict(callback=Evaluates)),
+            ("a gradient of its own", with_callback, dict(callback=Backward)),
+            ("thaws layers", with_callback, dict(callback=Thaws)),
+            ("tied weights", with_model, dict(change=tied)),
+            ("checkpoints", with_model, dict(change=functools.partial(checkpointed, use_reentrant=False))),
+            ("label smoothing", as_usual, dict(label_smoothing_factor=0.1)),
+            ("noisy embeddings", as_usual, dict(neftune_noise_alpha=5.0)),
+        )
+    ),
+    Script(as_usual, "data_collator puts something else into labels", options=dict(collate=neighbouring), name="labels of others"),
+    Script(as_usual, "data_collator puts something else into", options=dict(collate=mixed), name="mixup"),
+    Script(as_usual, "data_collator puts something else into", options=dict(collate=filled_up), name="copies of a row"),
+    Script(as_usual, "remembers examples", options=dict(trainer=RunningMean), name="a running mean in the loss"),
+    Script(as_usual, "plan's sampler", options=dict(trainer=OwnLoader), name="a loader of its own"),
+    Script(as_usual, "that PrivateTrainer did not draw", options=dict(trainer=Wrapped), name="a batch of its own"),
+    Script(as_usual, "once training has begun", options=dict(trainer=LooksAtABatch), name="looks at a batch"),
+    Script(with_callback, "resize the model before it is trained", options=dict(callback=Resizes), name="resizes embeddings"),
+    Script(with_callback, "would move without noise", options=dict(callback=Joins), name="a new parameter"),
+    Script(with_model, "torch.compile made", options=dict(change=compiled), name="compiled"),
+    Script(
+        with_model,
+        "use_reentrant=True",
+        options=dict(change=functools.partial(checkpointed, use_reentrant=True), clipping="ghost"),
+        name="reentrant checkpoints",
+    ),
+    Script(a_record_that_is_in_the_list_twice, "entries of the list are the same object"),
+    Script(an_optimizer_with_its_own_noise, "optimizers has a PrivateOptimizer"),
     Script(two_trainings, "this trainer has already trained"),
     Script(a_second_run_in_its_folder, "a run that has begun"),
 ]
@@ -178,8 +340,33 @@ def test_a_record_counts_once(script, tmp_path):
     judge(script, measure, (dpmf.MismatchError, ValueError))
 
 
-def test_the_measure_sees_a_collator_that_mixes_examples(tmp_path):
-    """A record that is in two rows moves more than one clip: what a collator does with texts is the user's."""
-    runs = [as_usual(tmp_path / str(absent), absent, collate=neighbouring, per_device_train_batch_size=4, gradient_accumulation_steps=1) for absent in (None, 5)]
-    assert len(runs[0]) == STEPS
-    assert moved((np.stack(runs[0]), []), (np.stack(runs[1]), []), CLIP).most > 0.9
+def test_without_the_checks_a_record_counts_more_than_once(tmp_path, monkeypatch):
+    """The power of the test above: what its refusals are for."""
+    monkeypatch.setattr(dpmf.transformers, "_check_collator", lambda *_: None)
+    monkeypatch.setattr(dpmf.torch._data, "_check_distinct", lambda _: None)
+    monkeypatch.setattr(dpmf.torch._gradients.torch, "isclose", lambda *_, **__: True)
+    found = {}
+    for name, run, options in (
+        ("copies", as_usual, dict(collate=filled_up)),
+        ("twice", a_record_that_is_in_the_list_twice, {}),
+        ("a running mean", as_usual, dict(trainer=RunningMean)),
+    ):
+        runs = [np.stack(run(tmp_path / f"{name} {absent}", absent, **options)) for absent in (None, 5)]
+        found[name] = moved((runs[0], []), (runs[1], []), CLIP)
+    assert found["copies"].most > 1.9 and found["twice"].most > 1.9 and found["a running mean"].steps > EPOCHS, found
+
+
+def test_collators_that_pad_or_draw_random_numbers_are_fine(recwarn):
+    """Masks of each row's own; only what is drawn by a generator of the collator's own cannot be checked."""
+    own = torch.Generator().manual_seed(0)
+
+    def masking(rows, generator=None):
+        batch = pad(rows)
+        return {**batch, "labels": batch["labels"].masked_fill(torch.rand(batch["labels"].shape, generator=generator) < 0.2, -100)}
+
+    before = torch.get_rng_state()
+    for collate in (pad, masking):
+        dpmf.transformers._check_collator(Records(), collate)
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.warns(dpmf.torch.UncheckedDataWarning, match="random numbers of its own"):
+        dpmf.transformers._check_collator(Records(), functools.partial(masking, generator=own))

@@ -38,8 +38,10 @@ from ._checks import statement_of
 from ._core import Mechanism, NoiseKey, Plan, PrivacyStatement, Sampler, _planned_steps
 from ._errors import MismatchError
 from ._plan import NOISE_DECAY
-from .torch import MOST_ROWS, Cohorts, PrivateOptimizer, SampledBatches
+from .torch import MOST_ROWS, Cohorts, PrivateOptimizer, SampledBatches, UncheckedDataWarning
 from .torch._gradients import NotVectorizedError
+from .torch._random import random_numbers_kept, seed_all
+from .torch._rows import EXAMPLES
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -146,6 +148,65 @@ def _check_dataset(dataset: Any) -> int:
     return len(dataset)
 
 
+def _check_collator(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+    """Refuses a collator that writes something of other examples into the row of one, as mixup does.
+
+    The row of an example is compared with the one that it has beside copies of itself, with the same random numbers.
+    """
+
+    def rows(examples: list[Any], seed: int) -> dict[str, torch.Tensor]:
+        seed_all(seed)
+        made = collate(copy.deepcopy(examples))
+        return {name: value for name, value in made.items() if isinstance(value, torch.Tensor) and len(value) == len(examples)}
+
+    with random_numbers_kept():
+        some = [dataset[index] for index in range(min(len(dataset), EXAMPLES))]
+        last = len(some) - 1
+        try:
+            once, again, anew = rows(some, 0), rows(some, 0), rows(some, 1)
+            if any(not _equal(once[name], again[name]) for name in once):
+                warnings.warn(
+                    "data_collator draws random numbers of its own, so that it could not be checked that each row depends on its own example "
+                    "alone: the guarantee counts on that",
+                    UncheckedDataWarning,
+                    stacklevel=2,
+                )
+                return
+            # Only the first row is sure to get the same random numbers, whatever the others draw.
+            draws = any(not _equal(once[name], anew[name]) for name in once)
+            for place, own in enumerate(some):
+                others = some[:place] + some[place + 1 :]
+                for row, batch, seed in (
+                    *((0, [own, *others], seed) for seed in range(3 if draws else 1)),
+                    *(() if draws else ((last, [*others, own], 0),)),
+                ):
+                    beside, alone = rows(batch, seed), rows([own] * len(some), seed)
+                    if draws and any(beside[name].shape != alone[name].shape for name in beside):
+                        continue  # others are longer, and more is drawn
+                    for name in beside:
+                        if not _equal_but_for_padding(beside[name][row], alone[name][row]):
+                            raise MismatchError(
+                                f"data_collator puts something else into {name} of an example if others are beside it: an example that is in "
+                                "the rows of others, as with mixup, counts in each of them. Let every row depend on its own example alone"
+                            )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as failed:
+            if isinstance(failed, MismatchError):
+                raise
+            # The collator's own, which training will meet.
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+
+
+def _equal_but_for_padding(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are equal as far as both go, from the left or from the right."""
+    sizes = [min(pair) for pair in zip(one.shape, other.shape)]
+    left = tuple(slice(0, size) for size in sizes)
+    right = [tuple(slice(length - size, length) for length, size in zip(each.shape, sizes)) for each in (one, other)]
+    return one.dim() == other.dim() and (_equal(one[left], other[left]) or _equal(one[right[0]], other[right[1]]))
+
+
 class PrivateTrainer(Trainer):
     """A transformers.Trainer that trains with (ε, δ)-differential privacy for every example of train_dataset.
 
@@ -205,7 +266,17 @@ class PrivateTrainer(Trainer):
             _check_arguments(args)
         if named.get("train_dataset") is not None:
             _check_dataset(named["train_dataset"])
+        if hasattr(model, "_orig_mod"):
+            raise MismatchError(
+                "the model is one that torch.compile made, but gradients of single examples are taken of the module itself: give the model "
+                "that was not compiled"
+            )
         super().__init__(model, args, *arguments, **named)
+        if isinstance(self.optimizer, PrivateOptimizer):
+            raise MismatchError(
+                "optimizers has a PrivateOptimizer, whose noise is not that of this trainer's plan: give the optimizer inside, as in "
+                "optimizers=(torch.optim.AdamW(…), scheduler)"
+            )
         if args is None:
             _check_arguments(self.args)
         if self.args.n_gpu > 1:
@@ -215,6 +286,18 @@ class PrivateTrainer(Trainer):
             )
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise MismatchError("accelerate is set up for DeepSpeed or FSDP, which sum gradients that are not clipped: leave them out")
+        if getattr(self.accelerator, "parallelism_config", None) is not None or getattr(
+            self, "is_distributed_loading_by_transformers", False
+        ):
+            raise MismatchError(
+                "the model or its sequences are cut over ranks (tensor, context or sequence parallelism), but every rank has examples of its "
+                "own, which would be mixed: leave parallelism_config and distributed_config out"
+            )
+        if getattr(self.accelerator, "scaler", None) is not None:
+            raise MismatchError(
+                "accelerate is set up for fp16, where a loss is scaled and makes every gradient too long before it is clipped: train with "
+                "bf16=True, which needs no scaling"
+            )
         self._budget: dict[str, Any] = dict(epsilon=epsilon, delta=delta, clip=clip)
         self._sampling, self._noise_decay = sampling, noise_decay
         self._key, self._journal, self._experiment = key, journal, experiment
@@ -392,10 +475,14 @@ class PrivateTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The optimizer of the TrainingArguments, or the one that was given, with noise."""
+        if isinstance(self.optimizer, PrivateOptimizer):
+            return self.optimizer
+        if self._told is None or self.mechanism is None:
+            raise MismatchError(
+                "nothing was planned: an optimizer is made by train(), and get_train_dataloader() must return what PrivateTrainer's own does, "
+                "since the guarantee counts on the plan's sampler"
+            )
         inner = self.optimizer if self.optimizer is not None else super().create_optimizer(model)
-        if isinstance(inner, PrivateOptimizer):
-            return inner
-        assert self.mechanism is not None
         self._begun = True
         self.optimizer = PrivateOptimizer(
             inner,
@@ -419,15 +506,20 @@ class PrivateTrainer(Trainer):
 
     def _cohorts(self) -> Iterator[_Cohort]:
         """The cohorts of an epoch, or of what is left of it."""
-        assert isinstance(self.optimizer, PrivateOptimizer) and self.mechanism is not None
-        if self._batches is None:
-            self._batches = self._made_batches(self.mechanism, self.optimizer)
+        if not isinstance(self.optimizer, PrivateOptimizer) or self.mechanism is None:
+            raise MismatchError(
+                "batches are drawn once training has begun: to look at one before, collate entries of train_dataset, as in "
+                "data_collator([train_dataset[0], train_dataset[1]])"
+            )
         dataset, collate = self.train_dataset, self.data_collator
         if hasattr(dataset, "column_names") and hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
         args = self.args
+        if self._batches is None:
+            _check_collator(dataset, collate)
+            self._batches = self._made_batches(self.mechanism, self.optimizer)
         loader = DataLoader(
             dataset,
             batch_sampler=self._batches,
@@ -455,6 +547,11 @@ class PrivateTrainer(Trainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Adds the clipped gradients of a cohort to the coming step; returns the mean of its losses, for your eyes only."""
         optimizer = self.optimizer
+        if not isinstance(inputs, list) or not all(isinstance(micro, _Micro) for micro in inputs):
+            raise MismatchError(
+                f"a batch is a {type(inputs).__name__} that PrivateTrainer did not draw, but the guarantee counts on the plan's own sampler: "
+                "leave get_train_dataloader() as it is"
+            )
         self.model.train()
         if self._losses is None:
             self._losses, self._outputs = _Loss(self.model, self._loss_of_one), _Outputs(self.model)
@@ -510,16 +607,18 @@ class PrivateTrainer(Trainer):
 
     @torch.no_grad()
     def _follows_from_outputs(self, batch: dict[str, Any]) -> bool:
-        """Whether the loss of an example is that of its outputs and labels; seen once, for the first one."""
-        if self._as_outputs is None and "labels" in batch and len(batch["labels"]):
-            one = {name: value[:1] for name, value in batch.items()}
+        """Whether the loss of an example is that of its outputs and labels; seen once, for the first ones."""
+        if self._as_outputs is None and "labels" in batch:
             self.model.eval()
             try:
-                expected = float(self._loss_of_one(self.model, dict(one)))
-                labels = one.pop("labels")
-                found = float(self._loss_of_outputs(self.model(**one), labels))
-                if math.isfinite(expected):  # otherwise the example has no labels, and tells nothing
-                    self._as_outputs = abs(expected - found) <= 1e-4 * max(1.0, abs(expected))
+                for index in range(min(len(batch["labels"]), EXAMPLES)):
+                    one = {name: value[index : index + 1] for name, value in batch.items()}
+                    expected = float(self._loss_of_one(self.model, dict(one)))
+                    labels = one.pop("labels")
+                    found = float(self._loss_of_outputs(self.model(**one), labels))
+                    if math.isfinite(expected):  # otherwise the example has no labels, and tells nothing
+                        same = abs(expected - found) <= 1e-4 * max(1.0, abs(expected))
+                        self._as_outputs = same and self._as_outputs is not False
             except (AttributeError, KeyError, TypeError, ValueError):
                 self._as_outputs = False
             finally:

@@ -396,6 +396,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
         if not trained:
             raise ValueError("no parameter of the module is both in the optimizer and requires a gradient")
+        for name, p in trained.items():
+            noise.check_shape(name, p)
         if views < 1 or (views > 1 and grouped):
             raise ValueError(f"views is {views}, but it must be at least 1, and 1 where examples are grouped by user")
         if clipping == "auto":
@@ -423,7 +425,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             ghost = Ghost(module, trained, sharded=noise.sharded)
             ghost.take_over(self._ghost)
             with ghost.opened():
-                ghost.check(batch.parts, loss, vectorize=vectorize)
+                ghost.check(batch.parts, loss, vectorize=vectorize, chunk=chunk)
                 self._ghost = ghost
                 made = (ghost.contributions(parts, loss, vectorize=vectorize) for parts in chunks)
                 return self._add_contributions(batch.length, trained, made)

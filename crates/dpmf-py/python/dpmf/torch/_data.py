@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Generator, Tensor, arange, randperm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import Subset, SubsetRandomSampler, WeightedRandomSampler, default_collate
@@ -404,8 +405,22 @@ def _repeats(indices: Any) -> bool:
     return len(set(map(int, indices))) != len(indices)
 
 
+def _is_compound(entry: Any) -> bool:
+    """Whether entries of a list are the same object only if one was put there several times: equal numbers and texts may share one."""
+    if isinstance(entry, tuple):
+        return any(map(_is_compound, entry))
+    return isinstance(entry, (Tensor, np.ndarray, dict, list))
+
+
 def _check_distinct(dataset: Any) -> None:
     """Refuses data sets in which examples of another come twice."""
+    if isinstance(dataset, (list, tuple)):
+        entries = [id(entry) for entry in dataset if _is_compound(entry)]
+        if len(set(entries)) != len(entries):
+            raise MismatchError(
+                f"entries of the {type(dataset).__name__} are the same object: an example that comes several times counts as often, but the "
+                "guarantee is for one step each. Give each of them once"
+            )
     parts = [dataset.dataset] if isinstance(dataset, Subset) else []
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
     if (isinstance(dataset, Subset) and _repeats(dataset.indices)) or len({id(part) for part in parts}) != len(parts):

@@ -170,7 +170,8 @@ class Ghost:
                 self.places.append(Place(name, part, own, way_of(part, list(own), name or type(part).__name__)))
         #: For each layer, by call, whether its inputs have entries for each example.
         self.shared: dict[str, list[str]] = {}
-        self.checked = False
+        #: The same for every form of inputs that was checked: a module may go other ways for others.
+        self.checked: dict[Any, dict[str, list[str]]] = {}
         self._phase = "off"
         self._examples = 0
         #: Whether a layer returned numbers in half precision when its calls were looked at.
@@ -184,7 +185,7 @@ class Ghost:
     def take_over(self, before: Ghost | None) -> None:
         """Goes on with what was checked of the same layers."""
         if before is not None and before.module is self.module and before.places == self.places:
-            self.shared, self.checked = before.shared, before.checked
+            self.checked = before.checked
 
     # The layers' calls
 
@@ -292,14 +293,21 @@ class Ghost:
 
     # Checks
 
-    def check(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True) -> None:
-        """Finds how layers are called and compares, on some examples in both orders, what is kept of each with its gradient alone.
+    def check(
+        self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], *, vectorize: bool = True, chunk: int | None = None
+    ) -> None:
+        """Finds how layers are called and compares, on some examples in both orders, what is kept of each with its gradient alone; and
+        their outputs with those beside all others of the chunk.
 
         Refuses a module that mixes its examples; warns where it draws random numbers, so that this cannot be told.
         """
         length = min(_length_of(parts), EXAMPLES)
-        if self.checked or length < 2:
+        if length < 2:
             return  # one example tells nothing of others
+        form = _form_of(parts)
+        if form in self.checked:
+            self.shared = self.checked[form]
+            return
         kept = Kept(self.module, values=True)
         some = cut_examples(parts, torch.arange(length))
         if not self._is_half:
@@ -309,11 +317,18 @@ class Ghost:
             kept.check()
             # A module may switch on autocast itself, as accelerate lets it.
             tolerance = TOLERANCE_OF_HALF if self._is_half or self._makes_half else TOLERANCE
-            for order in (torch.arange(length), torch.arange(length).flip(0)):
-                difference = self._difference(cut_examples(some, order), loss, vectorize)
+            comparisons = [
+                lambda order=order: self._difference(cut_examples(some, order), loss, vectorize)  # type: ignore[misc]
+                for order in (torch.arange(length), torch.arange(length).flip(0))
+            ]
+            together = min(_length_of(parts), chunk or _length_of(parts))
+            if together > length:
+                comparisons.append(lambda: self._difference_beside(cut_examples(parts, torch.arange(together)), length))
+            for compare in comparisons:
+                difference = compare()
                 if difference <= tolerance:
                     continue
-                if self._draws(cut_examples(some, order), loss, vectorize):
+                if self._draws(some, loss, vectorize):
                     warn_unchecked("the module draws random numbers")
                     break
                 raise MismatchError(
@@ -322,7 +337,7 @@ class Ghost:
                     "axis than the first, or uses a layer in a way of its own. Let every output depend on its own example only, or give "
                     'clipping="per-example", which differentiates each example by itself'
                 )
-        self.checked = True
+        self.checked[form] = self.shared
 
     def _find_shared(self, parts: Any, length: int) -> dict[str, list[str]]:
         """How the inputs of every call change with the number of examples."""
@@ -369,6 +384,27 @@ class Ghost:
             apart[-1] = max(apart[-1], norms[-1] - float(bounds[index]))
         least = 1e-3 * max(norms) + torch.finfo(torch.float32).tiny
         return max((a / max(norm, least) if math.isfinite(norm) else 0.0) for a, norm in zip(apart, norms))
+
+    @torch.no_grad()
+    def _difference_beside(self, parts: Any, length: int) -> float:
+        """The largest relative difference between the outputs of the first examples and those that they have beside all of these."""
+        if not self._is_half:
+            parts = torch.utils._pytree.tree_map(lambda leaf: single(leaf) if isinstance(leaf, torch.Tensor) else leaf, parts)
+        examples, outputs, self._phase = _length_of(parts), [], "off"
+        for some in (parts, cut_examples(parts, torch.arange(length))):
+            torch.manual_seed(0)
+            outputs.append(torch.utils._pytree.tree_leaves(self.module(*some[0], **some[1])))
+        differences = [0.0]
+        for together, apart in zip(*outputs):
+            if not (isinstance(apart, torch.Tensor) and apart.is_floating_point() and apart.dim() and len(together) == examples):
+                continue
+            norms = apart.double().reshape(length, -1).norm(dim=1)
+            off = (together[:length] - apart).double().reshape(length, -1).norm(dim=1)[norms.isfinite()]
+            norms = norms[norms.isfinite()]
+            if len(norms):
+                least = 1e-3 * norms.max() + torch.finfo(torch.float32).tiny
+                differences.append(float((off / norms.clamp(min=least)).nan_to_num(math.inf).max()))
+        return max(differences)
 
     def _alone(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor]) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -532,6 +568,12 @@ def losses_of(
 def _is_wide(batched: Sequence[torch.Tensor]) -> bool:
     """Whether the loss of one example after the other is faster: large outputs, each of which stays in the cache of a processor."""
     return all(leaf.device.type == "cpu" for leaf in batched) and max(leaf[0].numel() for leaf in batched) >= WIDE
+
+
+def _form_of(parts: Any) -> tuple[str, tuple[int, ...]]:
+    """The names and axes of inputs and targets, whatever their sizes."""
+    leaves, spec = torch.utils._pytree.tree_flatten(parts)
+    return str(spec), tuple(leaf.dim() if isinstance(leaf, torch.Tensor) else -1 for leaf in leaves)
 
 
 def _length_of(parts: Any) -> int:

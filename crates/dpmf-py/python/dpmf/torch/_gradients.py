@@ -14,6 +14,7 @@ else:  # PyTorch 1
     from torch.nn.utils.stateless import functional_call
 
 from .._core import _Clip
+from ._random import RandomState, random_numbers_kept
 from ._sharded import whole, without_gathering
 
 Gradients = tuple[list[torch.Tensor], torch.Tensor]
@@ -279,14 +280,29 @@ class PerExample:
         kept = Kept(self.module, values=True)
         leaves: list[torch.Tensor] = []
         _map(leaves.append, parts)
-        for index in range(len(leaves[0])):
-            example = _map(lambda leaf, index=index: leaf[index], parts)  # type: ignore[misc]
+        before = RandomState()
+
+        def value_of(index: int) -> torch.Tensor:
+            example = _map(lambda leaf: leaf[index], parts)
             with torch.enable_grad():
-                value = self._value(lambda args, named: self.module(*args, **named), example)
-                gradients = torch.autograd.grad(value, list(self.trained.values()), allow_unused=True)
+                return self._value(lambda args, named: self.module(*args, **named), example)
+
+        for index in range(len(leaves[0])):
+            value = value_of(index)
+            gradients = torch.autograd.grad(value, list(self.trained.values()), allow_unused=True)
             rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self.trained.values())])
             losses.append(value.detach())
             kept.check()
+        if losses:
+            with random_numbers_kept():
+                before.restore()
+                again = value_of(0).detach()
+            if not torch.isclose(again, losses[0], rtol=1e-5, atol=1e-7, equal_nan=True):
+                raise ValueError(
+                    f"the loss of an example was {float(losses[0]):.6g}, and is {float(again):.6g} after others were seen: the module or the "
+                    "loss remembers examples (a running mean, a list), so that one example would change the gradients of others. Let the loss "
+                    "depend on its own example alone, and draw random numbers from the generators of torch, NumPy or random"
+                )
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
 

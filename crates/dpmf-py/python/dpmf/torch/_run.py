@@ -331,12 +331,17 @@ class FlatRun:
                 "those that are not trained yet with requires_grad_(False)"
             )
         self._check_parameters()
-        for number, (p, view) in enumerate(zip(self.parameters, self.views)):
-            if local(p).shape != view.shape:
-                raise ValueError(
-                    f"parameter {number} has shape {tuple(local(p).shape)}, and had {tuple(view.shape)} when the noise was "
-                    "laid out"
-                )
+        for number, p in enumerate(self.parameters):
+            self.check_shape(str(number), p)
+
+    def check_shape(self, name: str, p: torch.Tensor) -> None:
+        """Refuses a parameter that was resized."""
+        expected = self.views[self.numbers[id(p)]].shape
+        if local(p).shape != expected:
+            raise ValueError(
+                f"parameter {name} has shape {tuple(local(p).shape)}, and had {tuple(expected)} when the noise was laid out: resize the "
+                "model before it is trained"
+            )
 
     @property
     def next_step(self) -> int:
