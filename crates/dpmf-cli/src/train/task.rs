@@ -81,7 +81,7 @@ pub struct TaskArgs {
     date_parts: Vec<DatePartName>,
 
     /// Share of the budget (of μ²) for finding classes, categories and scales privately; training gets the rest [default: 0.05 to
-    /// 0.25, enough to find a word that a tenth of the users have]
+    /// 0.4, enough to find a word that a fifth of the users have]
     #[arg(long, value_name = "SHARE", value_parser = schema_share, requires = "label",
         conflicts_with_all = ["schema", "vocabulary_from_training", "public_share"])]
     #[serde(default)]

@@ -84,7 +84,7 @@ def train_table(
     Settings that you leave out are rehearsed on made-up tables with the same number of users, columns and classes, as in `dpmf
     train`; this costs no privacy. `model.rehearsed` has the chosen settings, and `model.statement` the guarantee.
 
-    Classes, categories and scales are found privately with a part of the budget: `schema_share` of μ², by default 5 to 25 %. If
+    Classes, categories and scales are found privately with a part of the budget: `schema_share` of μ², by default 5 to 40 %. If
     you know them, pass `task` ("classification" or "regression") and `classes`, which then need not be found. `schema` describes
     the columns, as a dict or the path of a JSON file, and costs no privacy. `public_share` treats this share of the users as
     public: classes, categories and scales come from them, and ε does not cover them. `features` names the columns to predict

@@ -19,6 +19,8 @@ const MOST_SEEN: usize = 1 << 16;
 const FEW_NUMBERS: usize = 20;
 /// Scales from the centre beyond which a number counts as that far: one wild entry must not drown a row.
 const FARTHEST: f64 = 8.0;
+/// The same where noise has told the scales: one that is too small puts every number of its column far out.
+const FARTHEST_FOUND: f64 = 3.0;
 /// Buckets that words are hashed into.
 pub(super) const BUCKETS: usize = 1024;
 
@@ -57,7 +59,7 @@ pub struct Schema {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
 pub enum Feature {
-    /// One feature, `(x − center) / scale`, at most 8 from zero; 0 where there is none.
+    /// One feature, `(x − center) / scale`, at most 8 from zero (3 in a schema that was found); 0 where there is none.
     Number {
         /// Name of the column.
         column: String,
@@ -166,23 +168,30 @@ pub(super) struct Filled {
     missing: BTreeSet<String>,
     unknown: BTreeSet<String>,
     far: BTreeSet<String>,
+    /// How far a number may be from the centre, in scales.
+    farthest: f64,
 }
 
 impl Filled {
     /// Sentences for whoever holds the data.
     pub(super) fn remarks(&self) -> Vec<String> {
-        let kinds: [(&BTreeSet<String>, &'static str, &'static str); 4] = [
-            (&self.odd, "a value of the wrong kind", "counts as the middle"),
-            (&self.missing, "nothing", "counts as the middle"),
-            (&self.unknown, "an unknown value", "counts as none of them"),
-            (&self.far, "a number more than 8 scales from the centre", "counts as 8"),
+        let Self { odd, missing, unknown, far, farthest } = self;
+        let kinds: [(&BTreeSet<String>, String, String); 4] = [
+            (odd, "a value of the wrong kind".into(), "counts as the middle".into()),
+            (missing, "nothing".into(), "counts as the middle".into()),
+            (unknown, "an unknown value".into(), "counts as none of them".into()),
+            (
+                far,
+                format!("a number more than {farthest} scales from the centre"),
+                format!("counts as {farthest}"),
+            ),
         ];
-        let of = |(columns, what, counts): (&BTreeSet<String>, &'static str, &'static str)| {
+        let of = |(columns, what, counts): &(&BTreeSet<String>, String, String)| {
             let sentence =
                 move |column: &String| format!("column `{column}` has {what} in some rows, which {counts}");
             columns.iter().map(sentence).collect::<Vec<_>>()
         };
-        kinds.into_iter().flat_map(of).collect()
+        kinds.iter().flat_map(of).collect()
     }
 }
 
@@ -233,6 +242,8 @@ impl Feature {
         filled: &mut Filled,
     ) -> std::result::Result<(), Fault> {
         let (decimal, lenient) = (of.decimal, of.found);
+        let farthest = if of.found { FARTHEST_FOUND } else { FARTHEST };
+        filled.farthest = farthest;
         let count = |columns: &mut BTreeSet<String>| {
             if !columns.contains(self.column()) {
                 columns.insert(self.column().to_owned());
@@ -254,10 +265,10 @@ impl Feature {
                     return Err(not_a_number(&format!("`{column}`"), cell, decimal));
                 };
                 let scaled = (value - center) / scale;
-                if scaled.abs() > FARTHEST {
+                if scaled.abs() > farthest {
                     count(&mut filled.far);
                 }
-                out.push(scaled.clamp(-FARTHEST, FARTHEST) as f32);
+                out.push(scaled.clamp(-farthest, farthest) as f32);
             }
             Self::Date { center, scale, column, parts } => {
                 let start = out.len();
@@ -277,10 +288,10 @@ impl Feature {
                     ));
                 };
                 let scaled = (days - center) / scale;
-                if scaled.abs() > FARTHEST {
+                if scaled.abs() > farthest {
                     count(&mut filled.far);
                 }
-                out[start] = scaled.clamp(-FARTHEST, FARTHEST) as f32;
+                out[start] = scaled.clamp(-farthest, farthest) as f32;
                 let mut at = start + 1;
                 for part in parts {
                     out[at + part.place(days)] = 1.0;
@@ -716,6 +727,12 @@ mod tests {
         ] {
             assert!(remarks.contains(part), "{remarks}");
         }
+        // Where noise has told the scale, a number is not let as far out.
+        let found = Schema { found: true, ..schema.clone() };
+        let mut filled = Filled::default();
+        found.encode(&[Some("1e9"), Some("y"), None], &mut out, &mut filled).unwrap();
+        assert_eq!(out[2 * (3 + BUCKETS)..][..3], [3.0, 0.0, 1.0]);
+        assert!(filled.remarks().join("\n").contains("`a` has a number more than 3 scales"));
         let before = out.len();
         let fault = schema.encode(&[Some("old"), Some("y"), None], &mut out, &mut filled).unwrap_err();
         assert_eq!((fault.as_str(), out.len()), ("`a` is \"old\", which is not a number", before));

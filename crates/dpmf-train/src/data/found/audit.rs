@@ -37,7 +37,7 @@ fn row(age: f64, class: &str) -> Vec<Field> {
 
 /// The sums of some users, one of whom a mistake may count several times.
 fn sums(weights: &Weights, users: usize, one: usize) -> Vec<i64> {
-    let mut survey = Survey::new(&WANTED, weights);
+    let mut survey = Survey::new(&WANTED, weights, 1);
     (0..users).for_each(|user| survey.add(&row(20.0 + user as f64, "yes")));
     // The word of every column is known without the user too.
     (0..one).for_each(|_| survey.add(&row(33.0, "yes")));
@@ -80,7 +80,7 @@ fn the_first_look_keeps_its_promise_and_planted_mistakes_do_not() {
 fn told(threshold: f64) -> u64 {
     let weights = Weights::new(&SHARES).unwrap();
     let noise = mechanism(MU, PrivacyUnit::User).unwrap();
-    let mut survey = Survey::new(&WANTED, &weights);
+    let mut survey = Survey::new(&WANTED, &weights, 3);
     (0..30).for_each(|user| survey.add(&row(20.0 + f64::from(user), "yes")));
     survey.add(&row(40.0, "Zanzibar"));
     let (sum, words) = survey.finish(31);
@@ -96,6 +96,7 @@ fn told(threshold: f64) -> u64 {
             deviation,
             threshold: (threshold, 1.0),
             users: 31.0,
+            width: 3,
         };
         released.column(3).told().iter().any(|(word, _)| word == "Zanzibar")
     };

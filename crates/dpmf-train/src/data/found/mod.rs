@@ -32,16 +32,18 @@ use super::{DatePart, Feature, Label, Predict, Schema};
 use crate::run::KeySource;
 use crate::{Error, Hint, Remark, Result};
 use noise::{Once, Releases};
-use reading::{Classes, Kind, Range, Released, closer, moments, rough, scaled};
+use reading::{Classes, Kind, Meant, Range, Released, closer, moments, rough, scaled};
 use survey::{Survey, WHOLE_CELLS, Wanted, Weights};
-use templates::Family;
+use templates::{COARSE_CELLS, Family};
 
+/// What a label has of the first look, next to all features together.
+const LABEL: f64 = 0.6;
 /// Part of the μ² that the first look has.
 const FIRST: f64 = 0.6;
 /// Least and largest share of the budget for a schema where nothing is said.
-const SHARES: (f64, f64) = (0.05, 0.25);
+const SHARES: (f64, f64) = (0.05, 0.4);
 /// Share of the users that a word is to have in order to be told, if the budget allows.
-const TOLD: f64 = 0.1;
+const TOLD: f64 = 0.2;
 /// What every look leaves of its μ, so that all of them together, each rounded up, stay within that of the schema.
 const ROUNDED: f64 = 1.0 - 1e-12;
 /// Users over the deviation of the noise from which a second look is repeated on a closer range.
@@ -50,14 +52,12 @@ const CLEAR: f64 = 60.0;
 const UNCLEAR: f64 = 0.1;
 /// Most users that are counted: sums of more might not be exact.
 const MOST_USERS: usize = 1 << 20;
-/// Values up to which a label of whole numbers is a class.
-const FEW_NUMBERS: usize = 20;
+/// Users over the noise in a cell of a feature below which its numbers are counted in coarse cells.
+const FINE: f64 = 20.0;
 /// Share of the users with one word from which it may be that of all.
 const MOST: f64 = 0.9;
 /// Words of a usual group of classes, mostly.
 const GROUP_CELLS: usize = 2;
-/// Share of the numbers that small whole ones must be to be classes.
-const FEW_WHOLE: f64 = 0.7;
 
 const FOUND: &str = "schema.json";
 const NOTES: &str = "notes.json";
@@ -156,6 +156,8 @@ struct Spending {
     second: Option<f64>,
     /// Deviations that a word which nobody listed must exceed.
     threshold: f64,
+    /// Cells of numbers that are counted as one in a feature.
+    width: usize,
 }
 
 impl Search {
@@ -166,9 +168,9 @@ impl Search {
         let mut shares = vec![1.0; features];
         let label = match (&self.classes, self.predict) {
             (Some(_), _) => None,
-            (None, Some(Predict::Classification)) => Some((Wanted::Classes, 0.5)),
-            (None, Some(Predict::Regression)) => Some((Wanted::Scale, 0.25)),
-            (None, None) => Some((Wanted::Label, 0.5)),
+            (None, Some(Predict::Classification)) => Some((Wanted::Classes, LABEL)),
+            (None, Some(Predict::Regression)) => Some((Wanted::Scale, 0.5 * LABEL)),
+            (None, None) => Some((Wanted::Label, LABEL)),
         };
         if let Some((label, share)) = label {
             wanted.push(label);
@@ -183,10 +185,15 @@ impl Search {
         // At worst all columns hold numbers.
         let noise = (2.0 * wanted.len() as f64).sqrt() / second;
         let looks = noise <= UNCLEAR * users as f64;
+        let weights = Weights::new(&shares)?;
+        let first = if looks { first } else { mu };
+        let weight = weights.0[0] as f64 / Weights::UNITS;
+        let width = if first * weight * (users as f64) < FINE { COARSE_CELLS } else { 1 };
         Ok(Spending {
-            weights: Weights::new(&shares)?,
+            weights,
             wanted,
-            first: if looks { first } else { mu },
+            width,
+            first,
             second: looks.then_some(second),
             threshold: gaussian::tail_deviations(each)?,
         })
@@ -276,9 +283,9 @@ impl Search {
     /// The looks and what they show; `release` adds noise of a μ to a sum, under a name.
     fn look(&self, rows: &[Vec<Field>], release: Release<'_>) -> Result<Found> {
         let counted = &rows[..rows.len().min(MOST_USERS)];
-        let Spending { wanted, weights, first, second, threshold } = self.spending(counted.len())?;
+        let Spending { wanted, weights, first, second, threshold, width } = self.spending(counted.len())?;
         let users = counted.len() as f64;
-        let mut survey = Survey::new(&wanted, &weights);
+        let mut survey = Survey::new(&wanted, &weights, width);
         counted.iter().for_each(|row| survey.add(row));
         let (sum, words) = survey.finish(counted.len());
         let deviation = |mu: f64| -> Result<f64> {
@@ -295,6 +302,7 @@ impl Search {
             deviation: deviation(first)?,
             threshold: (threshold, least as f64),
             users,
+            width,
         };
         let mut reading = Reading { released: &released, users, remarks: Vec::new() };
         let features: Vec<Option<Kind>> = reading.features(&self.features);
@@ -432,7 +440,7 @@ impl Reading<'_> {
             .map(|counts| counts.numbers_by_cell())
             .collect();
         let noise = if looked > 0 { self.released.column(0).noise } else { 0.0 };
-        let prior = Family::fixed().learned(&faint, noise, self.users);
+        let prior = Family::fixed(self.released.width).learned(&faint, noise, self.users);
         let mut place = 0;
         let (mut shared, mut guessed) = (Vec::new(), Vec::new());
         let mut kinds = Vec::new();
@@ -520,27 +528,14 @@ impl Reading<'_> {
         let counts = self.released.column(column);
         let (name, noise, least) = (&search.label, counts.noise, self.released.least(column));
         let refuse = |text: String, hint| Err(search.fault(text, hint));
-        let numbers = counts.numbers();
         let told = counts.told();
         let named: f64 = told.iter().map(|(_, users)| users).sum();
         let numeric = told.iter().all(|(word, _)| word.parse::<f64>().is_ok());
         let (whole, group) = (counts.whole(), counts.group());
-        // Numbers that are nearly all small and whole are classes.
-        let few = numeric
-            && numbers.is_some_and(|range| {
-                named < FEW_WHOLE * range.users && whole.users > FEW_WHOLE * range.users
-            });
         let is_number = match wanted {
             Some(Wanted::Scale) => true,
             Some(Wanted::Classes) => false,
-            _ => match numbers {
-                // Whole numbers of which each has many users are classes; what no single number explains is a number.
-                Some(range) => {
-                    numeric && !few && (told.len() > FEW_NUMBERS || named < FEW_WHOLE * range.users)
-                }
-                // Nothing stands out of the noise: if it were classes, known ones most probably would.
-                None => told.is_empty() && !whole.is_probable() && !group.is_probable(),
-            },
+            _ => counts.meant(&told, &whole, &group) == Meant::Number,
         };
         if is_number {
             return Ok(LabelKind::Number(counts.scale()));
@@ -548,7 +543,7 @@ impl Reading<'_> {
         let told =
             Classes { names: told.into_iter().map(|(word, _)| word).collect(), users: named, evidence: 0.0 };
         let cells = told.names.len();
-        let from_whole = few || (numeric && whole.is_probable() && whole.evidence >= group.evidence);
+        let from_whole = numeric && whole.is_probable() && whole.evidence >= group.evidence;
         // Each cell that was added up has brought its noise, and so has that of missing ones.
         let (Classes { names: mut classes, users: named, .. }, cells) = match cells {
             _ if from_whole && whole.names.len() >= cells.max(2) => (whole, WHOLE_CELLS),

@@ -4,8 +4,8 @@ use dpmf::accounting::gaussian;
 
 use super::super::fields::Field;
 use super::survey::{
-    CELLS, DATES, FORMATTED, GROUPS, MISSING, NUMBERS, Wanted, Weights, date_bounds, listed, listed_words,
-    number_bounds,
+    CELLS, DATES, FORMATTED, GRID, GROUPS, MISSING, NUMBERS, Wanted, Weights, date_bounds, listed,
+    listed_words, named_part, number_bounds, number_cell,
 };
 use super::templates::{self, Family};
 
@@ -20,8 +20,14 @@ const CLEAR: f64 = 12.0;
 const USUAL: [f64; 3] = [-1.5, -2.5, -3.5];
 /// Logarithm of how much more probable than noise classes must be.
 const PROBABLE: f64 = 1.0;
-/// Standard deviations above which a small whole number counts as seen, once it is known that labels are such.
-const WHOLE_SEEN: f64 = 2.5;
+/// Logarithms of how probable a label is before it is looked at: a number, small whole numbers as classes, a group of usual words, other words.
+const LABELS: [f64; 4] = [-1.0, -1.4, -1.4, -1.8];
+/// Whole numbers with cells of their own in one cell of the grid, at most.
+const LARGEST_CELL: f64 = 8.0;
+/// Different numbers that a label of classes has at most.
+const FEW_NUMBERS: usize = 20;
+/// Share of the users that numbers which are told must have to be classes.
+const MANY_NAMED: f64 = 0.7;
 /// Interquartile ranges around the middle that the second look goes over.
 pub(super) const REACH: f64 = 3.0;
 /// The interquartile range of a normal distribution in standard deviations.
@@ -33,12 +39,23 @@ pub(super) struct Counts<'a> {
     words: Vec<(&'a str, f64)>,
     /// One over the weight.
     times: f64,
+    /// Part of the weight that a number has in the grid.
+    grid: f64,
+    /// Cells of numbers that were counted as one.
+    width: usize,
     /// Standard deviations above which a listed word counts as seen.
     seen: f64,
-    /// Standard deviation of the noise, in users.
+    /// Standard deviation of the noise, in users, of all cells but those of the grid of a label.
     pub(super) noise: f64,
     /// All users.
     all: f64,
+}
+
+/// What a label most probably is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meant {
+    Number,
+    Classes,
 }
 
 /// Where the numbers of a column lie.
@@ -103,27 +120,30 @@ pub(super) struct Released<'a> {
     pub(super) threshold: (f64, f64),
     /// Users who were counted.
     pub(super) users: f64,
+    /// Cells of numbers that were counted as one in a feature.
+    pub(super) width: usize,
 }
 
 impl<'a> Released<'a> {
-    /// Counts of a column; where a label has two parts, those of both.
+    /// Counts of a column.
     pub(super) fn column(&self, column: usize) -> Counts<'a> {
-        let mut weight = self.weights.0[column] as f64 / Weights::UNITS;
-        if self.wanted[column] == Wanted::Label {
-            weight *= std::f64::consts::FRAC_1_SQRT_2;
-        }
+        let weight = self.weights.0[column] as f64 / Weights::UNITS;
+        let wanted = self.wanted[column];
+        let grid = if wanted == Wanted::Label { GRID } else { 1.0 };
         let first = self.wanted.len() * CELLS + NUMBERS;
         let (times, noise) = (1.0 / weight, self.deviation / weight);
         let cells = &self.values[column * CELLS..][..CELLS];
-        let least = self.threshold.1 + self.threshold.0 * noise;
         let told = |(at, (of, word)): (usize, &'a (usize, Box<str>))| {
-            let users = f64::from(self.values[first + at]) * times;
+            let part = named_part(wanted, word);
+            let users = f64::from(self.values[first + at]) * times / part;
+            let least = self.threshold.1 + self.threshold.0 * noise / part;
             (*of == column && users > least).then_some((&**word, users))
         };
         let words = self.words.iter().enumerate().filter_map(told).collect();
         let cells_in_all = (CELLS * self.wanted.len()) as f64;
         let seen = gaussian::tail_deviations(MISTAKEN / cells_in_all).unwrap_or(SEEN);
-        Counts { cells, words, times, seen, noise, all: self.users }
+        let width = if wanted == Wanted::Feature { self.width } else { 1 };
+        Counts { cells, words, times, grid, width, seen, noise, all: self.users }
     }
 
     /// Users that a word which nobody listed needs to be told.
@@ -142,7 +162,13 @@ impl<'a> Released<'a> {
 
 impl Counts<'_> {
     fn users(&self, cell: usize) -> f64 {
-        f64::from(self.cells[cell]) * self.times
+        let part = if cell < NUMBERS { self.grid } else { 1.0 };
+        f64::from(self.cells[cell]) * self.times / part
+    }
+
+    /// Standard deviation of the noise in a cell of the grid, in users.
+    fn grid_noise(&self) -> f64 {
+        self.noise / self.grid
     }
 
     /// Users whose field is missing.
@@ -152,8 +178,7 @@ impl Counts<'_> {
 
     /// The numbers of the column.
     pub(super) fn numbers(&self) -> Option<Range> {
-        let counts: Vec<f64> = (0..NUMBERS).map(|cell| self.users(cell)).collect();
-        range(&counts, self.noise, number_bounds)
+        range(&self.numbers_by_cell(), self.grid_noise(), number_bounds)
     }
 
     fn dates(&self) -> Option<Range> {
@@ -171,15 +196,15 @@ impl Counts<'_> {
         words
     }
 
-    /// Users whose label is a small whole number, and the numbers between the first and the last that are seen, or that most probably
-    /// are the classes.
+    /// Users whose label is a small whole number, and the numbers that most probably are the classes, with those between them and all that
+    /// are seen.
     pub(super) fn whole(&self) -> Classes {
         let cells: Vec<(String, f64)> = listed_words()
             .filter(|(_, word)| word.parse::<i64>().is_ok())
             .map(|(cell, word)| (word, self.users(cell)))
             .collect();
         let counts: Vec<f64> = cells.iter().map(|(_, users)| *users).collect();
-        let seen = |users: &f64| *users > WHOLE_SEEN * self.noise;
+        let seen = |users: &f64| *users > self.seen * self.noise;
         let (evidence, run) = templates::run(&counts, self.noise, self.all);
         let mut between = match (counts.iter().position(seen), counts.iter().rposition(seen)) {
             (Some(first), Some(last)) => first..last + 1,
@@ -209,6 +234,34 @@ impl Counts<'_> {
         groups.reduce(|best, one| if one.evidence > best.evidence { one } else { best }).unwrap_or_default()
     }
 
+    /// Whether a label is a number or one of several classes, most probably, where `told` are the words that are told.
+    ///
+    /// Numbers with cells of their own are no evidence for either: a label of which half are others is a number, and so is one that
+    /// has too many names, or too few users with each of them.
+    pub(super) fn meant(&self, told: &[(String, f64)], whole: &Classes, group: &Classes) -> Meant {
+        let grid = self.numbers_by_cell();
+        let numbers = Family::fixed(1).read(&grid, self.grid_noise(), self.all, None);
+        let either = |a: f64, b: f64| a.max(b) + (-(a - b).abs()).exp().ln_1p() - std::f64::consts::LN_2;
+        let of = |(word, users): &(String, f64)| match listed(word) {
+            None => 0.5 * (users / self.noise).powi(2),
+            Some(_) => 0.0,
+        };
+        let named: f64 = told.iter().map(of).sum();
+        let names: Vec<&(String, f64)> =
+            told.iter().filter(|(word, _)| listed(word).is_none() && word.parse::<f64>().is_ok()).collect();
+        let counted: f64 = names.iter().map(|(_, users)| users).sum();
+        if !names.is_empty() && told.len() <= FEW_NUMBERS && counted + whole.users > MANY_NAMED * self.all {
+            return Meant::Classes;
+        }
+        let [number, few, usual, other] = LABELS;
+        let number = number + numbers.evidence + either(0.0, whole.evidence);
+        let classes = [few + whole.evidence, usual + group.evidence, other + named];
+        match classes.into_iter().all(|evidence| number > evidence) {
+            true => Meant::Number,
+            false => Meant::Classes,
+        }
+    }
+
     /// The counts of numbers, by cell.
     pub(super) fn numbers_by_cell(&self) -> Vec<f64> {
         (0..NUMBERS).map(|cell| self.users(cell)).collect()
@@ -216,16 +269,30 @@ impl Counts<'_> {
 
     /// Where the numbers of the column lie if it is one of numbers, as far as that is known.
     pub(super) fn scale(&self) -> Range {
-        match self.numbers() {
-            Some(range) if range.users > CLEAR * self.noise => range,
-            _ => Family::fixed().read(&self.numbers_by_cell(), self.noise, self.all, None).range,
+        let (mut counts, mut noise) = (self.numbers_by_cell(), self.grid_noise());
+        // A label may have numbers in cells of their own, whose noise comes on top.
+        if self.grid < 1.0 && self.whole().is_probable() {
+            for (cell, word) in listed_words() {
+                if let Ok(value) = word.parse::<f64>() {
+                    counts[number_cell(value)] += self.users(cell);
+                }
+            }
+            noise = noise.hypot(self.noise * LARGEST_CELL.sqrt());
+        }
+        match range(&counts, noise, number_bounds) {
+            Some(range) if range.users > CLEAR * noise && range.spread > 0.0 => range,
+            _ => Family::fixed(1).read(&counts, noise, self.all, None).range,
         }
     }
 
-    /// What most users have, if it stands out of the noise so far that cells can be read one by one.
+    /// What most users have, if it stands out of the noise so far that cells can be read one by one. Cells that were merged are not.
+    ///
+    /// Numbers of which more than half are zero are not read in this way: the few others say how large they are, and a scale that is too
+    /// small would put all of them far out.
     pub(super) fn clear_kind(&self) -> Option<Kind> {
         let most = self.most().into_iter().fold(0.0, f64::max);
-        (most > CLEAR * self.noise).then(|| self.kind())
+        let kind = (self.width == 1 && most > CLEAR * self.noise).then(|| self.kind());
+        kind.filter(|kind| !matches!(kind, Kind::Numbers(range) if range.spread <= 0.0))
     }
 
     /// What the column most probably is, by templates; `prior` is what its columns of numbers have in common. Nothing if that is not at
@@ -238,7 +305,7 @@ impl Counts<'_> {
         columns: usize,
     ) -> Kind {
         let (noise, all) = (self.noise, self.all);
-        let numbers = Family::fixed().read(&self.numbers_by_cell(), noise, all, Some(prior));
+        let numbers = Family::fixed(self.width).read(&self.numbers_by_cell(), noise, all, Some(prior));
         let days: Vec<f64> = (NUMBERS..NUMBERS + DATES).map(|cell| self.users(cell)).collect();
         let (dated, dates) = templates::dates(&days, noise, all);
         let told = self.told();

@@ -2,7 +2,7 @@
 //!
 //! A column of numbers is compared with a fixed family of distributions, laid over the grid: normal and log-normal ones of all scales, and
 //! log-normal ones with a share of zeros. A whole template has far more users than any of its cells, so it can be told from
-//! noise when no cell can. Columns of one table are often alike: what is probable for most of them is probable for each
+//! noise when no cell can; over coarse cells ([`COARSE_CELLS`]) it has more users in each. Columns of one table are often alike: what is probable for most of them is probable for each
 //! ([`Family::learned`]). Everything here is computed from a release and public numbers, and the family was fixed before any table was
 //! read.
 
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use dpmf::accounting::gaussian;
 
 use super::reading::{REACH, Range};
-use super::survey::{DATES, NUMBERS, date_bounds, number_cell};
+use super::survey::{DATES, NUMBERS, date_bounds, merged, number_cell};
 
 /// Least share of the users who have what a template says; the others have nothing.
 const LEAST: f64 = 0.5;
@@ -29,6 +29,9 @@ const WIDE: f64 = 3.0;
 const ALIKE: f64 = 0.3;
 /// Rounds in which columns learn from each other.
 const ROUNDS: usize = 4;
+
+/// Cells that are counted as one where noise is loud: a number is then known to a factor of eight.
+pub(super) const COARSE_CELLS: usize = 3;
 
 /// A distribution of numbers over the grid.
 struct Template {
@@ -80,12 +83,12 @@ fn normal(share: f64) -> f64 {
 }
 
 impl Template {
-    /// Of numbers in ascending order, all of the same share.
-    fn new(points: &[f64]) -> Self {
+    /// Of numbers in ascending order, all of the same share, over a grid of which `width` cells are one.
+    fn new(points: &[f64], width: usize) -> Self {
         let mut cells: Vec<(usize, f64)> = Vec::new();
         let share = 1.0 / points.len() as f64;
         for point in points {
-            let cell = number_cell(*point);
+            let cell = merged(number_cell(*point), width);
             match cells.last_mut() {
                 Some((last, shares)) if *last == cell => *shares += share,
                 _ => cells.push((cell, share)),
@@ -112,18 +115,23 @@ impl Template {
 }
 
 impl Family {
-    /// The one that was fixed once.
-    pub(super) fn fixed() -> &'static Self {
-        static FAMILY: OnceLock<Family> = OnceLock::new();
-        FAMILY.get_or_init(Self::new)
+    /// The one that was fixed once, over a grid of which `width` cells are one.
+    pub(super) fn fixed(width: usize) -> &'static Self {
+        static FINE: OnceLock<Family> = OnceLock::new();
+        static COARSE: OnceLock<Family> = OnceLock::new();
+        if width > 1 {
+            COARSE.get_or_init(|| Self::new(COARSE_CELLS))
+        } else {
+            FINE.get_or_init(|| Self::new(1))
+        }
     }
 
-    fn new() -> Self {
+    fn new(width: usize) -> Self {
         let quantiles: Vec<f64> = (0..POINTS).map(|at| normal((at as f64 + 0.5) / POINTS as f64)).collect();
         let (mut templates, mut prior) = (Vec::new(), Vec::new());
         let mut add = |points: &[f64], size: f64, kind: f64| {
             let far = (size - USUAL.0) / USUAL.1;
-            templates.push(Template::new(points));
+            templates.push(Template::new(points, width));
             // Heavy tails: unusual sizes are improbable, not impossible.
             prior.push(kind.ln() - (1.0 + far * far).ln());
         };
@@ -260,14 +268,29 @@ pub(super) fn together(counts: &[f64], noise: f64, users: f64) -> f64 {
     log_sum(uneven.iter().copied()) - (uneven.len() as f64).ln()
 }
 
-/// The run of cells that counts most probably are of, and the evidence for runs: of two to ten, all as frequent.
+/// Frequencies of a class, next to those if all were as frequent.
+const UNEVEN: [f64; 4] = [0.25, 0.5, 1.0, 2.0];
+
+/// What counts say if each is of its own frequency.
+fn apart(counts: &[f64], noise: f64, users: f64) -> f64 {
+    let usual = users / counts.len() as f64;
+    let of = |count: &f64| {
+        let logs = UNEVEN.map(|times| times * usual * (count - 0.5 * times * usual) / (noise * noise));
+        log_sum(logs.into_iter()) - (UNEVEN.len() as f64).ln()
+    };
+    counts.iter().map(of).sum()
+}
+
+/// The run of cells that counts most probably are of, and the evidence for runs: of two to ten, all as frequent or each on its own.
 pub(super) fn run(counts: &[f64], noise: f64, users: f64) -> (f64, std::ops::Range<usize>) {
     let (mut logs, mut best) = (Vec::new(), (f64::NEG_INFINITY, 0..2));
     for length in 2..=counts.len().min(10) {
         for start in 0..=counts.len() - length {
             // Short runs that begin with 0 or 1 are usual.
             let usual = -(length as f64).ln() - if (1..=2).contains(&start) { 0.0 } else { 3.0 };
-            let log = usual + together(&counts[start..start + length], noise, users);
+            let own = &counts[start..start + length];
+            let ways = [together(own, noise, users), apart(own, noise, users)];
+            let log = usual + log_sum(ways.into_iter()) - std::f64::consts::LN_2;
             if log > best.0 {
                 best = (log, start..start + length);
             }
@@ -309,7 +332,7 @@ mod tests {
             .filter(|seed| {
                 let counts = noisy(numbers.iter().copied(), noise, seed + 1);
                 let Range { middle, spread: scale, .. } =
-                    Family::fixed().read(&counts, noise, count, None).range;
+                    Family::fixed(1).read(&counts, noise, count, None).range;
                 (0.4..6.0).contains(&(scale / spread)) && (middle - mean).abs() < 1.5 * scale.max(spread)
             })
             .count()
@@ -335,6 +358,29 @@ mod tests {
         assert!(loud.iter().all(|right| *right < 24), "{loud:?}");
     }
 
+    /// Numbers around zero are spread over many cells, and the noise of each counts.
+    #[test]
+    fn coarse_cells_tell_scales_that_fine_ones_do_not() {
+        let points: Vec<f64> = (0..300).map(|at| 700.0 * normal((f64::from(at) + 0.5) / 300.0)).collect();
+        let noise = 45.0;
+        let right = |width: usize| {
+            let near = |seed: &u64| {
+                let mut counts = vec![0.0; NUMBERS];
+                let cells: Vec<f64> = noisy(std::iter::empty(), noise, seed + 1);
+                for (cell, noise) in cells.iter().enumerate() {
+                    // Cells that are merged into others are empty and have noise that nobody looks at.
+                    counts[cell] += noise;
+                }
+                points.iter().for_each(|point| counts[merged(number_cell(*point), width)] += 1.0);
+                let Range { spread, .. } = Family::fixed(width).read(&counts, noise, 300.0, None).range;
+                (0.25..6.0).contains(&(spread / 700.0))
+            };
+            (0..60).filter(near).count()
+        };
+        let (coarse, fine) = (right(COARSE_CELLS), right(1));
+        assert!(coarse >= 40 && coarse > fine + 8, "{coarse} {fine} of 60");
+    }
+
     #[test]
     fn a_column_that_is_nearly_always_zero_drowns_no_other() {
         let numbers: Vec<f64> =
@@ -342,7 +388,7 @@ mod tests {
         let scales: Vec<f64> = (0..40)
             .map(|seed| {
                 let counts = noisy(numbers.iter().copied(), 40.0, seed + 1);
-                Family::fixed().read(&counts, 40.0, 300.0, None).range.spread
+                Family::fixed(1).read(&counts, 40.0, 300.0, None).range.spread
             })
             .collect();
         // Its largest number is 6, and the middle is 0: no value is far out.
@@ -355,7 +401,7 @@ mod tests {
         let (noise, users) = (90.0, 300.0);
         let columns: Vec<Vec<f64>> =
             (0..30).map(|seed| noisy(numbers.iter().copied(), noise, seed + 1)).collect();
-        let family = Family::fixed();
+        let family = Family::fixed(1);
         let prior = family.learned(&columns, noise, users);
         let right = |prior: Option<&[f64]>| {
             let near = |counts: &&Vec<f64>| {
@@ -372,6 +418,9 @@ mod tests {
         let counts = [0.0, 110.0, 90.0, 130.0, -60.0, 40.0, 0.0, 30.0, -50.0, 10.0, 20.0];
         let (evidence, best) = run(&counts, 45.0, 330.0);
         assert!(evidence > 3.0 && best == (1..4), "{evidence} {best:?}");
+        // Of classes of unequal frequency too: the rare ones at the ends are not lost.
+        let (evidence, best) = run(&[5.0, 30.0, 90.0, 160.0, 40.0, 2.0, -6.0, 4.0], 8.0, 325.0);
+        assert!(evidence > 10.0 && best == (1..5), "{evidence} {best:?}");
         assert!(run(&[10.0, -40.0, 30.0, 20.0, 50.0, -10.0], 45.0, 330.0).0 < 0.0);
         assert!(together(&[230.0, 70.0], 45.0, 300.0) > 8.0 && together(&[30.0, -10.0], 45.0, 300.0) < -2.0);
         let mut days = vec![0.0; DATES];
@@ -383,7 +432,7 @@ mod tests {
 
     #[test]
     fn ranges_of_templates_hold_most_of_their_numbers() {
-        for template in &Family::fixed().templates {
+        for template in &Family::fixed(1).templates {
             let Range { from, to, middle, spread, .. } = template.range;
             assert!(from < to && from <= middle && middle <= to && spread > 0.0 && spread <= to - from);
             let inside = |(cell, _): &&(usize, f64)| {
