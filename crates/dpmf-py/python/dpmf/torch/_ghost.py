@@ -15,6 +15,7 @@ that at most ζ. x is the charge.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -317,13 +318,11 @@ class Ghost:
             kept.check()
             # A module may switch on autocast itself, as accelerate lets it.
             tolerance = TOLERANCE_OF_HALF if self._is_half or self._makes_half else TOLERANCE
-            comparisons = [
-                lambda order=order: self._difference(cut_examples(some, order), loss, vectorize)  # type: ignore[misc]
-                for order in (torch.arange(length), torch.arange(length).flip(0))
-            ]
+            orders = torch.arange(length), torch.arange(length).flip(0)
+            comparisons = [functools.partial(self._difference, cut_examples(some, order), loss, vectorize) for order in orders]
             together = min(_length_of(parts), chunk or _length_of(parts))
             if together > length:
-                comparisons.append(lambda: self._difference_beside(cut_examples(parts, torch.arange(together)), length))
+                comparisons.append(functools.partial(self._difference_beside, cut_examples(parts, torch.arange(together)), length))
             for compare in comparisons:
                 difference = compare()
                 if difference <= tolerance:

@@ -16,7 +16,7 @@ class RandomState:
 
     def __init__(self) -> None:
         self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.cuda: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self.cuda: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     def restore(self) -> None:
         random.setstate(self.python)
