@@ -391,6 +391,7 @@ def test_batches_that_are_kept_keep_their_rows(arithmetic):
             rows.append([np.array(leaf) for leaf in jax.tree.leaves(batch.noise.rows)])
     for batch, row in zip(kept, rows):
         assert all(map(np.array_equal, jax.tree.leaves(batch.noise.rows), row))
+    loop.run.close()
 
 
 def test_what_was_refused_goes_no_further():

@@ -36,14 +36,15 @@ class Memory:
             memory = _pages(size)
         # Not a view of another array: its own views keep this one, and not what it is a view of.
         array = np.frombuffer(memory, dtype)
-        weakref.finalize(array, _give_back, self._free, memory).atexit = False
+        back: Any = weakref.finalize(array, _give_back, self._free, memory)
+        back.atexit = False
         return array
 
 
 def _pages(size: int) -> memoryview:
     whole = np.empty(size + PAGE, np.uint8)
     begin = -whole.ctypes.data % PAGE
-    return memoryview(whole)[begin : begin + size]
+    return whole.data[begin : begin + size]
 
 
 def _give_back(free: list[memoryview], memory: memoryview) -> None:
