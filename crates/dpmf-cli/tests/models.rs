@@ -148,7 +148,7 @@ fn a_table_is_learned_and_its_model_predicts_and_is_measured() {
     assert!(failure(&["predict", "nothing", "nothing", "--out", "none/p.csv"]).1.contains("does not exist"));
     assert!(failure(&["eval", text(&out), text(&data), "--text", "town"]).1.contains("reads features"));
     let plan = out.join("planned-0/plan.safetensors");
-    assert!(failure(&["predict", text(&plan), text(&data)]).1.contains("no model"));
+    assert!(failure(&["predict", text(&plan), text(&data)]).1.contains("not a model"));
     assert!(failure(&["predict", text(&data), text(&data)]).1.contains("not a safetensors file"));
 }
 
