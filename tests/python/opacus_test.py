@@ -681,7 +681,7 @@ def test_what_opacus_engine_takes():
     private(noise_generator=None, normalize_clipping=False, alphas=[2, 3], eps_error=0.01, batch_first=True, loss_reduction="sum")
     for wrong, match in [
         (dict(normalize_clipping=True), "divide the learning rate by max_grad_norm"),
-        (dict(total_steps=18), "say epochs"),
+        (dict(total_steps=18), "pass epochs"),
         (dict(grad_sample_mode="ghost_fsdp"), "hooks, functorch or ghost"),
         (dict(grad_sample_mode="ghost", batch_first=False), "batch_first=True"),
         (dict(criterion=torch.nn.CrossEntropyLoss()), 'only grad_sample_mode="ghost"'),
