@@ -904,7 +904,7 @@ mod tests {
         let users = |data: &SampleData<u16>| data.split.parts().map(|(_, set)| set.len());
         let moved: usize = users(&whole).iter().zip(users(&without)).map(|(a, b)| a.abs_diff(b)).sum();
         assert!(moved <= 1, "{:?} {:?}", users(&whole), users(&without));
-        assert!(whole.notes[0].contains("one row"));
+        assert!(whole.notes[0].contains("Each row counts as one user"));
 
         // Rows that are the same are of different people all the same.
         let same = std::iter::once("age,city,bought")
