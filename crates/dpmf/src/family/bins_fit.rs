@@ -40,8 +40,9 @@ const LEAST_WAY: f64 = 0.03;
 const SETTLED: f64 = 5e-4;
 
 /// Where bins are drawn anew, an exponential falls by e to the power of that within an epoch, or more: what reaches further than an epoch is
-/// charged to all patterns alike (`accounting/reshuffled`), and a fit does not see that. Both are tried.
-const FADED: [f64; 2] = [7.0, 3.0];
+/// charged to all patterns alike (`accounting/reshuffled`), and a fit does not see that. The more epochs there are, the more it costs. All are
+/// tried; the last is no limit.
+const FADED: [f64; 3] = [7.0, 3.0, 0.0];
 
 /// A weight of an exponential that counts for nothing.
 const NOTHING: f64 = 1e-12;
@@ -64,7 +65,7 @@ pub(super) fn exponentials(
         return stationary::exponentials(problem, order, bins, goal, observe);
     }
     // What was best for another budget is nearly there.
-    let whole = Fit::new(problem, order, false, bins, FADED[1])?;
+    let whole = Fit::new(problem, order, false, bins, 0.0)?;
     if let Some(near) = whole.near() {
         match whole.descend(goal, near, true, observe) {
             Err(error) if !matches!(error, Error::Interrupted { .. }) => {}
