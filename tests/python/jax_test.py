@@ -272,6 +272,19 @@ def test_a_step_that_was_used_twice_is_found():
         next(loop.batches)
 
 
+def test_a_run_whose_row_met_two_sums_stays_ended(tmp_path):
+    loop = Loop(begun(journal=tmp_path, experiment="test"))
+    batch = next(loop.batches)
+    before = loop.state
+    after = loop.update(summed(tree(0)), before, batch)[1]
+    loop.run.commit(after)
+    with pytest.raises(dpmf.StepReusedError, match="step 0 was committed before"):
+        loop.run.commit(loop.update(summed(tree(1)), before, batch)[1])
+    loop.run.close()
+    with pytest.raises(dpmf.StepReusedError, match="step 0 of the run at .* was committed twice.*releases nothing more"):
+        begun(journal=tmp_path)
+
+
 def chunks(run):
     """A compiled scan over steps that were handed out together."""
     noise = dpmf.jax.add_correlated_noise(run)

@@ -702,6 +702,58 @@ def test_refusals_count_and_release_nothing(what):
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
+def test_an_expert_with_few_places_is_refused_whichever_example_loses_its_place():
+    """The last of many examples are dropped, and only where there are as many."""
+    torch.manual_seed(15)
+    model = Uses(lambda m, x: m.layer(x) * (torch.arange(len(x)) < 12)[:, None])
+    optimizer = private(model)
+
+    def accumulate(size):
+        targets = torch.randn(size, 4), torch.ones(size)
+        optimizer.accumulate(model, squares, torch.randn(size, 4), targets, clipping="ghost")
+
+    accumulate(10)
+    accumulate(9)
+    with pytest.raises(dpmf.MismatchError, match="sorts, shuffles or mixes"):
+        accumulate(20)
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.001])
+@pytest.mark.parametrize("where", ["module", "loss", "wide loss"])
+def test_what_remembers_examples_in_a_number_is_refused(monkeypatch, where, slow):
+    torch.manual_seed(16)
+    kept = [0.0]
+
+    def remember(x):
+        kept[0] = (1 - slow) * kept[0] + slow * float(x.detach().mean())
+        return x - kept[0]
+
+    if where == "wide loss":
+        monkeypatch.setattr(_ghost, "WIDE", 1)
+    model = Uses(lambda m, x: m.layer(remember(x) if where == "module" else x))
+    loss = squares if where == "module" else lambda outputs, targets: squares(remember(outputs), targets)
+    optimizer, inputs, targets = private(model), torch.randn(7, 4) + 1, (torch.randn(7, 4), torch.ones(7))
+    with pytest.raises(dpmf.MismatchError, match="remembers examples"):
+        optimizer.accumulate(model, loss, inputs, targets, clipping="ghost", vectorize=where != "loss")
+    assert optimizer._noise.run.contributions is None
+
+
+def test_a_loss_that_remembers_after_the_check_is_refused():
+    torch.manual_seed(17)
+    model, calls = Uses(lambda m, x: m.layer(x)), []
+    optimizer, inputs, targets = private(model), torch.randn(7, 4) + 1, (torch.randn(7, 4), torch.ones(7))
+
+    def loss(outputs, targets):
+        calls.append(float(outputs.sum()))
+        return squares(outputs, targets) * (1 if len(calls) < 100 else sum(calls[100:]))
+
+    optimizer.accumulate(model, loss, inputs, targets, clipping="ghost", vectorize=False)
+    assert len(calls) < 100
+    with pytest.raises(dpmf.MismatchError, match="after others were seen: .*remembers examples"):
+        for _ in range(20):
+            optimizer.accumulate(model, loss, inputs, targets, clipping="ghost", vectorize=False)
+
+
 def test_users_and_views_are_refused():
     model, (inputs, targets) = Transformer(), tokens(4, 6)
     with pytest.raises(ValueError, match="views is 2, and several entries are one contribution"):

@@ -232,6 +232,24 @@ def test_what_is_done_to_parameters_between_steps_counts(mechanism):
     assert torch.equal(model.wide.weight, frozen) and not torch.equal(model.narrow.bias, torch.full((6,), 0.25).bfloat16())
 
 
+def test_what_was_written_into_parameters_is_in_the_state(mechanism):
+    model = model_of()
+    optimizer = private(model, mechanism)
+    train(optimizer, model, cohorts(1))
+    with torch.no_grad():
+        model.narrow.bias.fill_(0.25)
+    saved = dict(zip((p.shape for p in masters(optimizer)), optimizer.state_dict()["dpmf"]["masters"]))
+    assert torch.equal(saved[model.narrow.bias.shape], torch.full((6,), 0.25))
+
+
+def test_an_optimizer_that_steps_other_masters_is_refused(mechanism):
+    model = model_of()
+    inner = OPTIMIZERS["sgd"](model.parameters())
+    dpmf.torch.PrivateOptimizer(inner, mechanism, denominator=SIZE)
+    with pytest.raises(dpmf.BindingError, match="make a new optimizer for every run"):
+        dpmf.torch.PrivateOptimizer(inner, mechanism, denominator=SIZE)
+
+
 def test_an_optimizer_that_has_stepped(mechanism):
     """What it has kept of parameters is kept of their masters, in float32; where the noise cannot be laid out, all stays as it was."""
     model = model_of()

@@ -272,6 +272,11 @@ def filled_up(rows):
     return pad([*rows[:-1], rows[0]])
 
 
+def in_the_middle(rows):
+    """A copy of one row in place of another, neither of them at an end of the batch."""
+    return pad([*rows[:2], rows[1], *rows[3:]] if len(rows) > 3 else rows)
+
+
 def two_trainings(directory, absent):
     trainer, kept = trainer_of(directory, absent)
     trainer.train()
@@ -311,6 +316,7 @@ SCRIPTS = [
     Script(as_usual, "data_collator puts something else into labels", options=dict(collate=neighbouring), name="labels of others"),
     Script(as_usual, "data_collator puts something else into", options=dict(collate=mixed), name="mixup"),
     Script(as_usual, "data_collator puts something else into", options=dict(collate=filled_up), name="copies of a row"),
+    Script(as_usual, "data_collator puts something else into", options=dict(collate=in_the_middle), name="copies in the middle"),
     Script(as_usual, "remembers examples", options=dict(trainer=RunningMean), name="a running mean in the loss"),
     Script(as_usual, "plan's sampler", options=dict(trainer=OwnLoader), name="a loader of its own"),
     Script(as_usual, "that PrivateTrainer did not draw", options=dict(trainer=Wrapped), name="a batch of its own"),
@@ -370,3 +376,13 @@ def test_collators_that_pad_or_draw_random_numbers_are_fine(recwarn):
     assert torch.equal(before, torch.get_rng_state())
     with pytest.warns(dpmf.torch.UncheckedDataWarning, match="random numbers of its own"):
         dpmf.transformers._check_collator(Records(), functools.partial(masking, generator=own))
+
+
+def test_a_collator_that_fails_for_copies_is_warned_of():
+    def mixes(rows):
+        if all(row is rows[0] or row == rows[0] for row in rows):
+            raise ValueError("no negatives")
+        return pad(rows)
+
+    with pytest.warns(dpmf.torch.UncheckedDataWarning, match="fails for copies of one example .*no negatives"):
+        dpmf.transformers._check_collator(Records(), mixes)

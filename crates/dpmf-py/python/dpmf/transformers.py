@@ -174,13 +174,15 @@ def _check_collator(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
                 return
             # Only the first row is sure to get the same random numbers, whatever the others draw.
             draws = any(not _equal(once[name], anew[name]) for name in once)
+            backward = rows(some[::-1], 0)
             for place, own in enumerate(some):
                 others = some[:place] + some[place + 1 :]
-                for row, batch, seed in (
-                    *((0, [own, *others], seed) for seed in range(3 if draws else 1)),
-                    *(() if draws else ((last, [*others, own], 0),)),
-                ):
-                    beside, alone = rows(batch, seed), rows([own] * len(some), seed)
+                copies = {seed: rows([own] * len(some), seed) for seed in range(3 if draws else 1)}
+                looks = [(0, rows([own, *others], seed), seed) for seed in copies]
+                if not draws:
+                    looks += [(place, once, 0), (last - place, backward, 0), (last, rows([*others, own], 0), 0)]
+                for row, beside, seed in looks:
+                    alone = copies[seed]
                     if draws and any(beside[name].shape != alone[name].shape for name in beside):
                         continue  # others are longer, and more is drawn
                     for name in beside:
@@ -192,7 +194,12 @@ def _check_collator(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as failed:
             if isinstance(failed, MismatchError):
                 raise
-            # The collator's own, which training will meet.
+            warnings.warn(
+                f"data_collator fails for copies of one example ({type(failed).__name__}: {failed}), so that it could not be checked that "
+                "each row depends on its own example alone: the guarantee counts on that",
+                UncheckedDataWarning,
+                stacklevel=2,
+            )
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -36,6 +36,12 @@ REMEDIES = {
     "sampler-in-use": "make dpmf.jax.Batches(plan, key) anew for every run",
 }
 
+#: What follows when a row met two sums.
+ENDED = (
+    "its noise was used twice, and the difference of the two releases reveals the data. This run releases nothing more; delete both "
+    "results, and begin a new run in another directory"
+)
+
 #: The way that journals say what JAX released.
 FORMAT = 2
 
@@ -461,10 +467,14 @@ class Run:
             self._run.settle(step, outcome[release.MARKED].tolist())
         except StepReusedError as reused:
             self._handed = None
-            raise StepReusedError(
-                f"step {step} was committed before, with a different sum: its noise was used twice, and the difference of the two "
-                "releases reveals the data. This run releases nothing more; delete both results, and begin a new run"
-            ) from reused
+            self._end(step)
+            raise StepReusedError(f"step {step} was committed before, with a different sum: {ENDED}") from reused
+
+    def _end(self, step: int) -> None:
+        """Later processes hand nothing out either."""
+        if self.journal is not None:
+            path, _ = self._paths
+            write_durably(path, json.dumps({**json.loads(path.read_text()), "ended": step}).encode())
 
     def _commit(self, step: int, found: CorrelatedNoiseState) -> None:
         assert self._run is not None
@@ -693,6 +703,8 @@ class Run:
             )
         if not journal.exists():
             raise self._lost(journal)
+        if "ended" in begun:
+            raise StepReusedError(f"step {begun['ended']} of the run at {self.journal} was committed twice, with different sums: {ENDED}")
         assert isinstance(run, str)
         return begun
 

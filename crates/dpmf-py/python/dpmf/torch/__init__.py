@@ -564,6 +564,8 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         Warns if there is no journal: the state can then be inspected, but not loaded.
         """
         self._call_hooks("state_dict_pre")
+        # What was written into parameters since the last step is part of the state.
+        self._masters.follow()
         state = dict(self.optimizer.state_dict())
         state["dpmf"] = {
             **self._noise.state_dict(),

@@ -196,8 +196,9 @@ class Shipper:
         if self.pending is None:
             self._ship(self.run.coming_row(), [_record(bank.device) for bank in self.banks])
         else:
-            pending, self.pending = self.pending, None
-            pending.result()
+            # An interrupt leaves it for the next call: the thread still writes the row.
+            self.pending.result()
+            self.pending = None
         for event, bank in zip(self.arrived, self.banks):
             if event is not None:
                 torch.cuda.current_stream(bank.device).wait_event(event)

@@ -24,9 +24,10 @@ import torch
 
 from .._core import _Clip
 from .._errors import MismatchError
-from ._gradients import Kept, check_module, cut_examples
+from ._gradients import REMEMBERS, Kept, check_module, cut_examples
 from ._layers import ALL, HALF, ONE, OWN, Call, Place, single, way_of
 from ._products import UNIT, Norms, Pairs, is_made, make, norms_of_pairs, norms_of_rows, sum_pairs, sum_rows
+from ._random import RandomState, random_numbers_kept, seed_all
 from ._rows import EXAMPLES, TOLERANCE, UncheckedModelWarning, undisturbed, warn_unchecked
 from ._sharded import whole, without_gathering
 
@@ -171,8 +172,8 @@ class Ghost:
                 self.places.append(Place(name, part, own, way_of(part, list(own), name or type(part).__name__)))
         #: For each layer, by call, whether its inputs have entries for each example.
         self.shared: dict[str, list[str]] = {}
-        #: The same for every form of inputs that was checked: a module may go other ways for others.
-        self.checked: dict[Any, dict[str, list[str]]] = {}
+        #: The same for every form of inputs that was checked, with the number of examples: a module may go other ways for others.
+        self.checked: dict[Any, tuple[dict[str, list[str]], int]] = {}
         self._phase = "off"
         self._examples = 0
         #: Whether a layer returned numbers in half precision when its calls were looked at.
@@ -300,14 +301,15 @@ class Ghost:
         """Finds how layers are called and compares, on some examples in both orders, what is kept of each with its gradient alone; and
         their outputs with those beside all others of the chunk.
 
-        Refuses a module that mixes its examples; warns where it draws random numbers, so that this cannot be told.
+        Refuses a module that mixes or remembers its examples; warns where it draws random numbers, so that this cannot be told. Done again
+        for more examples at once: a module may mix them only where there are many.
         """
         length = min(_length_of(parts), EXAMPLES)
         if length < 2:
             return  # one example tells nothing of others
-        form = _form_of(parts)
-        if form in self.checked:
-            self.shared = self.checked[form]
+        form, together = _form_of(parts), min(_length_of(parts), chunk or _length_of(parts))
+        if form in self.checked and self.checked[form][1] >= together:
+            self.shared = self.checked[form][0]
             return
         kept = Kept(self.module, values=True)
         some = cut_examples(parts, torch.arange(length))
@@ -320,14 +322,14 @@ class Ghost:
             tolerance = TOLERANCE_OF_HALF if self._is_half or self._makes_half else TOLERANCE
             orders = torch.arange(length), torch.arange(length).flip(0)
             comparisons = [functools.partial(self._difference, cut_examples(some, order), loss, vectorize) for order in orders]
-            together = min(_length_of(parts), chunk or _length_of(parts))
             if together > length:
                 comparisons.append(functools.partial(self._difference_beside, cut_examples(parts, torch.arange(together)), length))
+            draws = self._draws(some, loss, vectorize)
             for compare in comparisons:
                 difference = compare()
                 if difference <= tolerance:
                     continue
-                if self._draws(some, loss, vectorize):
+                if draws:
                     warn_unchecked("the module draws random numbers")
                     break
                 raise MismatchError(
@@ -336,7 +338,7 @@ class Ghost:
                     "axis than the first, or uses a layer in a way of its own. Let every output depend on its own example only, or give "
                     'clipping="per-example", which differentiates each example by itself'
                 )
-        self.checked[form] = self.shared
+        self.checked[form] = (self.shared, together)
 
     def _find_shared(self, parts: Any, length: int) -> dict[str, list[str]]:
         """How the inputs of every call change with the number of examples."""
@@ -386,23 +388,28 @@ class Ghost:
 
     @torch.no_grad()
     def _difference_beside(self, parts: Any, length: int) -> float:
-        """The largest relative difference between the outputs of the first examples and those that they have beside all of these."""
+        """The largest relative difference between the outputs of a few examples and those that they have beside all of these."""
         if not self._is_half:
             parts = torch.utils._pytree.tree_map(lambda leaf: single(leaf) if isinstance(leaf, torch.Tensor) else leaf, parts)
-        examples, outputs, self._phase = _length_of(parts), [], "off"
-        for some in (parts, cut_examples(parts, torch.arange(length))):
+        examples, self._phase = _length_of(parts), "off"
+
+        def outputs_of(some: Any) -> list[Any]:
             torch.manual_seed(0)
-            outputs.append(torch.utils._pytree.tree_leaves(self.module(*some[0], **some[1])))
-        differences = [0.0]
-        for together, apart in zip(*outputs):
-            if not (isinstance(apart, torch.Tensor) and apart.is_floating_point() and apart.dim() and len(together) == examples):
-                continue
-            norms = apart.double().reshape(length, -1).norm(dim=1)
-            off = (together[:length] - apart).double().reshape(length, -1).norm(dim=1)[norms.isfinite()]
-            norms = norms[norms.isfinite()]
-            if len(norms):
-                least = 1e-3 * norms.max() + torch.finfo(torch.float32).tiny
-                differences.append(float((off / norms.clamp(min=least)).nan_to_num(math.inf).max()))
+            return torch.utils._pytree.tree_leaves(self.module(*some[0], **some[1]))
+
+        beside, differences = outputs_of(parts), [0.0]
+        # All of them: what is dropped where there are many, say, are the last ones.
+        for first in range(0, examples, length):
+            own = torch.arange(first, min(first + length, examples))
+            for together, apart in zip(beside, outputs_of(cut_examples(parts, own))):
+                if not (isinstance(apart, torch.Tensor) and apart.is_floating_point() and apart.dim() and len(together) == examples):
+                    continue
+                norms = apart.double().reshape(len(own), -1).norm(dim=1)
+                off = (together[own.to(together.device)] - apart).double().reshape(len(own), -1).norm(dim=1)[norms.isfinite()]
+                norms = norms[norms.isfinite()]
+                if len(norms):
+                    least = 1e-3 * norms.max() + torch.finfo(torch.float32).tiny
+                    differences.append(float((off / norms.clamp(min=least)).nan_to_num(math.inf).max()))
         return max(differences)
 
     def _alone(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -417,13 +424,18 @@ class Ghost:
         return {name: torch.zeros_like(self._live[name]) if one is None else one for name, one in zip(names, found)}
 
     def _draws(self, parts: Any, loss: Callable[[Any, Any], torch.Tensor], vectorize: bool) -> bool:
-        """Whether other random numbers make other losses."""
+        """Whether other random numbers make other losses. The same random numbers must make the same."""
         losses = []
-        for seed in range(2):
-            torch.manual_seed(seed)
-            outputs = self._run("off", parts, _length_of(parts))
-            losses.append(losses_of(loss, outputs, parts[2], _length_of(parts), vectorize=vectorize).detach())
-        return not torch.equal(*losses)
+        with random_numbers_kept():
+            for seed in (0, 0, 1):
+                seed_all(seed)
+                outputs = self._run("off", parts, _length_of(parts))
+                losses.append(losses_of(loss, outputs, parts[2], _length_of(parts), vectorize=vectorize).detach())
+        first, again, anew = losses
+        self._phase = "off"
+        if not _is_same(first, again):
+            raise MismatchError(f"the losses of the same examples were {_told(first)} and then {_told(again)}: {REMEMBERS}")
+        return not torch.equal(again, anew)
 
 
 class _Watcher:
@@ -547,21 +559,39 @@ def losses_of(
 
     batched = [leaves[place] for place in places]
     if not vectorize or examples == 1 or _is_wide(batched):
+        before, first = RandomState(), [leaf[0].detach().clone() for leaf in batched]
         try:
-            return torch.stack([one(list(parts)) for parts in zip(*(leaf.unbind() for leaf in batched))])
+            found = torch.stack([one(list(parts)) for parts in zip(*(leaf.unbind() for leaf in batched))])
         except RuntimeError as failed:
             if "inplace" not in str(failed).replace("-", ""):
                 raise
             # A loss may write into what it is given, but not into parts that were cut together.
-            return torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
+            found = torch.stack([one([leaf[index] for leaf in batched]) for index in range(examples)])
+        with torch.no_grad(), random_numbers_kept():
+            before.restore()
+            again = one(first)
+        if not _is_same(found[0].detach(), again):
+            raise MismatchError(
+                f"the loss of an example was {_told(found[:1])}, and is {_told(again)} after others were seen: {REMEMBERS}"
+            )
+        return found
     try:
-        found: torch.Tensor = torch.func.vmap(one, randomness="different")(batched)
+        at_once: torch.Tensor = torch.func.vmap(one, randomness="different")(batched)
     except RuntimeError as failed:
         raise ValueError(
             f"torch's vmap cannot compute this loss for all examples at once ({failed}): give vectorize=False, which calls it for one "
             "after the other"
         ) from failed
-    return found
+    return at_once
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """But for the order of sums on some devices."""
+    return torch.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+def _told(losses: torch.Tensor) -> str:
+    return ", ".join(f"{float(loss):.6g}" for loss in losses.detach().reshape(-1)[:3])
 
 
 def _is_wide(batched: Sequence[torch.Tensor]) -> bool:

@@ -299,12 +299,16 @@ class PerExample:
                 again = value_of(0).detach()
             if not torch.isclose(again, losses[0], rtol=1e-5, atol=1e-7, equal_nan=True):
                 raise ValueError(
-                    f"the loss of an example was {float(losses[0]):.6g}, and is {float(again):.6g} after others were seen: the module or the "
-                    "loss remembers examples (a running mean, a list), so that one example would change the gradients of others. Let the loss "
-                    "depend on its own example alone, and draw random numbers from the generators of torch, NumPy or random"
+                    f"the loss of an example was {float(losses[0]):.6g}, and is {float(again):.6g} after others were seen: {REMEMBERS}"
                 )
         return [torch.stack(of_all) for of_all in zip(*rows)], torch.stack(losses)
 
+
+#: What is wrong where the same example has another loss later.
+REMEMBERS = (
+    "the module or the loss remembers examples (a running mean, a list), so that one example would change the gradients of others. Let "
+    "the loss depend on its own example alone, and draw random numbers from the generators of torch, NumPy or random"
+)
 
 #: Numbers of a slice of contributions: 8 MB in double precision, and as much again for each copy of them.
 SLICE = 1 << 20

@@ -28,9 +28,15 @@ class Masters:
         made: dict[int, torch.Tensor] = {}
         for group in optimizer.param_groups:
             given = list(group["params"])
+            if any(getattr(p, "is_dpmf_master", False) for p in given):
+                raise BindingError(
+                    "this optimizer steps the float32 masters of another PrivateOptimizer, which the model would no longer follow: make a new "
+                    "optimizer for every run"
+                )
             for p in given:
                 if p.dtype == torch.bfloat16 and id(p) not in made:
                     made[id(p)] = torch.nn.Parameter(p.detach().float(), requires_grad=p.requires_grad)
+                    made[id(p)].is_dpmf_master = True  # type: ignore[attr-defined]
                     self.pairs.append((p, made[id(p)]))
             self._before.append((group, given))
             group["params"] = [made.get(id(p), p) for p in given]

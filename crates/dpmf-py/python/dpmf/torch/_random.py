@@ -17,6 +17,8 @@ class RandomState:
     def __init__(self) -> None:
         self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
         self.cuda: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self.mps: Any = torch.mps.get_rng_state() if _has("mps") else None
+        self.xpu: Any = torch.xpu.get_rng_state_all() if _has("xpu") else None
 
     def restore(self) -> None:
         random.setstate(self.python)
@@ -24,6 +26,16 @@ class RandomState:
         torch.set_rng_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state_all(self.cuda)
+        if self.mps is not None:
+            torch.mps.set_rng_state(self.mps)
+        if self.xpu is not None:
+            torch.xpu.set_rng_state_all(self.xpu)
+
+
+def _has(kind: str) -> bool:
+    """Whether PyTorch knows such a device, and there is one."""
+    known = getattr(torch.backends, kind, None) or getattr(torch, kind, None)
+    return hasattr(torch, kind) and known is not None and hasattr(known, "is_available") and known.is_available()
 
 
 def seed_all(seed: int) -> None:

@@ -50,7 +50,7 @@ const ROUNDED: f64 = 1.0 - 1e-12;
 const CLEAR: f64 = 60.0;
 /// Noise of the second look, as a share of the users, beyond which it is not taken.
 const UNCLEAR: f64 = 0.1;
-/// Most users that are counted: sums of more might not be exact.
+/// Most users that are counted, the first ones: sums of more might not be exact.
 const MOST_USERS: usize = 1 << 20;
 /// Users over the noise in a cell of a feature below which its numbers are counted in coarse cells.
 const FINE: f64 = 20.0;
@@ -180,7 +180,9 @@ impl Search {
         let words = wanted.iter().filter(|wanted| **wanted != Wanted::Scale).count().max(1);
         // Rounded down, so that all columns together stay within δ.
         let each = (self.beside.delta / words as f64).next_down();
-        let mu = self.beside.checked()?.mu * ROUNDED;
+        // Where not all are counted, one that is added comes in place of another.
+        let moved = if users >= MOST_USERS { 2.0 } else { 1.0 };
+        let mu = self.beside.checked()?.mu * ROUNDED / moved;
         let (first, second) = (mu * FIRST.sqrt(), mu * (1.0 - FIRST).sqrt());
         // At worst all columns hold numbers.
         let noise = (2.0 * wanted.len() as f64).sqrt() / second;

@@ -160,6 +160,13 @@ fn the_looks_together_cost_what_is_stated() {
 }
 
 #[test]
+fn one_user_in_place_of_another_counts_twice_where_not_all_are_counted() {
+    let search = search(&NAMES, None, 0.3);
+    let [all, most] = [MOST_USERS - 1, MOST_USERS].map(|users| search.spending(users).unwrap());
+    assert!(most.first == 0.5 * all.first && most.second == all.second.map(|mu| 0.5 * mu));
+}
+
+#[test]
 fn a_schema_is_found_in_memory_as_in_a_directory() {
     let folder = tempfile::tempdir().unwrap();
     let search = search(&NAMES, None, 0.3);
