@@ -42,6 +42,8 @@ class Result:
 
     verdict: str
     seconds: float = 0.0
+    #: Of processors, with all that it started.
+    busy: float = 0.0
     summary: str = ""
 
 
@@ -62,8 +64,8 @@ def closing(parts: list[Part], results: dict[str, Result]) -> str:
     """The table at the end."""
     width = max(len(part.name) for part in parts)
     rows = [
-        f"  {part.name:<{width}}  {results[part.name].verdict:<8}  {results[part.name].seconds:6.0f} s  {results[part.name].summary}"
-        for part in parts
+        f"  {part.name:<{width}}  {end.verdict:<8}  {end.seconds:6.0f} s  {end.busy:6.0f} s busy  {end.summary}"
+        for part, end in ((part, results[part.name]) for part in parts)
     ]
     return "\n".join(row.rstrip() for row in rows)
 
@@ -101,12 +103,19 @@ def run(parts: list[Part], lanes: int) -> int:
             pass
         process.wait()
 
-    def finish(part: Part, status: int | None, seconds: float) -> None:
+    def ended(process: subprocess.Popen[bytes]) -> tuple[int | None, float]:
+        """The exit status, or None of what is still running, and what it took of processors."""
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, usage.ru_utime + usage.ru_stime
+
+    def finish(part: Part, status: int | None, seconds: float, busy: float) -> None:
         text = path(part).read_text(errors="replace")
         left_out = status == MISSING and part.optional and not os.environ.get("CI")
         verdict = "passed" if status == 0 else "skipped" if left_out else "failed"
         summary = counted(text) if status == 0 else "" if status is not None else f"did not finish in {MINUTES} minutes"
-        results[part.name] = Result(verdict, seconds, summary)
+        results[part.name] = Result(verdict, seconds, busy, summary)
         print(f"\n== {part.name}\n{text.strip()}\n== {part.name}: {verdict}, {seconds:.0f} s\n", flush=True)
 
     try:
@@ -121,13 +130,13 @@ def run(parts: list[Part], lanes: int) -> int:
                     waiting.remove(part)
                     start(part)
             for name, (part, process, since) in list(running.items()):
-                seconds, status = time.monotonic() - since, process.poll()
+                seconds, (status, busy) = time.monotonic() - since, ended(process)
                 if status is None and seconds > 60 * MINUTES:
                     stop(process)
                 elif status is None:
                     continue
                 del running[name]
-                finish(part, status, seconds)
+                finish(part, status, seconds, busy)
             time.sleep(0.1)
     finally:
         for _, process, _ in running.values():
