@@ -1027,7 +1027,7 @@ def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     for wrong in ("cyclic-poisson:2:0.2", "cyclic-poisson:1:0.1", "balls-in-bins:2"):
         with pytest.raises(dpmf.MismatchError, match=f"the sampler is {wrong}, but"):
             begun(mechanism=mechanism, sampler=sampler(wrong))
-    with pytest.raises(dpmf.MismatchError, match="7 steps are wanted"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 7 steps"):
         begun(mechanism=mechanism, sampler=sampler(steps=STEPS + 1))
     # Means are over the expected batch, of a sum of nobody too.
     nobody = {"w": jnp.zeros(4, jnp.float32)}
@@ -1269,7 +1269,7 @@ def test_a_journal_is_bound_to_its_draws(tmp_path):
     mechanism = made("recall", None, "epochs:4")
     trainer(mechanism, tmp_path)[0].close()
     anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
-    with pytest.raises(dpmf.BindingError, match=r"already took part would come up again.*journal=that directory"):
+    with pytest.raises(dpmf.BindingError, match=r"already took part could take part again.*journal=that directory"):
         trainer(mechanism, tmp_path, batches=anew, examples=None)
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
         trainer(mechanism, tmp_path, examples=None)

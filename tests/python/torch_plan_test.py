@@ -117,7 +117,7 @@ def test_another_sampler_is_refused_before_anything_is_released(plan, turns, dat
                 optimizer.batches(loader)
         with pytest.raises(dpmf.MismatchError, match="240 examples|draws from 200"):
             optimizer.batches(of(mechanism.sampling, units=200))
-        with pytest.raises(dpmf.MismatchError, match="13 steps are wanted"):
+        with pytest.raises(dpmf.MismatchError, match="the run has 13 steps"):
             optimizer.batches(of(mechanism.sampling, steps=13))
         with pytest.raises(dpmf.MismatchError, match="each of its batches is one step"):
             optimizer.batches(of(mechanism.sampling), batches_per_step=2)

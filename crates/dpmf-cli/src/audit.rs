@@ -160,8 +160,8 @@ fn usual_trials(mechanism: &Mechanism, dimension: usize) -> u64 {
 fn more(args: &Args, trials: u64) -> String {
     match args.trials {
         None if trials < USUAL_TRIALS.1 => format!(
-            "\nWith more games the bounds approach the truth, with the square root of their number: --trials {} halves the distance \
-             of it, in four times the time.",
+            "\nThe distance of the bounds from the truth falls with the square root of the number of games: --trials {} halves it \
+             and takes four times as long.",
             4 * trials
         ),
         _ => String::new(),

@@ -194,8 +194,8 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
         if cells.is_empty() {
             String::new()
         } else {
-            let legend = "resolved: coordinates that were too close to a tie for double precision and were recomputed with more digits, \
-                          over all steps timed; their share of all";
+            let legend = "resolved: coordinates, in all timed steps, that were too close to a tie for double precision and were \
+                          recomputed with more digits; their share of all";
             format!("{}\n{legend}: {}", table(&head, &cells), shares.join(", "))
         }
     );
@@ -351,7 +351,7 @@ fn variance_ratio(sum: f64, count: usize, expected: f64) -> anyhow::Result<f64> 
     let allowed = 7.0 * (2.0 / count as f64).sqrt() + 1e-5;
     ensure!(
         (ratio - 1.0).abs() <= allowed,
-        "the noise has {ratio} times its variance, more than {allowed:.1e} from 1"
+        "the variance of the noise is {ratio} times what it should be, more than {allowed:.1e} from 1"
     );
     Ok(ratio)
 }

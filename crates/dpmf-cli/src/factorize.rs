@@ -116,10 +116,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         });
         let drawn = match row.recalls.unwrap_or(0) {
             0 => String::new(),
-            recalls => format!(" and {recalls} rows of noise drawn again"),
+            recalls => format!(" and {recalls} regenerated rows of noise"),
         };
         text += &format!(
-            "  streamed in  {} buffers{drawn}, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
+            "  streamed in  {} buffers{drawn}, {} multiply-adds per coordinate and step, {:.8} times the bound as deployed; {}\n",
             row.buffers.unwrap_or(0),
             number(row.work),
             row.ratio_to_bound,

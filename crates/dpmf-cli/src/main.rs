@@ -204,7 +204,7 @@ fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
     interrupt::abandon();
     report::fail(
         "defect",
-        &format!("this is a defect of dpmf, please report it with the command that led here: {what}{place}"),
+        &format!("this is a bug in dpmf, please report it with the command that caused it: {what}{place}"),
     );
     std::process::exit(1)
 }

@@ -551,7 +551,7 @@ impl<'a> Sweep<'a> {
                     // A torn last line is what a crash leaves: that run is done again.
                     if whole + (line.len() as u64) < text.len() as u64 || line.ends_with('\n') {
                         bail!(
-                            "{} holds lines that are no runs of this version: choose another --out",
+                            "{} holds lines that this version did not write: choose another --out",
                             path.display()
                         );
                     }
@@ -724,7 +724,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
     let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
         let epsilon = epsilon_for_people(epsilon);
-        format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
+        format!("ε is for each model alone; for all {models} private models together, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
     });
     let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
     let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);

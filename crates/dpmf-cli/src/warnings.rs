@@ -13,7 +13,7 @@ pub fn about(epsilon: Option<f64>, delta: Option<f64>, people: Option<usize>) ->
     let mut warnings = Vec::new();
     if let Some(epsilon) = epsilon.filter(|epsilon| *epsilon > LARGE_EPSILON) {
         warnings.push(format!(
-            "ε = {} is a weak guarantee: the odds of a guess about somebody may grow by a factor of e^ε; ε is usually at most {LARGE_EPSILON}",
+            "ε = {} is a weak guarantee: the odds of a guess about one person may grow by a factor of e^ε; ε is usually at most {LARGE_EPSILON}",
             crate::report::number(epsilon)
         ));
     }

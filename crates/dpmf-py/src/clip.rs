@@ -103,7 +103,7 @@ impl Clip {
         let count = borrowed.first().map_or(0, |array| array.shape()[0]);
         if borrowed.iter().any(|array| array.shape()[0] != count) {
             return Err(value_error(
-                "all parts need rows of the same contributions, but their numbers differ",
+                "all parts need one row for each contribution, but their numbers of rows differ",
             ));
         }
         let rows: Vec<&[V]> = borrowed.iter().map(|array| array.as_slice()).collect::<Result<_, _>>()?;
@@ -139,5 +139,5 @@ fn total<'py>(array: &Bound<'py, PyAny>) -> PyResult<PyReadwriteArray1<'py, i64>
     }
     array
         .try_readwrite()
-        .map_err(|_| value_error("a sum comes twice, is read-only or in use by another call"))
+        .map_err(|_| value_error("a sum is passed twice, is read-only or in use by another call"))
 }

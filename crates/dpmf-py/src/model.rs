@@ -102,7 +102,7 @@ impl Model {
             let mut features = Vec::new();
             for (number, row) in list.iter().enumerate() {
                 let row =
-                    row.cast::<PyDict>().map_err(|_| type_error("rows must be dictionaries by column"))?;
+                    row.cast::<PyDict>().map_err(|_| type_error("each row must be a dictionary of columns"))?;
                 let fields = fields(schema, |column| row.get_item(column))?;
                 features.extend(encoded(schema, number, &fields)?);
             }
@@ -122,7 +122,7 @@ impl Model {
             .collect::<PyResult<_>>()?;
         let count = columns.first().map_or(0, |(_, cells)| cells.len());
         if let Some((name, cells)) = columns.iter().find(|(_, cells)| cells.len() != count) {
-            return Err(value_error(format!("column {name:?} has {} rows, but others {count}", cells.len())));
+            return Err(value_error(format!("column {name:?} has {} rows, but other columns have {count}", cells.len())));
         }
         let mut features = Vec::with_capacity(count * schema.width());
         for number in 0..count {

@@ -82,7 +82,7 @@ impl NoiseKey {
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(type_error(
-            "a NoiseKey is a secret and is not pickled or copied: write it with NoiseKey.create(path) and read it \
+            "a NoiseKey is a secret and cannot be pickled or copied: write it with NoiseKey.create(path) and read it \
              with NoiseKey.read(path) in the process that needs it",
         ))
     }
@@ -200,7 +200,7 @@ pub(crate) struct Guarded<T> {
 
 impl<T> Guarded<T> {
     pub(crate) fn new(stream: T) -> Self {
-        let gone = "a restore failed half-way; make the stream anew and restore it from a whole checkpoint";
+        let gone = "a restore failed half-way: make a new stream and restore it from an undamaged checkpoint";
         Self { stream: Some(stream), process: std::process::id(), gone }
     }
 
@@ -272,8 +272,8 @@ pub(crate) fn python_range<'py>(py: Python<'py>, coordinates: &Range<u64>) -> Py
     PyRange::new(py, coordinates.start as isize, coordinates.end as isize)
 }
 
-pub(crate) const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copies would release the same noise twice: \
-                         keep checkpoint_bytes() and restore it into a new stream";
+pub(crate) const NO_PICKLE: &str = "a noise stream cannot be pickled or copied, because two copies would release the same noise \
+                         twice: save checkpoint_bytes() and restore it into a new stream";
 
 /// The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
 ///

@@ -573,7 +573,7 @@ impl PrivateRun {
         check_calibrated(inner)?;
         let ranges = match (held.coordinates, held.ranges) {
             (Some(_), Some(_)) => {
-                return Err(value_error("coordinates and ranges are both given: leave one out"));
+                return Err(value_error("coordinates and ranges are both given: remove one of them"));
             }
             (None, Some(several)) => {
                 several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()?

@@ -147,7 +147,7 @@ fn separated(
 ) -> Result<Lists> {
     let too_few = |round: usize| {
         Error::plan(format!(
-            "by round {round} fewer than {clients} of {users} users may take part again: take fewer clients, fewer rounds, \
+            "by round {round} fewer than {clients} of {users} users may take part again: use fewer clients, fewer rounds, \
              or a smaller separation"
         ))
     };

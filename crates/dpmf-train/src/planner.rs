@@ -109,7 +109,7 @@ impl RunPlanner {
                     (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
                         return Err(dpmf::Error::Unsupported {
                             what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
-                            hint: "for bins a mechanism is fitted to ε: give ε instead",
+                            hint: "a mechanism for bins is fitted to ε: give ε instead of a noise multiplier",
                         }
                         .into());
                     }

@@ -30,7 +30,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     let ended = rows.iter().filter(|row| row.runs > 0).count();
     let users = task.users();
     let lead = format!(
-        "{tuning} tuning runs on {} validation users; the best setting of each of {} rows trained again and scored on {} test \
+        "{tuning} tuning runs on {} validation users; the best setting of each of {} rows was trained again and scored on {} test \
          users; {} users to train on, {} parameters.",
         users.1,
         rows.len(),

@@ -401,7 +401,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         self._noise.close()
 
     def __getstate__(self) -> Any:
-        raise TypeError("a CorrelatedOptimizer is not pickled or copied: keep its state_dict()")
+        raise TypeError("a CorrelatedOptimizer cannot be pickled or copied: save its state_dict()")
 
 
 def _checked_clips(clips: Sequence[float], clip: float, parameters: Sequence[torch.Tensor]) -> list[float]:

@@ -340,8 +340,8 @@ impl Terms {
         if !self.curve(noise_multiplier)?.satisfies(epsilon, self.left(delta)?)? {
             let rule = match self.sampled {
                 Amplification::BallsInBins(_) => {
-                    "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which no longer \
-                     counts: plan or calibrate again)"
+                    "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which is no \
+                     longer accepted: plan or calibrate again)"
                 }
                 _ => "the stated noise is not enough to prove it",
             };

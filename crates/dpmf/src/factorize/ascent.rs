@@ -108,7 +108,7 @@ pub(super) fn ascend(
         let stuck = moved.is_none();
         point = moved.unwrap_or(point);
         if point.mu <= last && (stuck || slope < FLAT * point.value.abs()) {
-            break "no step raises the bound any further in 64-bit arithmetic";
+            break "no step raises the bound further in 64-bit arithmetic";
         }
         if stuck || slope < CENTRED * point.mu * n {
             let mu = (LEFT * point.mu).max(last).min(point.mu);

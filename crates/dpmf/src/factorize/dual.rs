@@ -234,7 +234,7 @@ pub fn solve(
             && (solution.dual.times() == 1 || iteration - best_at >= PATIENCE)
         {
             // Within blocks one point may be rounded badly and the next one well: only if it stays so is it the end.
-            Some("its estimate of what rounding did is as large as the gap")
+            Some("the estimated rounding error is as large as the gap")
         } else if iteration == options.max_iterations {
             Some("the iterations ran out")
         } else if iteration - best_at >= 1000 {

@@ -342,7 +342,7 @@ fn prove(
     let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
     let stopped = match found.stopped {
         _ if certificate.gap <= options.gap => None,
-        reason => Some(reason.unwrap_or("the proof allows for more rounding than is left of it")),
+        reason => Some(reason.unwrap_or("the proof has to allow for more rounding than the gap that is left")),
     };
     Ok((certificate, stopped))
 }
@@ -432,7 +432,7 @@ impl Optimum {
         if self.dual.times() > 1 {
             return Err(Error::Unsupported {
                 what: "the optimum for several participations as a stream of a few states".into(),
-                hint: "it has about as many states as an epoch has steps: use its dense rows, or the mechanism recall",
+                hint: "it needs about as many states as an epoch has steps: use its dense rows, or the mechanism recall",
             });
         }
         let order = match target {

@@ -167,7 +167,7 @@ impl<'a> Fit<'a> {
         if bins.saturating_mul(n).saturating_mul(order + 1) > MOST {
             return Err(Error::Unsupported {
                 what: format!("a fit for {bins} bins over {n} steps"),
-                hint: "it does not fit in memory: take fewer steps an epoch",
+                hint: "it does not fit in memory: use fewer steps per epoch",
             });
         }
         let realisation = problem.workload().realisation().ok_or_else(|| Error::Unsupported {

@@ -120,7 +120,7 @@ impl NoiseKey {
         }
         let mut field = |name: &str| {
             let value = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            value.ok_or_else(|| bad("it is cut short or edited"))
+            value.ok_or_else(|| bad("it is truncated or edited"))
         };
         let origin = match field("origin")? {
             "system" => KeyOrigin::System,

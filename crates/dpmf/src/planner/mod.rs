@@ -138,7 +138,7 @@ impl Request {
             Some(steps) if i32::try_from(steps).is_ok() => Ok(steps),
             _ => Err(Error::Unsupported {
                 what: format!("a plan of {epochs} epochs of {per_epoch} steps"),
-                hint: "a plan has at most 2147483647 steps: take larger batches",
+                hint: "a plan has at most 2147483647 steps: use larger batches",
             }),
         }
     }

@@ -627,7 +627,7 @@ class Run:
             if name == "draws" and begun.get(name) != value:
                 raise BindingError(
                     f"the journal at {self.journal} was begun with batches of {begun.get(name)}, and now they are of {value}: "
-                    "examples that already took part would come up again. Continue with batches that were made with journal=that directory"
+                    "examples that already took part could take part again. Continue with batches that were made with journal=that directory"
                 )
             if begun.get(name) != value:
                 raise BindingError(

@@ -610,7 +610,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         self._noise.close()
 
     def __getstate__(self) -> Any:
-        raise TypeError("a PrivateOptimizer is not pickled or copied: keep its state_dict()")
+        raise TypeError("a PrivateOptimizer cannot be pickled or copied: save its state_dict()")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.optimizer!r},\n{self.mechanism!r})"

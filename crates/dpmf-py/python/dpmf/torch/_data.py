@@ -214,7 +214,7 @@ class Cohorts(Batches):
         if self._started:
             raise MismatchError(
                 "the data was gone through once, and a mechanism for single participation covers no second pass: train "
-                "for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or take smaller batches"
+                "for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or use smaller batches"
             )
 
     def _once(self, counted: bool) -> Iterator[list[int]]:

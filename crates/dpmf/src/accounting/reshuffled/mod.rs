@@ -170,7 +170,7 @@ impl Reshuffled {
         if size.saturating_mul(width) > MOST || size.saturating_mul(width).saturating_mul(width) > MOST_WORK {
             return Err(Error::Unsupported {
                 what: format!("{b} reshuffled bins over {steps} steps"),
-                hint: "its columns overlap too much for memory or time: take fewer steps an epoch, or balls-in-bins",
+                hint: "its columns overlap too much to be computed in memory or time: use fewer steps per epoch, or balls-in-bins",
             });
         }
         let mut columns = vec![0.0; size * width];

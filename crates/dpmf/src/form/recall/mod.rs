@@ -185,7 +185,7 @@ impl Recall {
     pub(super) fn read(n: usize, tensors: &mut Tensors) -> Result<Self> {
         let stride = tensors.take(STRIDE, &[Some(1)])?.1[0];
         if !(stride >= 1.0 && stride < 2_f64.powi(53) && stride.fract() == 0.0) {
-            return Err(damaged(format!("{stride} is no number of steps")));
+            return Err(damaged(format!("{stride} is not a valid number of steps")));
         }
         let (shape, recalled) = tensors.take(RECALLED, &[Some(n), None])?;
         let recalls = shape[1];
