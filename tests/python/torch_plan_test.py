@@ -289,7 +289,7 @@ def test_fixed_cohorts_are_not_sampled(plan, data):
     unsampled = dpmf.plan(examples=EXAMPLES, batch=40, epochs=2, epsilon=4, delta=1e-5, sampling="none", cache=False)
     with pytest.raises(dpmf.MismatchError, match="balls-in-bins:3"):
         private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 80, epochs=4)))
-    with pytest.raises(dpmf.MismatchError, match="18 steps are wanted"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 18 steps"):
         private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=3)))
     optimizer = private(model, unsampled.mechanism)
     batches = optimizer.batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=2)))
