@@ -256,7 +256,7 @@ def test_a_step_that_was_used_twice_is_found():
     loop.run.commit(same)
     # The next batch goes on from what was committed alone.
     batch = next(loop.batches)
-    for state, said in ((other, "another update than the one that was committed"), (first, "good for one update")):
+    for state, said in ((other, "another update than the one that was committed"), (first, "used for one update only")):
         noisy, bad = loop.update(summed(tree(1)), state, batch)
         assert not flat(noisy).any()
         with pytest.raises(dpmf.StepReusedError, match=said):
@@ -402,7 +402,7 @@ def test_what_was_refused_goes_no_further():
     _, stuck = loop.update(summed(bad), loop.state, batch)
     noisy, still = loop.update(summed(tree(0)), stuck, batch)
     assert not flat(noisy).any() and int(still.step) == 0
-    with pytest.raises(dpmf.MismatchError, match="the update of a step before it was refused"):
+    with pytest.raises(dpmf.MismatchError, match="the update of an earlier step was refused"):
         loop.run.commit(still)
     with pytest.raises(dpmf.MismatchError, match="was refused, and its state cannot be used"):
         loop.run.batches(stuck)
@@ -641,7 +641,7 @@ def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     loop.run.close()
     with pytest.raises(dpmf.BindingError, match="another mechanism"):
         begun(mechanism=MECHANISM.calibrate(1, 1e-6), journal=tmp_path)
-    with pytest.raises(dpmf.BindingError, match="leave out experiment"):
+    with pytest.raises(dpmf.BindingError, match="remove experiment"):
         begun(experiment="other", journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="the same sharding"):
         begun(sharded(tree(0), SPECS["leading rows"]), journal=tmp_path)

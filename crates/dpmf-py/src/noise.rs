@@ -150,7 +150,7 @@ pub(crate) fn range(
             }
         }
         _ => Err(value_error(
-            "give either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
+            "pass either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
         )),
     }
 }

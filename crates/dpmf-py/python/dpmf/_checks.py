@@ -25,7 +25,7 @@ def check_unit(mechanism: Mechanism, clipped: _Unit, remedy: str = "") -> None:
     unit = statement_of(mechanism).unit
     if unit != clipped:
         raise MismatchError(
-            f"the mechanism's statement is for every {unit}, but what is clipped here is every {clipped}: plan with "
+            f"the mechanism's statement is for every {unit}, but here every {clipped} is clipped: plan with "
             f'unit="{clipped}"{remedy}'
         )
 

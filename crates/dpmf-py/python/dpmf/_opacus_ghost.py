@@ -59,7 +59,7 @@ class GhostModule(AbstractGradSampleModule):
             if len(losses) == 0:
                 return None
             raise ValueError(
-                "backward() comes without a forward pass of the module in training: call criterion(model(inputs), targets).backward() once "
+                "backward() was called without a forward pass of the module in training: call criterion(model(inputs), targets).backward() once "
                 "for each batch, after model.train()"
             )
         ghost = self._ghost
@@ -138,7 +138,7 @@ class ExampleLosses:
 def _length_of(parts: Any) -> int:
     lengths = [len(one) for one in torch.utils._pytree.tree_leaves(parts) if isinstance(one, torch.Tensor) and one.dim()]
     if not lengths or any(length != lengths[0] for length in lengths):
-        raise ValueError(f"the inputs have leading axes {lengths}, but with ghost clipping all need one axis of examples")
+        raise ValueError(f"the inputs have leading axes {lengths}, but ghost clipping needs one axis of examples, the same for all inputs")
     return lengths[0]
 
 

@@ -48,7 +48,7 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
     if step not in taken:
         if len(taken) >= times or any(abs(step - other) < separation for other in taken):
             rounds = ", ".join(str(other + 1) for other in taken)
-            often = "once" if times == 1 else f"in {times} rounds at most, {separation} apart at least"
+            often = "once" if times == 1 else f"in at most {times} rounds, at least {separation} apart"
             reason = f"this client took part in round {rounds} and takes part {often}: round {step + 1} is declined"
             return Message(Error(DECLINED, reason), reply_to=message)
         taken.append(step)

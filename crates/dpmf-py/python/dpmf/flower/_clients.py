@@ -176,7 +176,7 @@ class Ledger(Clients):
     def lacking(self, found: int, seconds: float) -> str:
         return (
             f"{found} clients enrolled within {seconds:g} s, but {self.mechanism.steps} rounds with {self.size} clients each need "
-            f"{self.needed}, since a client takes part in {self.times} rounds at most, {self.separation} apart at least: use a "
+            f"{self.needed}, since a client takes part in at most {self.times} rounds, at least {self.separation} apart: use a "
             "smaller cohort, or plan for the clients that are there"
         )
 

@@ -142,7 +142,7 @@ class Batches:
         if len(members) > self.size:
             raise MismatchError(
                 f"the batch of step {step} has {len(members)} examples, but size is {self.size}, and all that were drawn must "
-                f"take part: go on from this step with Batches(…, size={len(members)}) or more"
+                f"take part: continue from this step with Batches(…, size={len(members)}) or more"
             )
         indices = np.zeros(self.size, np.int32)
         indices[: len(members)] = members

@@ -145,7 +145,7 @@ class Run:
         if jax.process_count() > 1:
             self.name = self._agree(self.name, begun is not None)
         if begun is not None and begun["run"] != self.name:
-            raise BindingError(f"the journal at {self.journal} is of run {begun['run']}, not of {self.name}: leave out experiment")
+            raise BindingError(f"the journal at {self.journal} belongs to run {begun['run']}, not to {self.name}: remove experiment")
         probe = self._probe(self.name)
         if drawn is None and mechanism.sampling != "none":
             with remedies(REMEDIES):
@@ -223,7 +223,7 @@ class Run:
     def specs(self) -> Noise:
         """How the noise of a batch lies on the mesh of the parameters, a tree of PartitionSpec for shard_map."""
         if self.layout.shardings is None:
-            raise ValueError("the parameters lie on one device, so that there is no mesh for shard_map")
+            raise ValueError("the parameters are on one device, so there is no mesh for shard_map")
         leaves = tuple(sharding.spec for sharding in self.layout.shardings)
         return Noise(jax.sharding.PartitionSpec(), (leaves,) * (2 if self._split else 1))
 
@@ -281,14 +281,14 @@ class Run:
     def _used(step: int) -> str:
         return (
             f"the optimizer's state is at step {step}, but the noise of that step was released already: a "
-            "state is good for one update, and each update must take the state of the one before it"
+            "state can be used for one update only, and each update needs the state that the previous one returned"
         )
 
     @staticmethod
     def _branched(step: int) -> str:
         return (
-            f"the optimizer's state is at step {step}, but it comes from another update than the one that was committed: a state is good "
-            "for one update, and each update must take the state of the one before it"
+            f"the optimizer's state is at step {step}, but it comes from another update than the one that was committed: a state can be "
+            "used for one update only, and each update needs the state that the previous one returned"
         )
 
     def _hand_out(self, together: int | None) -> Iterator[Batch]:
@@ -518,7 +518,7 @@ class Run:
             self._contribute(step, outcome)
             raise MismatchError(f"the contributions to step {step} are not those of its batch")
         if fault & release.STUCK:
-            raise MismatchError(f"nothing was released of step {step}, since the update of a step before it was refused")
+            raise MismatchError(f"nothing was released in step {step}, because the update of an earlier step was refused")
         if fault & release.OTHER_SUM and not self._burns:
             raise StepReusedError(
                 f"step {step} was released before a restart, with other gradients: feed the same batches in the "
@@ -607,7 +607,7 @@ class Run:
             self._run = self._prepared(PrivateRun(self.mechanism, self.key, run=self.name, **self._held))
             return
         if self._burns and jax.process_count() > 1:
-            raise UnsupportedError('lost_input="burn" needs one decision, and there are several processes: "refuse" it')
+            raise UnsupportedError('lost_input="burn" is not possible with several processes, which might decide differently: use "refuse"')
         described = dict(
             run=self.name,
             mechanism=self.mechanism.identity,
@@ -702,7 +702,7 @@ def noise_of(state: Any) -> CorrelatedNoiseState:
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, CorrelatedNoiseState))
     found = [leaf for leaf in leaves if isinstance(leaf, CorrelatedNoiseState)]
     if len(found) != 1:
-        raise ValueError(f"the state holds {len(found)} of add_correlated_noise, but one is needed")
+        raise ValueError(f"the optimizer's state holds {len(found)} states of add_correlated_noise, but one is needed")
     return found[0]
 
 
