@@ -41,10 +41,10 @@ pub(crate) fn pool() -> PyResult<&'static ThreadPool> {
         if let Some(pool) = known.filter(|pool| pool.process == process) {
             return Ok(&pool.threads);
         }
-        let threads = ThreadPoolBuilder::new()
-            .thread_name(|i| format!("dpmf-{i}"))
-            .build()
-            .map_err(|cause| PyRuntimeError::new_err(format!("the system could not start threads: {cause}")))?;
+        let threads =
+            ThreadPoolBuilder::new().thread_name(|i| format!("dpmf-{i}")).build().map_err(|cause| {
+                PyRuntimeError::new_err(format!("the system could not start threads: {cause}"))
+            })?;
         let fresh = Box::into_raw(Box::new(Pool { process, threads }));
         match POOL.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: just leaked. The parent's pool stays leaked: it has no threads here to be joined.

@@ -132,7 +132,9 @@ impl SavedModel {
         let statement = ended.statement();
         let mut text = match &statement {
             Some(statement) => statement.to_string(),
-            None => "Trained without privacy: nothing bounds what the model reveals about the users.\n".into(),
+            None => {
+                "Trained without privacy: nothing bounds what the model reveals about the users.\n".into()
+            }
         };
         card.notes.iter().for_each(|note| text += &format!("  - {note}\n"));
         Ok(Self {

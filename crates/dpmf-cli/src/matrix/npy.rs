@@ -20,7 +20,9 @@ pub(super) fn read(mut reader: impl Read) -> Result<Mat<f64>, Fault> {
     let width = match start[6] {
         1 => 2,
         2 | 3 => 4,
-        version => return Err(fault(format!("version {version} of the format is not supported, only 1, 2 and 3"))),
+        version => {
+            return Err(fault(format!("version {version} of the format is not supported, only 1, 2 and 3")));
+        }
     };
     let length =
         take(&mut reader, width)?.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
@@ -72,7 +74,9 @@ impl Entry {
         match (order, kind) {
             ("<", Some(kind)) => Ok(Self { kind, big_endian: false }),
             (">", Some(kind)) => Ok(Self { kind, big_endian: true }),
-            _ => Err(fault(format!("entries of type {descr:?} are not supported: use float64, float32 or int64"))),
+            _ => Err(fault(format!(
+                "entries of type {descr:?} are not supported: use float64, float32 or int64"
+            ))),
         }
     }
 

@@ -34,7 +34,11 @@ pub(super) fn read(mut file: impl Read + Seek) -> Result<Mat<f64>, Fault> {
     let mut array = CrcReader::new(match method {
         0 => Box::new(packed) as Box<dyn Read + '_>,
         8 => Box::new(DeflateDecoder::new(packed)),
-        _ => return Err(fault(format!("its array is compressed with method {method}, but only deflate is supported"))),
+        _ => {
+            return Err(fault(format!(
+                "its array is compressed with method {method}, but only deflate is supported"
+            )));
+        }
     });
     let matrix = npy::read((&mut array).take(size.into()))?;
     if array.crc().sum() != word(&directory, 16) {

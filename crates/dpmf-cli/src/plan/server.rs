@@ -157,7 +157,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Answer> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(answer) => answer.map_err(|message| Answer::failure(400, "plan", &message)),
-        Err(_) => Err(Answer::failure(500, "internal", "the planner failed; see its terminal for the reason")),
+        Err(_) => {
+            Err(Answer::failure(500, "internal", "the planner failed; see its terminal for the reason"))
+        }
     }
 }
 

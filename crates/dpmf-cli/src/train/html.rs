@@ -147,8 +147,7 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
     let mut figures = Vec::new();
     let errors = errors(&first);
     if !errors.series.is_empty() {
-        let words =
-            "Expected squared error that the noise leaves in a coordinate of the model, computed before training; lower is better.";
+        let words = "Expected squared error that the noise leaves in a coordinate of the model, computed before training; lower is better.";
         figures.push((errors, words));
     }
     let spending = spending(&first);

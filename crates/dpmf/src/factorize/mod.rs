@@ -342,7 +342,9 @@ fn prove(
     let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
     let stopped = match found.stopped {
         _ if certificate.gap <= options.gap => None,
-        reason => Some(reason.unwrap_or("the proof has to allow for more rounding than the gap that is left")),
+        reason => {
+            Some(reason.unwrap_or("the proof has to allow for more rounding than the gap that is left"))
+        }
     };
     Ok((certificate, stopped))
 }
