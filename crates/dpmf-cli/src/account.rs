@@ -326,7 +326,7 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
     )
 }
 
-/// Solve for the noise that gives (ε, δ).
+/// Find the noise that gives (ε, δ).
 ///
 /// Takes a mechanism from a file or makes one for a workload, finds the noise for (ε, δ), and writes the calibrated
 /// mechanism with its privacy statement. The sensitivity is computed from the deployed coefficients.

@@ -26,10 +26,10 @@ enum Subject {
     /// Time a step of every noise engine in both arithmetics, next to a loop that moves the same bytes
     ///
     /// A step checks the row, draws white noise, correlates it and adds it to the row. In exact arithmetic it also
-    /// rounds correctly, and recomputes with more digits whatever is too close to a tie. The comparison loop adds a
-    /// constant in place to the row and to as many f32 buffers, on the same threads. It reads and writes every byte
-    /// that a step must, once, so the ratio shows how far a step is from memory speed. All three alternate; the first
-    /// round is not counted, and medians are shown. The variance of the noise is checked.
+    /// rounds correctly, and recomputes numbers that are too close to a tie with more digits. The comparison loop adds
+    /// a constant in place to the row and to as many f32 buffers, on the same threads. It reads and writes every byte
+    /// that a step must, once, so the ratio shows how far a step is from memory speed. Both arithmetics and the loop
+    /// alternate; the first round is not counted, and medians are shown. The variance of the noise is checked.
     Noise(NoiseArgs),
 }
 
@@ -49,7 +49,7 @@ struct NoiseArgs {
     #[arg(long, value_name = "n", value_parser = count, default_value = "1024")]
     steps: usize,
 
-    /// How often data takes part, which mechanisms are fitted for
+    /// How often data takes part: mechanisms are fitted for this
     #[arg(long, value_name = "PATTERN", default_value = "single")]
     participation: Participation,
 

@@ -39,8 +39,8 @@ pub struct Args {
     #[arg(long, value_name = "J", requires = "streaming", conflicts_with = "tolerance")]
     recalls: Option<usize>,
 
-    /// Use as few buffers and recalls as keep √loss within this relative distance of the lower bound [default: 1e-4, or
-    /// 1e-2 for data that takes part several times]
+    /// Use the fewest buffers and recalls with a √loss within this relative distance of the lower bound [default: 1e-4,
+    /// or 1e-2 for data that takes part several times]
     #[arg(long, value_name = "EXCESS", requires = "streaming")]
     tolerance: Option<f64>,
 

@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long)]
     widen: bool,
 
-    /// Runs at the same time; by default one for each core
+    /// Number of runs at the same time; by default one for each core
     #[arg(long, value_name = "J", value_parser = count)]
     jobs: Option<usize>,
 

@@ -135,8 +135,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "participation"])]
     pub epochs: Option<usize>,
 
-    /// Number of rounds; nobody takes part in two of them unless --participation says so. By default one pass, but at
-    /// most 1024
+    /// Number of rounds; a user takes part in one of them at most, unless --participation allows more. By default one
+    /// pass, but at most 1024
     #[arg(long, value_name = "n", value_parser = count)]
     pub rounds: Option<usize>,
 
