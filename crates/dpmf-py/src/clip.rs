@@ -37,7 +37,7 @@ impl Clip {
         self.0.unit()
     }
 
-    /// The norm that longer contributions are scaled to, a hair below the clip.
+    /// The norm that longer contributions are scaled to, slightly below the clip.
     #[getter]
     fn target(&self) -> f64 {
         self.0.target()
@@ -55,8 +55,8 @@ impl Clip {
         MOST_CHARGED
     }
 
-    /// Share of the clip by which to scale down a sum of so many contributions that was taken elsewhere, in arithmetic of so large
-    /// a relative error, so that one contribution moves it by at most the clip.
+    /// Share of the clip by which to scale down a sum of this many contributions that was computed elsewhere, in arithmetic
+    /// with this relative error, so that one contribution moves the sum by at most the clip.
     #[staticmethod]
     fn charge(contributions: usize, dimension: u64, unit: f64) -> f64 {
         clip::charge(contributions, dimension, unit)

@@ -134,7 +134,7 @@ impl Mechanism {
         self.inner.participation().to_string()
     }
 
-    /// Least distance of two steps of one unit, and how often it takes part at most.
+    /// The minimum distance between two steps of one unit, and the largest number of steps that it takes part in.
     #[getter]
     fn _participation(&self) -> PyResult<(usize, usize)> {
         let steps = self.inner.workload().steps();

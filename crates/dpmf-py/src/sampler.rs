@@ -8,7 +8,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Draws in secret who takes part in which step.
+/// Draws in secret which units take part in which step.
 ///
 /// sampling is "cyclic-poisson:G:Q" (units are put into G parts that take turns, and each unit of the current part takes part
 /// with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
