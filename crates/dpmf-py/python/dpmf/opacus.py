@@ -380,7 +380,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             self._checks.first = ours["first_learning_rates"]
 
     def _resume_cohorts(self, order: Mapping[str, Any] | None) -> None:
-        """Lets the batches go on where the run is, in the order in which it began."""
+        """Continues the batches where the run is, in the order in which it began."""
         cohorts = self._cohorts
         if cohorts is None:
             return
@@ -723,7 +723,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise ValueError("this engine has already made a run private: a new run needs a new engine with a new key")
 
     def _size_of(self, data_loader: DataLoader[Any]) -> tuple[int, int]:
-        """Examples and batch size of a loader whose order is ours to choose."""
+        """Number of examples and batch size of a loader whose order dpmf may choose."""
         if isinstance(data_loader.batch_sampler, Batches):
             raise MismatchError(
                 f"the data loader has {type(data_loader.batch_sampler).__name__}, but the plan decides how to draw: pass a loader "
@@ -856,7 +856,7 @@ _OFF = {"noise_multiplier", "rand_on_empty", *_INSTEAD}
 
 
 def _check_other(other: Mapping[str, Any]) -> None:
-    """Refuses arguments that would mean another run, and those that nobody knows; what is off, or only about accountants, changes
+    """Refuses unknown arguments, and those that would change the run; arguments that are off, or only about accountants, change
     nothing."""
     for name, value in other.items():
         if name in _KNOWN:

@@ -23,8 +23,8 @@ DECLINED = 8001
 def clipping_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Sends only the clipped difference from the received model, and takes part only as often as the run first said.
 
-    The server clips too, so its guarantee does not rely on this mod. With it, nobody on the way sees more of a client than
-    clipped updates. A client declines to take part more often, or sooner again, than it was told when it first took part in the
+    The server clips too, so its guarantee does not rely on this mod. With it, only clipped updates leave the
+    client. A client declines to take part more often, or sooner again, than it was told when it first took part in the
     run, whatever the server asks. It keeps the terms of every run, and does not train without terms.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:

@@ -125,7 +125,7 @@ class Batches:
 
     @property
     def draws(self) -> dict[str, Any]:
-        """What determines which example is in which batch; nothing in it is secret."""
+        """What determines which example is in which batch. It holds no secrets."""
         return {"run": self.run, "sampling": self.mechanism.sampling, "units": self.examples}
 
     def members(self, step: int) -> np.ndarray[Any, Any]:
@@ -151,7 +151,7 @@ class Batches:
 
     @property
     def origin(self) -> np.uint32:
-        """What tells these batches from others."""
+        """A number that identifies these batches."""
         return np.uint32(int(self.run[:8], 16))
 
     def known(self, step: int) -> tuple[int, int]:

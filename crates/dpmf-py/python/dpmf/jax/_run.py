@@ -1,4 +1,4 @@
-"""What lives on the host: the run, its journal, and the rows of noise that leave with the batches."""
+"""The host's part of a run: its journal, and the rows of noise that leave with the batches."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Run:
 
     @property
     def expected_batch(self) -> float | None:
-        """What a batch has on average; None where nobody knows."""
+        """Average number of examples in a batch; None if it is not known."""
         drawn = self.drawn if self.drawn is not None else self.sampler
         return None if drawn is None else drawn.expected_batch
 
@@ -232,7 +232,7 @@ class Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def batches(self, state: Any = None, *, together: int | None = None) -> Iterator[Batch]:
-        """The batches that are left from an optimizer's state on, each with its noise; from the first step on without one.
+        """The remaining batches, each with its noise, from an optimizer's state on; without a state, from the first step on.
 
         Each is for one step, whose state commit() is given before the next one comes. together hands out so many at once, stacked, for
         jax.lax.scan; the last ones may be fewer. Their rows take memory on the devices, and are not made ahead.
@@ -245,7 +245,7 @@ class Run:
         return self._hand_out(together)
 
     def _go_on(self, state: Any) -> None:
-        """Takes up the run at a state."""
+        """Continues the run from a state."""
         found = None if state is None else on_host(state)
         step = 0 if found is None else int(found.step)
         if found is not None:
@@ -260,7 +260,7 @@ class Run:
             raise StepReusedError(self._used(step))
         if step > due:
             remedy = (
-                "To go on after a restart, train with dpmf.jax.Run(…, journal=directory)"
+                "To continue after a restart, train with dpmf.jax.Run(…, journal=directory)"
                 if self.journal is None
                 else "Its journal at that step is of another run"
             )
@@ -360,7 +360,7 @@ class Run:
         return ticket, row
 
     def _pad(self, step: int) -> np.ndarray[Any, Any]:
-        """What the outcome of a step is masked with in a state, which people keep and pass on."""
+        """The mask of the outcome of a step in a state, because states are saved and passed on."""
         words = hmac.digest(self._salt.tobytes(), b"outcome" + step.to_bytes(8, "little"), "sha256")
         return np.frombuffer(words, np.uint32)[:7]
 
@@ -415,7 +415,7 @@ class Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def commit(self, state: Any) -> None:
-        """Takes up what the steps that were handed out made of their noise, from the optimizer's state after them.
+        """Records the outcome of the steps that were handed out, from the optimizer's state after them.
 
         It waits for them. What was refused on the devices, where it released nothing, is raised here; the same batch may then be used
         again from the state before it. A state of a step that was committed with another sum ends the run: nothing more is handed out.
@@ -493,7 +493,7 @@ class Run:
         return outcome
 
     def _refused(self, step: int, outcome: np.ndarray[Any, Any]) -> bool:
-        """Raises why nothing was released of a step; whether it is given up."""
+        """Raises the reason if nothing was released of a step. Returns whether the step is given up."""
         assert self._run is not None
         fault, not_finite, differing, found = (int(outcome[place]) for place in (1, 9, 10, 11))
         if fault & release.OTHER_RUN:
@@ -552,7 +552,7 @@ class Run:
             )
 
     def close(self) -> None:
-        """Lets go of the journal, so that another process may go on. Nothing more is handed out."""
+        """Closes the journal, so that another process can continue. No further batch is handed out."""
         if self._thread is not None:
             self._thread.shutdown()
         if self._run is not None:

@@ -90,7 +90,7 @@ REMEDIES = {
 
 
 class _Checks:
-    """What an optimizer does, against what its mechanism was planned for."""
+    """Compares an optimizer with what its mechanism was planned for."""
 
     def __init__(self, mechanism: Mechanism, optimizer: torch.optim.Optimizer) -> None:
         self.mechanism, self.optimizer = mechanism, optimizer
@@ -149,7 +149,7 @@ class _Checks:
 
 
 class _Noisy:
-    """What an optimizer tells of its noise."""
+    """What an optimizer reports about its noise."""
 
     _noise: FlatRun
 

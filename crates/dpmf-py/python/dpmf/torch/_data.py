@@ -413,7 +413,7 @@ def _is_compound(entry: Any) -> bool:
 
 
 def _check_distinct(dataset: Any) -> None:
-    """Refuses data sets in which examples of another come twice."""
+    """Refuses data sets that contain an example of another data set twice."""
     if isinstance(dataset, (list, tuple)):
         entries = [id(entry) for entry in dataset if _is_compound(entry)]
         if len(set(entries)) != len(entries):
@@ -468,7 +468,7 @@ def begin_pass(run: PrivateRun, mechanism: Mechanism, loader: DataLoader[Any], b
 
 
 def hand_out(run: PrivateRun, loader: DataLoader[Any], batches_per_step: int) -> Iterator[Any]:
-    """The batches of a loader, each told to the run as it is handed out."""
+    """The batches of a loader, each reported to the run as it is handed out."""
     batches = loader.batch_sampler
     if isinstance(batches, Batches):
         first, taken = batches.counting(lambda: iter(loader))

@@ -367,7 +367,7 @@ class FlatRun:
                 total += part[0].to(total.device)
 
     def begin_adding(self, count: int) -> None:
-        """Counts contributions whose sums are then added to totals() by whoever made them; clear() if that fails."""
+        """Counts contributions, whose sums the caller then adds to totals(); call clear() if that fails."""
         run = self.live()
         self.mechanism.check_steps(run.next_step + 1)
         if self.added and run.contributions is None:
