@@ -1,7 +1,7 @@
 //! One mechanism with its sampler, weighed.
 
 use super::sealed::{Claim, Sealed};
-use super::{Listener, Request, said};
+use super::{Listener, Request, report};
 use crate::accounting::{Amplification, curve};
 use crate::error::{Error, Result};
 use crate::family::Selector;
@@ -156,13 +156,13 @@ impl Candidate {
             return Ok(Self::new(mechanism, sigma, request, self.bound));
         }
         let words = self.words();
-        said(listen, &format!("proving {words}"))?;
-        let mut told = Instant::now();
+        report(listen, &format!("proving {words}"))?;
+        let mut last_report = Instant::now();
         let mut watch = |share: f64| {
-            if told.elapsed().as_millis() < 100 {
+            if last_report.elapsed().as_millis() < 100 {
                 return ControlFlow::Continue(());
             }
-            told = Instant::now();
+            last_report = Instant::now();
             listen(&format!("proving {words}, {:.0} % of a bound", 100.0 * share))
         };
         let near = Some(self.noise_multiplier / MORE);

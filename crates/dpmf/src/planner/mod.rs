@@ -347,7 +347,7 @@ impl Planner {
     }
 }
 
-fn said(listen: Listener<'_>, line: &str) -> Result<()> {
+fn report(listen: Listener<'_>, line: &str) -> Result<()> {
     match listen(line).is_break() {
         true => Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY }),
         false => Ok(()),
@@ -449,7 +449,7 @@ impl Weighing<'_, '_> {
             1 => "independent".parse()?,
             _ => family.parse::<Selector>()?.with(Budget { bands: Some(bands), ..Budget::default() })?,
         };
-        said(self.listen, &format!("{bands} parts that take turns"))?;
+        report(self.listen, &format!("{bands} parts that take turns"))?;
         let made = self.banded_candidate(selector, sampling);
         self.weighed(selector, sampling, made)
     }
@@ -485,7 +485,7 @@ impl Weighing<'_, '_> {
         };
         for name in names {
             let selector: Selector = name.parse()?;
-            said(self.listen, &format!("{bins} bins with {name}"))?;
+            report(self.listen, &format!("{bins} bins with {name}"))?;
             let made = self.best_in_bins(selector, sampling);
             self.weighed(selector, sampling, made)?;
         }
@@ -507,7 +507,7 @@ impl Weighing<'_, '_> {
             _ => "blt:buffers=2",
         };
         let (selector, sampling) = (name.parse::<Selector>()?, Sampling::ReshuffledBins { bins });
-        said(self.listen, &format!("{bins} bins, reshuffled in every epoch, with {name}"))?;
+        report(self.listen, &format!("{bins} bins, reshuffled in every epoch, with {name}"))?;
         let made = self.best_in_bins(selector, sampling);
         self.weighed(selector, sampling, made)?;
         Ok(())
@@ -528,7 +528,7 @@ impl Weighing<'_, '_> {
                 Err(_) => {}
             }
             let neighbour = Goal { epsilon: epsilon * times, delta: (delta * share).min(0.1), ..goal };
-            said(self.listen, &format!("starting again from a neighbouring budget with {selector}"))?;
+            report(self.listen, &format!("starting again from a neighbouring budget with {selector}"))?;
             if self.fitted_in_bins(selector, neighbour).is_ok() {
                 made = self.in_bins(selector, goal);
             }
@@ -569,7 +569,7 @@ impl Weighing<'_, '_> {
     fn unsampled(&mut self) -> Result<Option<f64>> {
         let request = self.request;
         let (n, participation) = (request.workload.steps(), request.participation());
-        said(self.listen, "the certified bound without sampling")?;
+        report(self.listen, "the certified bound without sampling")?;
         if self.is_long() {
             return self.long_unsampled();
         }
@@ -610,7 +610,7 @@ impl Weighing<'_, '_> {
         if least.is_none_or(|least| 1.01 * least < best) {
             for name in streams {
                 let selector: Selector = name.parse()?;
-                said(self.listen, &format!("no sampling with {name}"))?;
+                report(self.listen, &format!("no sampling with {name}"))?;
                 let made = self.stream(selector, participation, bound);
                 self.weighed(selector, Sampling::None, made)?;
             }
@@ -630,7 +630,7 @@ impl Weighing<'_, '_> {
             self.left_out(&name, Sampling::None)?;
         } else {
             let selector: Selector = name.parse()?;
-            said(self.listen, &format!("no sampling with {name}"))?;
+            report(self.listen, &format!("no sampling with {name}"))?;
             let made = self.stream(selector, participation, None);
             self.weighed(selector, Sampling::None, made)?;
         }
@@ -653,12 +653,12 @@ impl Weighing<'_, '_> {
 
 /// Tells a listener of the steps of a solver, a few times a second.
 pub fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
-    let mut told = std::time::Instant::now();
+    let mut last_report = std::time::Instant::now();
     move |progress: &Progress| {
-        if told.elapsed().as_millis() < 300 {
+        if last_report.elapsed().as_millis() < 300 {
             return ControlFlow::Continue(());
         }
-        told = std::time::Instant::now();
+        last_report = std::time::Instant::now();
         listen(&format!("fitting, step {}", progress.iteration))
     }
 }
