@@ -156,7 +156,7 @@ fn usual_trials(mechanism: &Mechanism, dimension: usize) -> u64 {
     ((USUAL_WORK / game) as u64).clamp(USUAL_TRIALS.0, USUAL_TRIALS.1)
 }
 
-/// What more games would buy, where nobody said how many.
+/// What more games would gain, if the number was not set.
 fn more(args: &Args, trials: u64) -> String {
     match args.trials {
         None if trials < USUAL_TRIALS.1 => format!(
@@ -168,7 +168,7 @@ fn more(args: &Args, trials: u64) -> String {
     }
 }
 
-/// Who plays against a mechanism.
+/// The adversary of an audit.
 #[derive(Clone, Copy)]
 pub enum Player {
     Informed(AdversaryKind),

@@ -51,12 +51,12 @@ static AS_JSON: AtomicBool = AtomicBool::new(false);
 /// Whether the one answer of the program has been given.
 static SPOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Failures are told as JSON from now on, or not.
+/// Whether to report failures as JSON from now on.
 pub fn tell_as_json(json: bool) {
     AS_JSON.store(json, Ordering::SeqCst);
 }
 
-/// Whether failures are told as JSON.
+/// Whether failures are reported as JSON.
 pub fn as_json() -> bool {
     AS_JSON.load(Ordering::SeqCst)
 }

@@ -2,7 +2,7 @@
 
 use crate::report::note;
 
-/// Above it the odds of a guess about somebody may change by more than e¹⁰, some twenty thousand times.
+/// Above it, the odds of a guess about one person may change by a factor of more than e¹⁰, about twenty thousand.
 const LARGE_EPSILON: f64 = 10.0;
 
 /// From here on the promise fails outright too often, for however few people.

@@ -1,4 +1,4 @@
-//! Who takes part in which round: decided before training, for every user, and never by data.
+//! Which users take part in which round: decided before training, and never by data.
 
 use crate::error::{Error, Result};
 use chacha20::ChaCha20Rng;

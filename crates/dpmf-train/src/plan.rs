@@ -1,4 +1,4 @@
-//! The plan of a run: recipe and mechanism, made once, saved, and read back by whoever trains, resumes or reports.
+//! The plan of a run: recipe and mechanism, made once, saved, and read back to train, resume or report.
 
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
@@ -252,7 +252,7 @@ impl Plan {
         }
     }
 
-    /// Who takes part in which round: by the public seed of the recipe or, where the guarantee counts on chance, by the
+    /// Who takes part in which round: by the public seed of the recipe or, where the guarantee relies on sampling, by the
     /// secret of the run.
     ///
     /// Errors: too few users.

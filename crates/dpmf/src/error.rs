@@ -212,7 +212,7 @@ pub enum Error {
         /// The journal.
         path: PathBuf,
     },
-    /// The system did not grant the memory.
+    /// The system does not have enough memory.
     #[error("{what} needs {bytes} bytes, but the system has no memory left for it")]
     Memory {
         /// What it is for.
@@ -245,7 +245,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A mechanism that relies on sampling gets contributions of batches that nobody drew.
+    /// A mechanism that relies on sampling gets contributions of batches that no sampler drew.
     #[error(
         "the guarantee of this mechanism relies on sampling {sampling}, and nothing here shows that the examples were drawn \
          that way"

@@ -66,7 +66,7 @@ const MEASURED: usize = 1024;
 /// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
 const MAX_STATES: usize = 32;
 
-/// How often a pass over the steps is told of.
+/// How often a pass over the steps is reported.
 const PACE: Duration = Duration::from_millis(100);
 
 /// How the optimum is found.
@@ -103,7 +103,7 @@ pub struct Optimum {
     pub certificate: Certificate,
     /// The solver that found it, never `Auto`.
     pub solver: Solver,
-    /// Why the gap is above what was asked for, where it is.
+    /// Why the gap is above the target, if it is.
     pub stopped: Option<&'static str>,
     /// The primal point, from a solver that works with it.
     primal: Option<Mat<f64>>,
@@ -409,7 +409,7 @@ impl Default for Target {
 }
 
 impl Optimum {
-    /// Itself, if its gap is what was asked for.
+    /// Itself, if its gap is within the target.
     ///
     /// Errors: [`Error::NotConverged`] with the gap reached.
     pub(crate) fn within(self, options: &Options) -> Result<Self> {

@@ -110,7 +110,7 @@ fn faded<'a>(
     })
 }
 
-/// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
+/// The best encoder of one exponential whose inverse looks back one step: its noise is regenerated, and no buffer is kept.
 ///
 /// Errors: those of [`exponentials`].
 pub(super) fn recalled(problem: &Problem, bins: usize, goal: Goal, observe: Observer<'_>) -> Result<Recall> {

@@ -62,7 +62,7 @@ impl NoiseKey {
         Fingerprint::of(&derive(&self.secret, "dpmf 1 key fingerprint", &[]))
     }
 
-    /// A mark that tells some bytes apart from others, for whoever has the key alone.
+    /// A mark that identifies some bytes, and that only the key can compute.
     ///
     /// Guarantee: to everybody else it is a random number, independent of all other uses of the key, as long as the bytes are as
     /// unknown as the key or the key is as unknown as it should be.

@@ -40,7 +40,7 @@ use crate::problem::{Goal, Problem};
 use crate::workload::{Optimizer, Workload};
 use std::ops::ControlFlow;
 
-/// What a plan is made for.
+/// The run that a plan is made for.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The iterates, `epochs` times the steps of an epoch.
@@ -59,18 +59,17 @@ pub struct Request {
     pub clip: f64,
     /// Model-sized buffers that noise may take.
     pub buffers: usize,
-    /// Whether the sampler may be counted on.
+    /// Whether the guarantee may rely on a sampler.
     pub trusted: bool,
     /// What the guarantee is about.
     pub conditions: Conditions,
-    /// Share of a deviation that training itself takes back at the largest step. Noise moves an iterate, and the gradients at
-    /// the next ones pull it back, so that what is left of noise fades; an error that fades asks for other noise than one that
-    /// stays. 0 is the error of iterates whose gradients do not answer. The guarantee is for the noise and does not depend on
-    /// it.
+    /// Noise decay: the fraction of past noise that later gradients undo at the largest step. Noise moves an iterate, and the next
+    /// gradients move it back, so noise fades. Noise that fades should be correlated differently from noise that stays. 0 is for
+    /// iterates whose gradients do not react to noise. The guarantee does not depend on it.
     pub pull: f64,
 }
 
-/// Buffers that noise may take where nothing is said.
+/// Default limit on the buffers of the noise.
 pub const BUFFERS: usize = 8;
 
 /// A pull that has served training: 0.01 to 0.1 were better than none on small networks, most of all at small ε.
@@ -220,7 +219,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What it was made for.
+    /// The request that it was made for.
     pub fn request(&self) -> &Request {
         &self.request
     }
@@ -235,7 +234,7 @@ impl Plan {
         &self.candidates
     }
 
-    /// What was to be weighed and could not be.
+    /// The candidates that could not be compared.
     pub fn unfitted(&self) -> &[Unfitted] {
         &self.unfitted
     }
@@ -651,7 +650,7 @@ impl Weighing<'_, '_> {
     }
 }
 
-/// Tells a listener of the steps of a solver, a few times a second.
+/// Reports the steps of a solver to a listener, a few times a second.
 pub fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
     let mut last_report = std::time::Instant::now();
     move |progress: &Progress| {
