@@ -693,7 +693,7 @@ struct Together {
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
     let (csv, results) = (args.out.join(SUMMARY), args.out.join(RESULTS));
     let together = sweep.together(args.fixed.delta)?;
-    let told: Vec<Value> = rows
+    let own: Vec<Value> = rows
         .iter()
         .map(|row| {
             let mut json = row.json();
@@ -708,7 +708,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         "users": sweep.task.users().0,
         "tuning_runs": tuning,
         "together": &together,
-        "rows": &told,
+        "rows": &own,
         "runs": args.out.join(RUNS),
         "summary": csv,
         "report": args.out.join(REPORT),
@@ -716,13 +716,13 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     // What other grids found in this directory stays.
     let kept = kept(&results, rows)?;
     let others = kept.len();
-    let all: Vec<Value> = kept.into_iter().chain(told.clone()).collect();
+    let all: Vec<Value> = kept.into_iter().chain(own.clone()).collect();
     write(&csv, summary(&all).as_bytes())?;
     json["rows"] = json!(all);
     write(&results, &serde_json::to_vec_pretty(&json)?)?;
-    json["rows"] = json!(told);
+    json["rows"] = json!(own);
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
-    let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
+    let budget = together.map_or(String::new(), |Together { models, epsilon, delta }| {
         let epsilon = epsilon_for_people(epsilon);
         format!("ε is for each model alone; for all {models} private models together, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
     });
@@ -731,7 +731,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     let warnings = warnings::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
     warnings::tell(&warnings);
     let text = format!(
-        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
+        "{}\n\n{budget}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
         table(&head(Measure::new(sweep.task)), &cells),
         args.out.join(RUNS).display(),
         csv.display(),

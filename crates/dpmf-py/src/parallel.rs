@@ -155,7 +155,7 @@ where
     });
     let outcome = py.detach(move || {
         loop {
-            let heard = match (news.recv_timeout(HEARTBEAT), callback) {
+            let received = match (news.recv_timeout(HEARTBEAT), callback) {
                 (Ok(News::Done(outcome)), _) => return Ok(outcome),
                 (Ok(News::Report(message)), Some(callback)) => call(callback, message).map(Some),
                 (Err(RecvTimeoutError::Disconnected), _) => {
@@ -165,7 +165,7 @@ where
                     Python::attach(|py| py.check_signals()).map(|()| None)
                 }
             };
-            match heard {
+            match received {
                 // A solver that is gone needs no answer.
                 Ok(verdict) => drop(verdict.map(|verdict| answer.send(verdict))),
                 Err(failure) => {
