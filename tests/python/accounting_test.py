@@ -116,7 +116,7 @@ def test_delta_of_a_gaussian():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--noise-multiplier", "1", "--sampling", "balls-in-bins:10", "--steps", "5", "--delta", "1e-5"], "without the mechanism"),
+    (["--noise-multiplier", "1", "--sampling", "balls-in-bins:10", "--steps", "5", "--delta", "1e-5"], "depends on the mechanism"),
     (["--noise-multiplier", "1", "--sampling", "cyclic-poisson:1:0.1", "--delta", "1e-5"], "--steps is needed"),
     (["--noise-multiplier", "1", "--delta", "1e-5", "--epsilon", "1"], "remove one of the two"),
     (["--phase", "1:0.1:10", "--delta", "1e-5", "--adjacency", "replace-one"], "with sampling"),

@@ -47,7 +47,7 @@ def test_learning_rates_are_checked_step_by_step():
         MOMENTUM.check_learning_rate(step, 0.2 * rates[step], 0.2)
     with pytest.raises(dpmf.MismatchError, match="step 75 has 1 times the learning rate of the first step"):
         MOMENTUM.check_learning_rate(75, 0.2, 0.2)
-    with pytest.raises(dpmf.MismatchError, match="101 steps are wanted"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 101 steps"):
         MOMENTUM.check_learning_rate(100, 0.2, 0.2)
 
 
@@ -59,7 +59,7 @@ def test_a_matrix_has_no_optimizer_to_check():
 def test_more_steps_than_the_horizon():
     MOMENTUM.check_steps(100)
     MOMENTUM.check_steps(1)
-    with pytest.raises(dpmf.MismatchError, match="101 steps are wanted.*planned for 100.*plan with steps=101"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 101 steps.*planned for 100.*plan with steps=101"):
         MOMENTUM.check_steps(101)
 
 

@@ -345,7 +345,7 @@ def test_mechanisms_show_themselves():
                  "times the lower bound", "ε = 8.0000, δ = 1e-6, each record in at most one step"):
         assert part in text
     dense = repr(dpmf.make_mechanism(WORKLOADS["momentum"], dense=True))
-    assert "optimal:dense (dense), all earlier noise drawn again" in dense and "not calibrated" in dense
+    assert "optimal:dense (dense), all earlier noise regenerated" in dense and "not calibrated" in dense
     html = mechanism._repr_html_()
     tree = xml.etree.ElementTree.fromstring(html)
     curve = tree.find(".//{http://www.w3.org/2000/svg}polyline").get("points").split()

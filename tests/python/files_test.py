@@ -46,7 +46,7 @@ def test_what_is_no_matrix_is_refused(tmp_path):
         ("cube.npy", "3 dimensions"),
         ("complex.npy", "<c16"),
         ("records.npy", "array of numbers"),
-        ("text.npy", "does not begin like"),
+        ("text.npy", "not a NumPy array file"),
     ]:
         status, found = dpmf("factorize", "--matrix", tmp_path / name)
         assert status == 1 and found["error"]["kind"] == "format", found

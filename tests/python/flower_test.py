@@ -809,7 +809,7 @@ def test_a_client_that_joins_late_is_asked(tmp_path):
 
 
 def test_too_few_clients_that_may_be_asked(tmp_path):
-    with pytest.raises(dpmf.MismatchError, match="8 clients enrolled.*need 9, since a client takes part in 2 rounds at most, 3"):
+    with pytest.raises(dpmf.MismatchError, match="8 clients enrolled.*need 9, since a client takes part in at most 2 rounds, at least 3"):
         strategy(tmp_path / "few", mechanism=SEPARATED).start(Nodes(client(), count=8), arrays(START))
     strategy(tmp_path, mechanism=SEPARATED).start(Nodes(client(), count=9), arrays(START), num_rounds=1)
     # Only those who took part and one other are still there: the round is theirs, and the mean divides by three.
@@ -921,7 +921,7 @@ def test_a_client_holds_the_server_to_what_it_said(tmp_path):
         return app(Message(content, dst_node_id=5, message_type="train"), context)
 
     assert not ask(0).has_error()
-    assert "took part in round 1 and takes part in 3 rounds at most, 3 apart at least: round 3" in ask(2).error.reason
+    assert "took part in round 1 and takes part in at most 3 rounds, at least 3 apart: round 3" in ask(2).error.reason
     assert ask(2, separation=1, times=9).has_error(), "the server changed its terms"
     assert not ask(3).has_error() and not ask(3).has_error() and not ask(8).has_error()
     assert "round 1, 4, 9" in ask(12).error.reason

@@ -256,7 +256,7 @@ def test_a_step_that_was_used_twice_is_found():
     loop.run.commit(same)
     # The next batch goes on from what was committed alone.
     batch = next(loop.batches)
-    for state, said in ((other, "another update than the one that was committed"), (first, "good for one update")):
+    for state, said in ((other, "another update than the one that was committed"), (first, "used for one update only")):
         noisy, bad = loop.update(summed(tree(1)), state, batch)
         assert not flat(noisy).any()
         with pytest.raises(dpmf.StepReusedError, match=said):
@@ -415,7 +415,7 @@ def test_what_was_refused_goes_no_further():
     _, stuck = loop.update(summed(bad), loop.state, batch)
     noisy, still = loop.update(summed(tree(0)), stuck, batch)
     assert not flat(noisy).any() and int(still.step) == 0
-    with pytest.raises(dpmf.MismatchError, match="the update of a step before it was refused"):
+    with pytest.raises(dpmf.MismatchError, match="the update of an earlier step was refused"):
         loop.run.commit(still)
     with pytest.raises(dpmf.MismatchError, match="was refused, and its state cannot be used"):
         loop.run.batches(stuck)
@@ -654,7 +654,7 @@ def test_a_journal_is_bound_to_mechanism_and_shards(tmp_path):
     loop.run.close()
     with pytest.raises(dpmf.BindingError, match="another mechanism"):
         begun(mechanism=MECHANISM.calibrate(1, 1e-6), journal=tmp_path)
-    with pytest.raises(dpmf.BindingError, match="leave out experiment"):
+    with pytest.raises(dpmf.BindingError, match="remove experiment"):
         begun(experiment="other", journal=tmp_path)
     with pytest.raises(dpmf.BindingError, match="the same sharding"):
         begun(sharded(tree(0), SPECS["leading rows"]), journal=tmp_path)
@@ -1040,7 +1040,7 @@ def test_a_mechanism_that_counts_on_sampling_needs_its_sampler():
     for wrong in ("cyclic-poisson:2:0.2", "cyclic-poisson:1:0.1", "balls-in-bins:2"):
         with pytest.raises(dpmf.MismatchError, match=f"the sampler is {wrong}, but"):
             begun(mechanism=mechanism, sampler=sampler(wrong))
-    with pytest.raises(dpmf.MismatchError, match="7 steps are wanted"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 7 steps"):
         begun(mechanism=mechanism, sampler=sampler(steps=STEPS + 1))
     # Means are over the expected batch, of a sum of nobody too.
     nobody = {"w": jnp.zeros(4, jnp.float32)}
@@ -1282,7 +1282,7 @@ def test_a_journal_is_bound_to_its_draws(tmp_path):
     mechanism = made("recall", None, "epochs:4")
     trainer(mechanism, tmp_path)[0].close()
     anew = dpmf.jax.Batches(mechanism, KEY, examples=EXAMPLES)
-    with pytest.raises(dpmf.BindingError, match=r"already took part would come up again.*journal=that directory"):
+    with pytest.raises(dpmf.BindingError, match=r"already took part could take part again.*journal=that directory"):
         trainer(mechanism, tmp_path, batches=anew, examples=None)
     with pytest.raises(dpmf.BindingError, match="and now they are of None"):
         trainer(mechanism, tmp_path, examples=None)

@@ -279,8 +279,8 @@ def test_one_step_too_many():
 
 
 @pytest.mark.parametrize("options, message", [
-    (dict(dimension=None), "give either dimension"),
-    (dict(coordinates=range(3)), "give either dimension"),
+    (dict(dimension=None), "pass either dimension"),
+    (dict(coordinates=range(3)), "pass either dimension"),
     (dict(dimension=None, coordinates=range(0, 9, 2)), "must count up by one"),
     (dict(dimension=None, coordinates=range(-3, 9)), "must count up by one"),
     (dict(dimension=0), "coordinates"),

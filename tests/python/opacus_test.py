@@ -349,7 +349,7 @@ def test_clips_for_every_parameter():
     with pytest.raises(ValueError, match="positive and finite"):
         private(max_grad_norm=[0.1, 0.0, 0.1, 0.1], clipping="per_layer")
     for wrong in (dict(max_grad_norm=clips), dict(clipping="per_layer")):
-        with pytest.raises(ValueError, match="flat clipping has one norm over all parameters, per_layer a list"):
+        with pytest.raises(ValueError, match="flat clipping needs one norm for all parameters, and per_layer a list"):
             private(**wrong)
     with pytest.raises(ValueError, match="fixed for the run"):
         private(clipping="adaptive")

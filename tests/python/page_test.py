@@ -92,7 +92,7 @@ class Browser:
         """Waits for the answer to what is set now: the headline and both charts."""
         return self.until(
             "return !document.querySelector('.stale') && document.querySelectorAll('figure svg').length == 2"
-            " && /^Weighed/.test(document.querySelector('#status').textContent)"
+            " && /^Compared/.test(document.querySelector('#status').textContent)"
             " && document.querySelector('#headline').textContent"
         )
 
@@ -271,7 +271,7 @@ def test_wrong_numbers_get_a_message(page):
         page.until("return document.querySelector('#deep').classList.contains('stale')")
         assert words in page.text(f"#{field}-wrong")
         assert page.run("return document.getElementById(arguments[0]).getAttribute('aria-invalid')", field) == "true"
-        assert page.text("#headline") == before and "second look" in page.text("#status")
+        assert page.text("#headline") == before and "invalid" in page.text("#status")
         page.answer_to(lambda: set_field(page, field, kept))
         assert page.run("return document.querySelector('.wrong:not([hidden])')") is None
 

@@ -50,7 +50,7 @@ def test_it_goes_on_to_the_bit(tmp_path):
 
 def test_what_it_was_begun_with_stays(tmp_path):
     optimizer, _, loader = resumed(tmp_path)
-    with pytest.raises(dpmf.MismatchError, match="the denominator has been 2 since the first step"):
+    with pytest.raises(dpmf.MismatchError, match="the denominator was 2 in the first step"):
         optimizer.denominator = 3
     other = DataLoader(loader.dataset, batch_sampler=dpmf.torch.Cohorts(8, 2, seed=5, start=2))
     with pytest.raises(dpmf.MismatchError, match="seed 5.*but the run began with .*seed 1"):

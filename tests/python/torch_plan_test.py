@@ -117,7 +117,7 @@ def test_another_sampler_is_refused_before_anything_is_released(plan, turns, dat
                 optimizer.batches(loader)
         with pytest.raises(dpmf.MismatchError, match="240 examples|draws from 200"):
             optimizer.batches(of(mechanism.sampling, units=200))
-        with pytest.raises(dpmf.MismatchError, match="13 steps are wanted"):
+        with pytest.raises(dpmf.MismatchError, match="the run has 13 steps"):
             optimizer.batches(of(mechanism.sampling, steps=13))
         with pytest.raises(dpmf.MismatchError, match="each of its batches is one step"):
             optimizer.batches(of(mechanism.sampling), batches_per_step=2)
@@ -289,7 +289,7 @@ def test_fixed_cohorts_are_not_sampled(plan, data):
     unsampled = dpmf.plan(examples=EXAMPLES, batch=40, epochs=2, epsilon=4, delta=1e-5, sampling="none", cache=False)
     with pytest.raises(dpmf.MismatchError, match="balls-in-bins:3"):
         private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 80, epochs=4)))
-    with pytest.raises(dpmf.MismatchError, match="18 steps are wanted"):
+    with pytest.raises(dpmf.MismatchError, match="the run has 18 steps"):
         private(model, unsampled.mechanism).batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=3)))
     optimizer = private(model, unsampled.mechanism)
     batches = optimizer.batches(DataLoader(data, batch_sampler=dpmf.torch.Cohorts(EXAMPLES, 40, epochs=2)))

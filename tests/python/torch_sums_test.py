@@ -528,7 +528,7 @@ def test_the_sum_over_memory_refuses_what_it_cannot_add():
         (([rows], [sums.astype(np.float32)]), "int64"),
         (([rows.T], [np.zeros(2, np.int64)]), "contiguous"),
         (([rows], [np.zeros(4, np.int64)]), "contributions to a part"),
-        (([rows, rows[:1]], [sums, np.zeros(3, np.int64)]), "numbers differ"),
+        (([rows, rows[:1]], [sums, np.zeros(3, np.int64)]), "numbers of rows differ"),
         (([rows], []), "parts of the sum"),
         (([rows, rows], [sums, sums]), "comes twice"),
         (([rows], [sums], 1.5), "share"),

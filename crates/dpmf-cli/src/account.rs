@@ -85,7 +85,7 @@ fn phase(text: &str) -> Result<Phase, String> {
         parts.next().is_none().then_some(Phase { noise_multiplier, rate, rounds })
     };
     read().ok_or_else(|| {
-        "it must be a noise multiplier, a probability and a number of steps, as 1.1:0.01:1000".into()
+        "it must be a noise multiplier, a probability and a number of steps, such as 1.1:0.01:1000".into()
     })
 }
 
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
 fn answer(args: &Args) -> anyhow::Result<Report> {
     if let Sampling::BallsInBins { .. } | Sampling::ReshuffledBins { .. } = args.sampling {
         bail!(
-            "bins cannot be accounted for without the mechanism, through which a record's steps add up: use dpmf calibrate or dpmf plan"
+            "for bins, ε depends on the mechanism and not only on its noise multiplier: use dpmf calibrate or dpmf plan"
         );
     }
     let question = match (args.epsilon, args.delta, args.noise_multiplier.is_empty() && args.phase.is_empty())
@@ -117,7 +117,7 @@ fn answer(args: &Args) -> anyhow::Result<Report> {
         (Some(epsilon), Some(delta), true) => return solve(args, epsilon, delta),
         (Some(_), Some(_), false) => {
             bail!(
-                "when the noise is given, --delta follows from --epsilon and the reverse: remove one of the two"
+                "with a noise multiplier, --epsilon and --delta determine each other: remove one of the two"
             )
         }
         (_, _, true) => {
@@ -326,7 +326,7 @@ fn solve(args: &Args, epsilon: f64, delta: f64) -> anyhow::Result<Report> {
     )
 }
 
-/// Solve for the noise that gives (ε, δ).
+/// Find the noise that gives (ε, δ).
 ///
 /// Takes a mechanism from a file or makes one for a workload, finds the noise for (ε, δ), and writes the calibrated
 /// mechanism with its privacy statement. The sensitivity is computed from the deployed coefficients.

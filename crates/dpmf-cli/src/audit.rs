@@ -156,19 +156,19 @@ fn usual_trials(mechanism: &Mechanism, dimension: usize) -> u64 {
     ((USUAL_WORK / game) as u64).clamp(USUAL_TRIALS.0, USUAL_TRIALS.1)
 }
 
-/// What more games would buy, where nobody said how many.
+/// What more games would gain, if the number was not set.
 fn more(args: &Args, trials: u64) -> String {
     match args.trials {
         None if trials < USUAL_TRIALS.1 => format!(
-            "\nWith more games the bounds approach the truth, with the square root of their number: --trials {} halves the distance \
-             of it, in four times the time.",
+            "\nThe distance of the bounds from the truth falls with the square root of the number of games: --trials {} halves it \
+             and takes four times as long.",
             4 * trials
         ),
         _ => String::new(),
     }
 }
 
-/// Who plays against a mechanism.
+/// The adversary of an audit.
 #[derive(Clone, Copy)]
 pub enum Player {
     Informed(AdversaryKind),

@@ -26,10 +26,10 @@ enum Subject {
     /// Time a step of every noise engine in both arithmetics, next to a loop that moves the same bytes
     ///
     /// A step checks the row, draws white noise, correlates it and adds it to the row. In exact arithmetic it also
-    /// rounds correctly, and recomputes with more digits whatever is too close to a tie. The comparison loop adds a
-    /// constant in place to the row and to as many f32 buffers, on the same threads. It reads and writes every byte
-    /// that a step must, once, so the ratio shows how far a step is from memory speed. All three alternate; the first
-    /// round is not counted, and medians are shown. The variance of the noise is checked.
+    /// rounds correctly, and recomputes numbers that are too close to a tie with more digits. The comparison loop adds
+    /// a constant in place to the row and to as many f32 buffers, on the same threads. It reads and writes every byte
+    /// that a step must, once, so the ratio shows how far a step is from memory speed. Both arithmetics and the loop
+    /// alternate; the first round is not counted, and medians are shown. The variance of the noise is checked.
     Noise(NoiseArgs),
 }
 
@@ -49,7 +49,7 @@ struct NoiseArgs {
     #[arg(long, value_name = "n", value_parser = count, default_value = "1024")]
     steps: usize,
 
-    /// How often data takes part, which mechanisms are fitted for
+    /// How often data takes part: mechanisms are fitted for this
     #[arg(long, value_name = "PATTERN", default_value = "single")]
     participation: Participation,
 
@@ -194,8 +194,8 @@ fn noise(args: &NoiseArgs) -> anyhow::Result<Report> {
         if cells.is_empty() {
             String::new()
         } else {
-            let legend = "resolved: coordinates that were too close to a tie for double precision and were recomputed with more digits, \
-                          over all steps timed; their share of all";
+            let legend = "resolved: coordinates, in all timed steps, that were too close to a tie for double precision and were \
+                          recomputed with more digits; their share of all";
             format!("{}\n{legend}: {}", table(&head, &cells), shares.join(", "))
         }
     );
@@ -351,7 +351,7 @@ fn variance_ratio(sum: f64, count: usize, expected: f64) -> anyhow::Result<f64> 
     let allowed = 7.0 * (2.0 / count as f64).sqrt() + 1e-5;
     ensure!(
         (ratio - 1.0).abs() <= allowed,
-        "the noise has {ratio} times its variance, more than {allowed:.1e} from 1"
+        "the variance of the noise is {ratio} times what it should be, more than {allowed:.1e} from 1"
     );
     Ok(ratio)
 }

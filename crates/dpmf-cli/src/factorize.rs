@@ -39,8 +39,8 @@ pub struct Args {
     #[arg(long, value_name = "J", requires = "streaming", conflicts_with = "tolerance")]
     recalls: Option<usize>,
 
-    /// Use as few buffers and recalls as keep √loss within this relative distance of the lower bound [default: 1e-4, or
-    /// 1e-2 for data that takes part several times]
+    /// Use the fewest buffers and recalls with a √loss within this relative distance of the lower bound [default: 1e-4,
+    /// or 1e-2 for data that takes part several times]
     #[arg(long, value_name = "EXCESS", requires = "streaming")]
     tolerance: Option<f64>,
 
@@ -116,10 +116,10 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
         });
         let drawn = match row.recalls.unwrap_or(0) {
             0 => String::new(),
-            recalls => format!(" and {recalls} rows of noise drawn again"),
+            recalls => format!(" and {recalls} regenerated rows of noise"),
         };
         text += &format!(
-            "  streamed in  {} buffers{drawn}, {} multiply-adds a coordinate and step, {:.8} times the bound as deployed; {}\n",
+            "  streamed in  {} buffers{drawn}, {} multiply-adds per coordinate and step, {:.8} times the bound as deployed; {}\n",
             row.buffers.unwrap_or(0),
             number(row.work),
             row.ratio_to_bound,

@@ -38,7 +38,7 @@ pub fn kind(error: &anyhow::Error) -> &'static str {
     own.or_else(train).or_else(library).unwrap_or("failure")
 }
 
-/// The whole story of an error. A cause that the sentence before already tells is not told again.
+/// The whole chain of an error. A cause that the previous message already contains is not repeated.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut story = String::new();
     for cause in error.chain().map(hints::error) {

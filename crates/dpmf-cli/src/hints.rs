@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// A hint without words here would be told in those of the library.
+    /// A hint without words here would be shown in the words of the library.
     #[test]
     fn every_hint_names_a_flag_of_training_or_a_command() {
         let program = crate::Cli::command();

@@ -170,7 +170,7 @@ fn words(mechanism: &Mechanism, seen: &Inspection<'_>, hash: &str) -> anyhow::Re
         Some(buffers) => format!("{buffers} buffers"),
         None => "dense rows, no buffers".into(),
     };
-    writeln!(text, "streaming     {kept}, {} multiply-adds a coordinate and step", number(seen.work))?;
+    writeln!(text, "streaming     {kept}, {} multiply-adds per coordinate and step", number(seen.work))?;
     writeln!(text, "identity      {}   of the noise", seen.identity)?;
     writeln!(text, "hash          {hash}   of the file")?;
     match seen.privacy {

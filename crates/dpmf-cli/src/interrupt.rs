@@ -50,7 +50,7 @@ pub fn abandon() {
     }
 }
 
-/// Whether somebody wants the program to end.
+/// Whether the program was asked to end.
 pub fn requested() -> bool {
     REQUESTED.load(Ordering::SeqCst)
 }

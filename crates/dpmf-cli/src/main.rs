@@ -42,8 +42,8 @@ static ALLOCATOR: memory::Bounded = memory::Bounded;
 
 /// Differentially private training with optimally correlated noise.
 ///
-/// A run of SGD is a linear map A of the clipped gradients. dpmf factors A = BC so that the noise of a given
-/// privacy level does the least harm to the iterates, proves how close to optimal it came, and streams the
+/// A run of SGD is a linear map A of the clipped gradients. dpmf factors A = BC so that the noise for a given
+/// privacy level adds the least error to the iterates, proves how close it is to the optimum, and generates the
 /// noise in a few model-sized buffers.
 #[derive(Parser)]
 #[command(name = "dpmf", version, propagate_version = true, max_term_width = 110)]
@@ -204,7 +204,7 @@ fn panicked(panic: &std::panic::PanicHookInfo<'_>) {
     interrupt::abandon();
     report::fail(
         "defect",
-        &format!("this is a defect of dpmf, please report it with the command that led here: {what}{place}"),
+        &format!("this is a bug in dpmf, please report it with the command that caused it: {what}{place}"),
     );
     std::process::exit(1)
 }

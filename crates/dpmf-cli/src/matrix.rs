@@ -75,7 +75,7 @@ fn take(reader: &mut impl Read, count: u64) -> std::result::Result<Vec<u8>, Faul
     let mut bytes = Vec::new();
     reader.take(count).read_to_end(&mut bytes)?;
     if (bytes.len() as u64) < count {
-        return Err(fault(format!("it is cut short: {count} bytes should follow, {} do", bytes.len())));
+        return Err(fault(format!("it is truncated: {count} bytes should follow, but {} do", bytes.len())));
     }
     Ok(bytes)
 }

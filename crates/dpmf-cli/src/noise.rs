@@ -132,8 +132,8 @@ pub fn run(args: &Args) -> anyhow::Result<Report> {
     } else {
         let name = args.file.display();
         note(&format!(
-            "warning: {name} is not calibrated, so this is unit noise, without σ, sensitivity and clip, and protects nobody. \
-             Give it a budget first, with dpmf calibrate {name} --epsilon ε --delta δ --clip ζ --out FILE"
+            "warning: {name} is not calibrated, so this is unit noise, not multiplied by σ, sensitivity and clip, and \
+             protects nobody. Calibrate it first: dpmf calibrate {name} --epsilon ε --delta δ --clip ζ --out FILE"
         ));
         mechanism.unit_stream(&key, run, range, args.output, arithmetic)?
     };

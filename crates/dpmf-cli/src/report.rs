@@ -51,26 +51,26 @@ static AS_JSON: AtomicBool = AtomicBool::new(false);
 /// Whether the one answer of the program has been given.
 static SPOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Failures are told as JSON from now on, or not.
+/// Whether to report failures as JSON from now on.
 pub fn tell_as_json(json: bool) {
     AS_JSON.store(json, Ordering::SeqCst);
 }
 
-/// Whether failures are told as JSON.
+/// Whether failures are reported as JSON.
 pub fn as_json() -> bool {
     AS_JSON.load(Ordering::SeqCst)
 }
 
-/// Tells of a failure: on standard output as JSON, unless that has been given its one object, otherwise on standard error.
+/// Reports a failure: on standard output as JSON, unless that has been given its one object, otherwise on standard error.
 pub fn fail(kind: &str, message: &str) {
     let first = !SPOKEN.swap(true, Ordering::SeqCst);
     if as_json() && first {
-        let told = write_out(&object(json!({ "error": { "kind": kind, "message": message } })));
-        if told.is_ok() {
+        let written = write_out(&object(json!({ "error": { "kind": kind, "message": message } })));
+        if written.is_ok() {
             return;
         }
     }
-    // What was drawn of a progress bar makes place.
+    // Clears what was drawn of a progress bar.
     let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
     let word = if kind == "interrupted" { "" } else { "error: " };
     note(&format!("{clear}{word}{message}"));

@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long)]
     widen: bool,
 
-    /// Runs at the same time; by default one for each core
+    /// Number of runs at the same time; by default one for each core
     #[arg(long, value_name = "J", value_parser = count)]
     jobs: Option<usize>,
 
@@ -551,7 +551,7 @@ impl<'a> Sweep<'a> {
                     // A torn last line is what a crash leaves: that run is done again.
                     if whole + (line.len() as u64) < text.len() as u64 || line.ends_with('\n') {
                         bail!(
-                            "{} holds lines that are no runs of this version: choose another --out",
+                            "{} holds lines that this version did not write: choose another --out",
                             path.display()
                         );
                     }
@@ -693,7 +693,7 @@ struct Together {
 fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow::Result<Report> {
     let (csv, results) = (args.out.join(SUMMARY), args.out.join(RESULTS));
     let together = sweep.together(args.fixed.delta)?;
-    let told: Vec<Value> = rows
+    let own: Vec<Value> = rows
         .iter()
         .map(|row| {
             let mut json = row.json();
@@ -708,7 +708,7 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
         "users": sweep.task.users().0,
         "tuning_runs": tuning,
         "together": &together,
-        "rows": &told,
+        "rows": &own,
         "runs": args.out.join(RUNS),
         "summary": csv,
         "report": args.out.join(REPORT),
@@ -716,22 +716,22 @@ fn report(args: &Args, sweep: &Sweep<'_>, rows: &[Row], tuning: usize) -> anyhow
     // What other grids found in this directory stays.
     let kept = kept(&results, rows)?;
     let others = kept.len();
-    let all: Vec<Value> = kept.into_iter().chain(told.clone()).collect();
+    let all: Vec<Value> = kept.into_iter().chain(own.clone()).collect();
     write(&csv, summary(&all).as_bytes())?;
     json["rows"] = json!(all);
     write(&results, &serde_json::to_vec_pretty(&json)?)?;
-    json["rows"] = json!(told);
+    json["rows"] = json!(own);
     let cells: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
-    let told = together.map_or(String::new(), |Together { models, epsilon, delta }| {
+    let budget = together.map_or(String::new(), |Together { models, epsilon, delta }| {
         let epsilon = epsilon_for_people(epsilon);
-        format!("ε is of each model alone; all {models} private ones, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
+        format!("ε is for each model alone; for all {models} private models together, tuning included: ε = {epsilon} at δ = {}\n\n", small(delta))
     });
     let also = if others > 0 { format!(", with {others} rows of other grids") } else { String::new() };
     let epsilon = rows.iter().filter_map(|row| row.epsilon).reduce(f64::max);
     let warnings = warnings::about(epsilon, Some(args.fixed.delta), Some(sweep.task.users().0));
     warnings::tell(&warnings);
     let text = format!(
-        "{}\n\n{told}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
+        "{}\n\n{budget}{tuning} tuning runs; all runs: {}\nsummary: {}{also}\nreport: {}",
         table(&head(Measure::new(sweep.task)), &cells),
         args.out.join(RUNS).display(),
         csv.display(),

@@ -2,7 +2,7 @@
 
 use crate::report::note;
 
-/// Above it the odds of a guess about somebody may change by more than e¹⁰, some twenty thousand times.
+/// Above it, the odds of a guess about one person may change by a factor of more than e¹⁰, about twenty thousand.
 const LARGE_EPSILON: f64 = 10.0;
 
 /// From here on the promise fails outright too often, for however few people.
@@ -13,7 +13,7 @@ pub fn about(epsilon: Option<f64>, delta: Option<f64>, people: Option<usize>) ->
     let mut warnings = Vec::new();
     if let Some(epsilon) = epsilon.filter(|epsilon| *epsilon > LARGE_EPSILON) {
         warnings.push(format!(
-            "ε = {} is a weak guarantee: the odds of a guess about somebody may grow by a factor of e^ε; ε is usually at most {LARGE_EPSILON}",
+            "ε = {} is a weak guarantee: the odds of a guess about one person may grow by a factor of e^ε; ε is usually at most {LARGE_EPSILON}",
             crate::report::number(epsilon)
         ));
     }

@@ -825,7 +825,7 @@ fn complaint(trial: &Trial, outcome: &Outcome) -> Option<String> {
     if ![0, 1, 2, 3, 130].contains(&code) || code == 130 && !*interrupted {
         return Some(format!("its exit code is {code}"));
     }
-    for word in ["panicked", "defect of dpmf", "memory allocation"] {
+    for word in ["panicked", "bug in dpmf", "memory allocation"] {
         if err.contains(word) || out.contains(word) {
             return Some(format!("it says {word}"));
         }

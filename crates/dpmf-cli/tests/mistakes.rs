@@ -124,7 +124,7 @@ fn a_file_that_is_missing_is_named_once() {
 fn a_file_of_another_kind_is_told_from_a_damaged_one() {
     let folder = Folder::new();
     fs::write(folder.path().join("notes.txt"), "these are notes, and no mechanism").unwrap();
-    let message = "error: notes.txt: it is not a safetensors file, or not a whole one\n";
+    let message = "error: notes.txt: it is not a complete safetensors file\n";
     assert_eq!(folder.dpmf(&["verify", "notes.txt"]), expected(1, message));
     let verified = folder.dpmf(&["verify", "."]);
     assert_eq!(verified, expected(1, "error: .: Is a directory (os error 21)\n"));

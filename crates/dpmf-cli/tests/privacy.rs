@@ -145,7 +145,7 @@ fn figures_are_drawn() {
     for name in ["x.png", "x.gif", "x"] {
         let (kind, message) = failure(&["plot", "error", "--steps", "1e6", "-o", name]);
         assert_eq!(kind, "usage");
-        assert!(message.contains("drawn as .svg"), "{message}");
+        assert!(message.contains("written as .svg"), "{message}");
     }
     assert!(!dpmf(&["plot", "error", "--steps", "4", "-o", "no/such/folder/x.svg"]).status.success());
 }

@@ -629,6 +629,6 @@ fn rows_of_other_seeds_and_grids_in_a_directory_are_kept() {
     fs::write(out.join("runs.jsonl"), "notes\nof mine\n").unwrap();
     let words =
         ["sweep", "--data", data.to_str().unwrap(), "--mechanism", "none", "--out", out.to_str().unwrap()];
-    assert!(failure(&words).1.contains("no runs of this version"));
+    assert!(failure(&words).1.contains("this version did not write"));
     assert_eq!(fs::read_to_string(out.join("runs.jsonl")).unwrap(), "notes\nof mine\n");
 }

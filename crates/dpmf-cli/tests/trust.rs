@@ -231,7 +231,7 @@ fn a_ledger_counts_what_is_released_and_refuses_what_is_too_much() {
     let record = [&make[..], &["--unit", "record"]].concat();
     json(&record);
     assert!(refusal(&["ledger", "add", &ledger, &mechanism]).contains("other unit of privacy"));
-    assert!(refusal(&["ledger", "show", &mechanism]).contains("no ledger"));
+    assert!(refusal(&["ledger", "show", &mechanism]).contains("not a valid ledger"));
 }
 
 #[test]

@@ -39,8 +39,8 @@ pub(crate) fn writable<'py>(array: &Bound<'py, PyAny>, length: usize) -> PyResul
     let Ok(untyped) = array.cast::<PyUntypedArray>() else {
         let class = array.get_type();
         return Err(type_error(format!(
-            "noise is added in place to a NumPy array, but this is a {}; a CPU torch tensor gives one with \
-             .numpy(), which shares its memory",
+            "noise is added in place to a NumPy array, but this is a {}; for a CPU torch tensor, pass \
+             tensor.numpy(), which shares its memory",
             class.qualname()?
         )));
     };
@@ -66,8 +66,8 @@ pub(crate) fn writable<'py>(array: &Bound<'py, PyAny>, length: usize) -> PyResul
     }
     if untyped.len() != length {
         return Err(value_error(format!(
-            "the array has length {}, but this stream has {length} coordinates; one stream serves the flat \
-             parameters of one model, or one shard of them",
+            "the array has length {}, but this stream has {length} coordinates; a stream makes the noise \
+             for the flattened parameters of one model, or of one shard of it",
             untyped.len()
         )));
     }

@@ -37,7 +37,7 @@ impl Clip {
         self.0.unit()
     }
 
-    /// The norm that longer contributions are scaled to, a hair below the clip.
+    /// The norm that longer contributions are scaled to, slightly below the clip.
     #[getter]
     fn target(&self) -> f64 {
         self.0.target()
@@ -55,8 +55,8 @@ impl Clip {
         MOST_CHARGED
     }
 
-    /// Share of the clip by which to scale down a sum of so many contributions that was taken elsewhere, in arithmetic of so large
-    /// a relative error, so that one contribution moves it by at most the clip.
+    /// Share of the clip by which to scale down a sum of this many contributions that was computed elsewhere, in arithmetic
+    /// with this relative error, so that one contribution moves the sum by at most the clip.
     #[staticmethod]
     fn charge(contributions: usize, dimension: u64, unit: f64) -> f64 {
         clip::charge(contributions, dimension, unit)
@@ -103,7 +103,7 @@ impl Clip {
         let count = borrowed.first().map_or(0, |array| array.shape()[0]);
         if borrowed.iter().any(|array| array.shape()[0] != count) {
             return Err(value_error(
-                "all parts need rows of the same contributions, but their numbers differ",
+                "all parts need one row for each contribution, but their numbers of rows differ",
             ));
         }
         let rows: Vec<&[V]> = borrowed.iter().map(|array| array.as_slice()).collect::<Result<_, _>>()?;
@@ -139,5 +139,5 @@ fn total<'py>(array: &Bound<'py, PyAny>) -> PyResult<PyReadwriteArray1<'py, i64>
     }
     array
         .try_readwrite()
-        .map_err(|_| value_error("a sum comes twice, is read-only or in use by another call"))
+        .map_err(|_| value_error("a sum is passed twice, is read-only or in use by another call"))
 }

@@ -107,7 +107,7 @@ impl Ledger {
         Ok(self.read(py)?.delta())
     }
 
-    /// Whose data the ledger is about: "user" or "record".
+    /// The unit of privacy: "user" or "record".
     #[getter]
     fn unit(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(unit_name(self.read(py)?.unit()))

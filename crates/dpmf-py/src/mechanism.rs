@@ -134,7 +134,7 @@ impl Mechanism {
         self.inner.participation().to_string()
     }
 
-    /// Least distance of two steps of one unit, and how often it takes part at most.
+    /// The minimum distance between two steps of one unit, and the largest number of steps that it takes part in.
     #[getter]
     fn _participation(&self) -> PyResult<(usize, usize)> {
         let steps = self.inner.workload().steps();
@@ -385,7 +385,7 @@ impl Mechanism {
             return Ok(());
         }
         let message = format!(
-            "{steps} steps are wanted, but the mechanism was planned for {}, and no noise row is used twice: plan with \
+            "the run has {steps} steps, but the mechanism was planned for {}, and no noise row is used twice: plan with \
              steps={steps} before training, or stop after step {}",
             self.steps(),
             self.steps()
@@ -438,8 +438,8 @@ impl Mechanism {
                 self.inner.participation().words(self.steps())
             ),
             (Sampling::None, Some(bins)) => format!(
-                "{offence}, but the guarantee of this mechanism is for data that takes part {}: go through it in batches that \
-                 keep their members, as those of dpmf.Sampler(\"balls-in-bins:{bins}\", …) do (with PyTorch: \
+                "{offence}, but the guarantee of this mechanism is for data that takes part {}: use batches whose members \
+                 stay the same in every epoch, such as those of dpmf.Sampler(\"balls-in-bins:{bins}\", …) do (with PyTorch: \
                  batch_sampler=dpmf.torch.SampledBatches(sampler))",
                 self.inner.participation().words(self.steps())
             ),
@@ -518,7 +518,7 @@ pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> PyResult<Vec<(&'static str
     let form = known.mechanism.map_or(known.form.into(), |name| format!("{name} ({})", known.form));
     let kept = known
         .buffers
-        .map_or("all earlier noise drawn again".into(), |buffers| format!("{buffers} model-sized buffers"));
+        .map_or("all earlier noise regenerated".into(), |buffers| format!("{buffers} model-sized buffers"));
     let privacy = known.privacy.map_or("not calibrated".into(), |statement| {
         let calibration = statement.calibration();
         format!(
@@ -537,7 +537,7 @@ pub(crate) fn summary(mechanism: &dpmf::Mechanism) -> PyResult<Vec<(&'static str
     };
     let mut lines = vec![
         ("workload", format!("{}, {} steps", describe(mechanism.workload()), known.steps)),
-        ("noise", format!("{form}, {kept}, {:.1} multiply-adds a coordinate and step", known.work)),
+        ("noise", format!("{form}, {kept}, {:.1} multiply-adds per coordinate and step", known.work)),
         ("√loss", format!("{:.6}, {ratio}", known.sqrt_loss)),
         ("sensitivity", format!("{:.7}", known.sensitivity)),
     ];

@@ -101,8 +101,9 @@ impl Model {
         if let Ok(list) = rows.cast::<PyList>() {
             let mut features = Vec::new();
             for (number, row) in list.iter().enumerate() {
-                let row =
-                    row.cast::<PyDict>().map_err(|_| type_error("rows must be dictionaries by column"))?;
+                let row = row
+                    .cast::<PyDict>()
+                    .map_err(|_| type_error("each row must be a dictionary of columns"))?;
                 let fields = fields(schema, |column| row.get_item(column))?;
                 features.extend(encoded(schema, number, &fields)?);
             }
@@ -122,7 +123,10 @@ impl Model {
             .collect::<PyResult<_>>()?;
         let count = columns.first().map_or(0, |(_, cells)| cells.len());
         if let Some((name, cells)) = columns.iter().find(|(_, cells)| cells.len() != count) {
-            return Err(value_error(format!("column {name:?} has {} rows, but others {count}", cells.len())));
+            return Err(value_error(format!(
+                "column {name:?} has {} rows, but other columns have {count}",
+                cells.len()
+            )));
         }
         let mut features = Vec::with_capacity(count * schema.width());
         for number in 0..count {

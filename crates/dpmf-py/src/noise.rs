@@ -29,8 +29,8 @@ impl NoiseKey {
         Ok(Self(noise::NoiseKey::generate().or_raise()?))
     }
 
-    /// A key derived from a number, for experiments: private only while the number is secret. To repeat one, also give
-    /// the stream its name, run=: without, every stream has noise of its own.
+    /// A key derived from a number, for experiments: private only while the number is secret. To repeat an experiment, also
+    /// pass a name as run= to the stream; without a name, every stream has its own noise.
     #[staticmethod]
     fn from_seed(seed: u64) -> Self {
         Self(noise::NoiseKey::from_seed(seed))
@@ -82,7 +82,7 @@ impl NoiseKey {
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(type_error(
-            "a NoiseKey is a secret and is not pickled or copied: write it with NoiseKey.create(path) and read it \
+            "a NoiseKey is a secret and cannot be pickled or copied: write it with NoiseKey.create(path) and read it \
              with NoiseKey.read(path) in the process that needs it",
         ))
     }
@@ -150,7 +150,7 @@ pub(crate) fn range(
             }
         }
         _ => Err(value_error(
-            "give either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
+            "pass either dimension, the number of parameters, or coordinates=range(a, b), a shard of them",
         )),
     }
 }
@@ -200,7 +200,7 @@ pub(crate) struct Guarded<T> {
 
 impl<T> Guarded<T> {
     pub(crate) fn new(stream: T) -> Self {
-        let gone = "a restore failed half-way; make the stream anew and restore it from a whole checkpoint";
+        let gone = "a restore failed half-way: make a new stream and restore it from an undamaged checkpoint";
         Self { stream: Some(stream), process: std::process::id(), gone }
     }
 
@@ -272,20 +272,20 @@ pub(crate) fn python_range<'py>(py: Python<'py>, coordinates: &Range<u64>) -> Py
     PyRange::new(py, coordinates.start as isize, coordinates.end as isize)
 }
 
-pub(crate) const NO_PICKLE: &str = "a noise stream is not pickled or copied, since two copies would release the same noise twice: \
-                         keep checkpoint_bytes() and restore it into a new stream";
+pub(crate) const NO_PICKLE: &str = "a noise stream cannot be pickled or copied, because two copies would release the same noise \
+                         twice: save checkpoint_bytes() and restore it into a new stream";
 
-/// The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
+/// Generates the rows of noise for a model, or for a shard of its coordinates: each row once, in order.
 ///
-/// Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size draw what one process
-/// would draw. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
-/// shards or a restored checkpoint. One key and run must never serve two sets of data: words, under which every start
-/// has the same noise, are for experiments with a key from a seed. output is "gradient" for noise to add to clipped,
-/// summed gradients, or "iterate" for what that noise leaves in the iterates. unit_noise leaves out the scale.
+/// Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size have the noise that one process
+/// would have. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
+/// shards or a restored checkpoint. Never use one key and run for two sets of data. With a key from a seed, run may be any
+/// words, for experiments: every start then has the same noise. output is "gradient" for noise to add to clipped, summed
+/// gradients, or "iterate" for the noise that results in the iterates. unit_noise=True leaves out the scale.
 ///
-/// arithmetic is "exact", the default for gradient noise, or "float". Exact: what is released is the given sum plus ideal,
-/// real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. Float: noise is made and
-/// added in single precision, faster, and its lowest bits are outside of the guarantee.
+/// arithmetic is "exact", the default for gradient noise, or "float". With "exact", a release is the given sum plus ideal,
+/// real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. With "float", noise is made
+/// and added in single precision, which is faster, but the guarantee does not cover the lowest bits of a release.
 ///
 /// A stream alone does not survive a crash safely; a DurableStream does.
 ///
@@ -358,13 +358,13 @@ impl NoiseStream {
         Ok(row)
     }
 
-    /// Moves past the next row without showing it, and returns its number.
+    /// Skips the next row without releasing it, and returns its number.
     fn skip(&mut self, py: Python<'_>) -> PyResult<usize> {
         let stream = self.guarded.live_mut(py)?;
         run(py, || stream.skip())
     }
 
-    /// Moves forward to a later row; the rows between are never shown.
+    /// Moves forward to a later row; the rows between are never released.
     fn skip_to(&mut self, py: Python<'_>, step: usize) -> PyResult<()> {
         let stream = self.guarded.live_mut(py)?;
         run(py, || stream.skip_to(step))
@@ -382,7 +382,7 @@ impl NoiseStream {
         Ok(self.guarded.live(py)?.steps())
     }
 
-    /// The coordinates it serves.
+    /// The coordinates that it makes noise for.
     #[getter]
     fn coordinates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
         python_range(py, &self.guarded.live(py)?.coordinates())
@@ -445,7 +445,7 @@ impl NoiseStream {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Goes on from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
+    /// Continues from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
     ///
     /// Only a stream at its first step can be restored: one that has moved would release rows twice.
     fn restore(&mut self, py: Python<'_>, checkpoint: Checkpoint) -> PyResult<()> {
@@ -593,7 +593,7 @@ impl DurableStream {
         Ok(self.guarded.live(py)?.stream().steps())
     }
 
-    /// The coordinates it serves.
+    /// The coordinates that it makes noise for.
     #[getter]
     fn coordinates<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
         python_range(py, &self.guarded.live(py)?.stream().coordinates())

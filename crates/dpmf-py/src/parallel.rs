@@ -41,10 +41,10 @@ pub(crate) fn pool() -> PyResult<&'static ThreadPool> {
         if let Some(pool) = known.filter(|pool| pool.process == process) {
             return Ok(&pool.threads);
         }
-        let threads = ThreadPoolBuilder::new()
-            .thread_name(|i| format!("dpmf-{i}"))
-            .build()
-            .map_err(|cause| PyRuntimeError::new_err(format!("the system gave no threads: {cause}")))?;
+        let threads =
+            ThreadPoolBuilder::new().thread_name(|i| format!("dpmf-{i}")).build().map_err(|cause| {
+                PyRuntimeError::new_err(format!("the system could not start threads: {cause}"))
+            })?;
         let fresh = Box::into_raw(Box::new(Pool { process, threads }));
         match POOL.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: just leaked. The parent's pool stays leaked: it has no threads here to be joined.
@@ -155,7 +155,7 @@ where
     });
     let outcome = py.detach(move || {
         loop {
-            let heard = match (news.recv_timeout(HEARTBEAT), callback) {
+            let received = match (news.recv_timeout(HEARTBEAT), callback) {
                 (Ok(News::Done(outcome)), _) => return Ok(outcome),
                 (Ok(News::Report(message)), Some(callback)) => call(callback, message).map(Some),
                 (Err(RecvTimeoutError::Disconnected), _) => {
@@ -165,7 +165,7 @@ where
                     Python::attach(|py| py.check_signals()).map(|()| None)
                 }
             };
-            match heard {
+            match received {
                 // A solver that is gone needs no answer.
                 Ok(verdict) => drop(verdict.map(|verdict| answer.send(verdict))),
                 Err(failure) => {

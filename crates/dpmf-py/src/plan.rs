@@ -147,7 +147,7 @@ impl Plan {
         format!("<dpmf.Plan\n{}>", lines.join("\n"))
     }
 
-    /// Tables of what was chosen and weighed and the curve of the error, for notebooks.
+    /// Tables of the chosen mechanism and all candidates, and the curve of the error, for notebooks.
     fn _repr_html_(&self) -> String {
         picture::plan_html(&self.inner)
     }

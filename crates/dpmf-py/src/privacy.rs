@@ -86,7 +86,7 @@ impl PrivacyStatement {
         unit_name(self.0.unit())
     }
 
-    /// How often one unit takes part, in words; in numbers in to_dict().
+    /// How often one unit takes part, in words; to_dict() has the numbers.
     #[getter]
     fn participation(&self) -> String {
         self.0.participation().words(self.0.steps())
@@ -98,7 +98,7 @@ impl PrivacyStatement {
         self.0.steps()
     }
 
-    /// "system", or "seeded" for noise that holds only while a seed is secret.
+    /// "system", or "seeded" if the guarantee holds only while a seed is secret.
     #[getter]
     fn key(&self) -> &'static str {
         self.0.key().name()

@@ -28,23 +28,25 @@ type Pairs<'py> = Bound<'py, PyArray2<i64>>;
 ///     run.clip.add_rows([gradients], [sum])   # int64, in units of run.clip.unit
 ///     run.release(sum, released)              # float32: the noisy sum, not divided
 ///
-/// What would let one example count more than the guarantee allows is refused with MismatchError, whose fault is a word for
-/// programs: more contributions than members ("too-many"), a batch that has had its step, or none ("no-batch"), a batch of another
-/// step ("other-step"), batches that others decide than at first ("other-order"), a sampler of another run ("sampler-in-use"), none
-/// where the guarantee counts on it ("not-sampled"), another denominator ("other-denominator"), nothing to release ("nothing").
+/// Anything that would let one example count more than the guarantee allows is refused with MismatchError, whose fault is a
+/// word for programs: more contributions than members ("too-many"), a batch whose step is over, or no batch ("no-batch"), a
+/// batch of another step ("other-step"), batches in another order than at first ("other-order"), a sampler of another run
+/// ("sampler-in-use"), no sampler although the guarantee relies on one ("not-sampled"), another denominator
+/// ("other-denominator"), nothing to release ("nothing").
 ///
-/// Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here, or ranges has
-/// several of them. ranks add up their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+/// Begins a run. dimension is that of the whole model; coordinates is the range whose sums are released here, or ranges has
+/// several of them. ranks is the number of ranks, whose contributions are added up. With journal, a path where no file
+/// exists, open() can continue the run.
 ///
-/// ahead is the number of threads that make the noise of the coming step while its gradient is computed, for 8 bytes a coordinate (4
-/// in float arithmetic); by default half of the machine's, and none for less than 32,768 coordinates. 0 makes it when it is
-/// released, in the same bits.
+/// ahead is the number of threads that make the noise of the coming step while its gradient is computed, which takes 8 bytes
+/// per coordinate (4 in float arithmetic); by default half of the machine's, and none for fewer than 32,768 coordinates. With
+/// 0, the noise is made when it is released, with the same bits.
 ///
-/// part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
-/// digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
+/// part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with
+/// one digest: any of them can then open the journal of any other, also if the model is divided differently.
 ///
-/// Where rows are data, like a batch, coming_row() is shipped, hand_over() puts on record that it leaves, and settle(step, mark) says
-/// which sum it was used with. Contributions are counted for the step that is to be settled next.
+/// Where rows are data, like a batch, ship coming_row(), call hand_over() to record that it leaves, and settle(step, mark) to
+/// say which sum it was used with. Contributions are counted for the step that is settled next.
 #[pyclass(module = "dpmf")]
 pub(crate) struct PrivateRun {
     guarded: Guarded<dpmf::PrivateRun>,
@@ -123,14 +125,14 @@ impl PrivateRun {
         Ok(DurableStream::run_of(&journal).or_raise()?.to_string())
     }
 
-    /// Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
-    /// they were.
+    /// Restores what a saved state holds of the run besides its noise: what decides its batches, and its denominator. Both
+    /// stay as they were.
     #[pyo3(signature = (order=None, denominator=None))]
     fn recall(&mut self, py: Python<'_>, order: Option<String>, denominator: Option<f64>) -> PyResult<()> {
         self.guarded.live_mut(py)?.recall(order, denominator).or_raise()
     }
 
-    /// Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
+    /// Declares what decides the batches, in words that are saved with the run and compared when it is resumed.
     ///
     /// by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes
     /// once in all. sampler is the one that draws them, for this run and no other; fresh says that nobody but the caller can have
@@ -153,13 +155,13 @@ impl PrivateRun {
         run.follow(Order { name: order, by_step, sampled: sampler.is_some() }).or_raise()
     }
 
-    /// What decides who is in which batch; None while nobody said.
+    /// What decides the batches; None until it is declared.
     #[getter]
     fn order(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.guarded.live(py)?.order().map(|order| order.name.clone()))
     }
 
-    /// Hands out the batch of a step, or this rank's part of it, of so many members; None where nobody knows how many.
+    /// Hands out the batch of a step, or this rank's part of it. members is its size; None if the size is not known.
     #[pyo3(signature = (step, members=None))]
     fn hand_out(&mut self, py: Python<'_>, step: usize, members: Option<usize>) -> PyResult<()> {
         self.guarded.live_mut(py)?.hand_out(step, members).or_raise()
@@ -573,7 +575,7 @@ impl PrivateRun {
         check_calibrated(inner)?;
         let ranges = match (held.coordinates, held.ranges) {
             (Some(_), Some(_)) => {
-                return Err(value_error("coordinates and ranges are both given: leave one out"));
+                return Err(value_error("coordinates and ranges are both given: remove one of them"));
             }
             (None, Some(several)) => {
                 several.iter().map(|part| range(None, Some(part))).collect::<PyResult<Vec<_>>>()?

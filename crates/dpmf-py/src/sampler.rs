@@ -8,7 +8,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Draws in secret who takes part in which step.
+/// Draws in secret which units take part in which step.
 ///
 /// sampling is "cyclic-poisson:G:Q" (units are put into G parts that take turns, and each unit of the current part takes part
 /// with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
@@ -120,7 +120,7 @@ impl Sampler {
             let found = state.get_item(name)?.map(|value| value.to_string()).unwrap_or_default();
             if found != expected {
                 let message = format!(
-                    "the state is that of another {name}: {found:?}, but this sampler has {expected:?}"
+                    "the state belongs to another {name}: {found:?}, but this sampler has {expected:?}"
                 );
                 return Err(raise(py, "mismatch", message));
             }
@@ -167,8 +167,8 @@ impl Sampler {
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(type_error(
-            "a Sampler holds a secret and is not pickled or copied: make it anew from its key and run in the process that \
-             needs it",
+            "a Sampler holds a secret and cannot be pickled or copied: make a new one from its key and run in the process \
+             that needs it",
         ))
     }
 }

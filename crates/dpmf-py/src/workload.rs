@@ -182,7 +182,7 @@ fn step_sizes(steps: Option<usize>, schedule: Option<&Bound<'_, PyAny>>) -> PyRe
                 let rates = arrays::vector("schedule", schedule)?;
                 return match steps {
                     Some(steps) if steps != rates.len() => Err(value_error(format!(
-                        "schedule has {} step sizes, but steps is {steps}: give one for every step",
+                        "schedule has {} step sizes, but steps is {steps}: pass one for every step",
                         rates.len()
                     ))),
                     _ => Ok(rates),

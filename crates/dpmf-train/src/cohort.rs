@@ -1,4 +1,4 @@
-//! Who takes part in which round: decided before training, for every user, and never by data.
+//! Which users take part in which round: decided before training, and never by data.
 
 use crate::error::{Error, Result};
 use chacha20::ChaCha20Rng;
@@ -147,7 +147,7 @@ fn separated(
 ) -> Result<Lists> {
     let too_few = |round: usize| {
         Error::plan(format!(
-            "by round {round} fewer than {clients} of {users} users may take part again: take fewer clients, fewer rounds, \
+            "by round {round} fewer than {clients} of {users} users may take part again: use fewer clients, fewer rounds, \
              or a smaller separation"
         ))
     };

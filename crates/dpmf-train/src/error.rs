@@ -25,7 +25,7 @@ pub enum Error {
     },
     /// A single pass needs more users than there are.
     #[error(
-        "{rounds} rounds of {clients} clients need {} users for a single pass, but there are {users}: take fewer \
+        "{rounds} rounds of {clients} clients need {} users for a single pass, but there are {users}: use fewer \
          rounds or clients",
         rounds.saturating_mul(*clients)
     )]

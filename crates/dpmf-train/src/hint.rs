@@ -111,8 +111,8 @@ impl fmt::Display for Hint {
             Hint::Describe => "describe the columns in a schema, or spend more of the budget on finding them",
             Hint::Classes => "name the classes",
             Hint::DropUnlabelled => "leave out the rows without a label",
-            Hint::Sample => "let it write texts instead",
-            Hint::Predict => "let it predict rows instead",
+            Hint::Sample => "write texts with it instead",
+            Hint::Predict => "predict rows with it instead",
         })
     }
 }

@@ -64,7 +64,7 @@ pub struct PlanningContext<'a> {
     pub planner: &'a mut RunPlanner,
     /// Where rehearsals are kept.
     pub folder: Option<&'a Path>,
-    /// Who hears what goes on, and may end it.
+    /// The listener, which is told of progress and may stop the work.
     pub listen: Listener<'a>,
 }
 

@@ -1,4 +1,4 @@
-//! The plan of a run: recipe and mechanism, made once, saved, and read back by whoever trains, resumes or reports.
+//! The plan of a run: recipe and mechanism, made once, saved, and read back to train, resume or report.
 
 use crate::cohort::Assignment;
 use crate::error::{Error, Result};
@@ -172,7 +172,7 @@ impl Plan {
             }
         };
         if matches!(basis, Basis::Plain(..)) != (recipe.mechanism == MechanismChoice::None) {
-            return Err(Error::plan("its mechanism was put in or taken out".into()));
+            return Err(Error::plan("its mechanism was added or removed".into()));
         }
         Ok(Self { recipe, basis, bytes })
     }
@@ -252,7 +252,7 @@ impl Plan {
         }
     }
 
-    /// Who takes part in which round: by the public seed of the recipe or, where the guarantee counts on chance, by the
+    /// Who takes part in which round: by the public seed of the recipe or, where the guarantee relies on sampling, by the
     /// secret of the run.
     ///
     /// Errors: too few users.
@@ -286,10 +286,10 @@ impl Plan {
 impl Basis {
     fn of(mechanism: Mechanism) -> Result<Self> {
         if mechanism.privacy().is_none() {
-            return Err(Error::plan("the mechanism is not calibrated: give it ε first".into()));
+            return Err(Error::plan("the mechanism is not calibrated: calibrate it first".into()));
         }
         if mechanism.family().is_none() {
-            return Err(Error::plan("the mechanism does not say of which family it is".into()));
+            return Err(Error::plan("the mechanism does not name its family".into()));
         }
         Ok(Basis::Private(mechanism))
     }

@@ -109,7 +109,7 @@ impl RunPlanner {
                     (sampling, Privacy::NoiseMultiplier { noise_multiplier, .. }) => {
                         return Err(dpmf::Error::Unsupported {
                             what: format!("{sampling} with a noise multiplier of {noise_multiplier}"),
-                            hint: "for bins a mechanism is fitted to ε: give ε instead",
+                            hint: "a mechanism for bins is fitted to ε: set ε instead of a noise multiplier",
                         }
                         .into());
                     }
@@ -128,7 +128,7 @@ impl RunPlanner {
         };
         let Privacy::Epsilon { epsilon, delta } = settings.privacy else {
             return Err(Error::plan(
-                "the planner chooses the noise itself: give ε instead of a noise multiplier, or name a mechanism".into(),
+                "the planner chooses the noise itself: set ε instead of a noise multiplier, or name a mechanism".into(),
             ));
         };
         // The best noise does not depend on the scale of the steps, unless weight decay does.

@@ -132,7 +132,9 @@ impl SavedModel {
         let statement = ended.statement();
         let mut text = match &statement {
             Some(statement) => statement.to_string(),
-            None => "Trained without privacy: nothing bounds what the model tells about the users.\n".into(),
+            None => {
+                "Trained without privacy: nothing bounds what the model reveals about the users.\n".into()
+            }
         };
         card.notes.iter().for_each(|note| text += &format!("  - {note}\n"));
         Ok(Self {
@@ -248,7 +250,7 @@ impl SavedModel {
             raw.extend_from_slice(view.data());
         }
         if digest(&raw) != header.sha256 {
-            return Err(damaged("its numbers are not those that were written".into()));
+            return Err(damaged("its numbers were changed after it was written".into()));
         }
         let parameters = raw.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         let Header { privacy, statement, plan, .. } = header;
@@ -264,7 +266,7 @@ impl SavedModel {
         let (Input::Text { tokens, symbols, .. }, Network::Lstm(model)) =
             (&self.card.input, &self.card.model)
         else {
-            return Err(Error::argument("model", "of features", "only a model of text writes")
+            return Err(Error::argument("model", "of features", "only a text model can write texts")
                 .with_hint(Hint::Predict));
         };
         let SampleOptions { count, length, start, temperature, seed } = options;
@@ -383,7 +385,7 @@ impl Card {
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err("the model does not fit what it is said to read".into()) }
+        if fits { Ok(()) } else { Err("the model does not fit the input that the file describes".into()) }
     }
 }
 

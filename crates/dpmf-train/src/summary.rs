@@ -227,7 +227,7 @@ impl Summary {
         let alone = statement.calibration().epsilon();
         Some(match &self.together {
             Some(together) => format!(
-                "each model alone ε = {}; all {} together, which saw the same {}s, ε = {} (δ = {:e})",
+                "each model alone ε = {}; all {} together, trained on the same {}s, ε = {} (δ = {:e})",
                 shown(together.epsilon_alone),
                 together.models,
                 statement.unit().name(),

@@ -200,7 +200,7 @@ where
     }
 }
 
-/// Who turns up in a round, a coin for every user.
+/// Which users turn up in a round: a random draw for every user.
 ///
 /// Guarantee: the coin of a user is a function of the seed, the round and the user. Whether one user was drawn into a cohort, which
 /// amplification takes for a secret, decides nothing about the others.

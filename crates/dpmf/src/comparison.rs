@@ -82,10 +82,10 @@ impl Problem {
                 Err(error) if selectors.len() > 1 && !matches!(error, Error::Interrupted { .. }) => {
                     // One sentence for all sizes of a family.
                     let reason = error.to_string();
-                    let said = |(name, other): &(String, String)| {
+                    let is_listed = |(name, other): &(String, String)| {
                         other == &reason && name.split(':').next() == Some(selector.name())
                     };
-                    if !left_out.iter().any(said) {
+                    if !left_out.iter().any(is_listed) {
                         left_out.push((selector.to_string(), reason));
                     }
                     continue;

@@ -102,7 +102,7 @@ pub enum Error {
     },
     /// No stream with as many states as allowed comes as close to the bound as asked for.
     #[error(
-        "no stream of up to {states} states comes within {target:.1e} of the lower bound in √loss; the best is \
+        "no stream of up to {states} states has a √loss within {target:.1e} of the lower bound; the best is \
          {excess:.3e} above it: {reason}"
     )]
     TooFewStates {
@@ -212,7 +212,7 @@ pub enum Error {
         /// The journal.
         path: PathBuf,
     },
-    /// The system did not grant the memory.
+    /// The system does not have enough memory.
     #[error("{what} needs {bytes} bytes, but the system has no memory left for it")]
     Memory {
         /// What it is for.
@@ -245,7 +245,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A mechanism that relies on sampling gets contributions of batches that nobody drew.
+    /// A mechanism that relies on sampling gets contributions of batches that no sampler drew.
     #[error(
         "the guarantee of this mechanism relies on sampling {sampling}, and nothing here shows that the examples were drawn \
          that way"
@@ -256,7 +256,7 @@ pub enum Refusal {
     },
     /// The batches are of another sampler, or in another order, than those that the run began with.
     #[error(
-        "the batches come from {given}, but the run began with {begun}: examples that already took part would come up again"
+        "the batches come from {given}, but the run began with {begun}: examples that already took part could take part again"
     )]
     OtherOrder {
         /// What decides the batches now.
@@ -327,7 +327,7 @@ pub enum Refusal {
     NoDenominator,
     /// The denominator changes during a run.
     #[error(
-        "the denominator has been {fixed} since the first step, and it is {given} now; it must stay the planned batch size, because the \
+        "the denominator was {fixed} in the first step, but it is {given} now; it must stay the planned batch size, because the \
          size of an actual batch can reveal who is in it"
     )]
     OtherDenominator {

@@ -86,7 +86,7 @@ impl Mechanism {
         Self::with_sensitivity(workload, form, participation, sampling, None)
     }
 
-    /// [`Mechanism::sampled`] with a sensitivity that somebody states.
+    /// [`Mechanism::sampled`] with a stated sensitivity.
     ///
     /// Errors: those of it; a sensitivity below that of the coefficients, by however little.
     pub(crate) fn with_sensitivity(
@@ -185,7 +185,7 @@ impl Mechanism {
         self.with_calibration(calibration, conditions.unit)
     }
 
-    /// [`Mechanism::calibrated`] with somebody who watches, and may end it. `near` is a noise multiplier that is about right, if one is known.
+    /// [`Mechanism::calibrated`] with an observer, who may stop it. `near` is a noise multiplier that is about right, if one is known.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
     pub fn calibrated_watched(

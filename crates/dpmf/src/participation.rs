@@ -164,7 +164,7 @@ impl FromStr for Participation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Sampling {
-    /// By none that counts: whoever takes part when may be known to everybody.
+    /// No sampling that the guarantee relies on: it may be public which units take part in which step.
     #[default]
     None,
     /// The data is cut into `bands` parts that take turns, and a unit of the part whose turn it is takes part with

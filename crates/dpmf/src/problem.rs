@@ -20,7 +20,7 @@ pub struct Goal {
     pub delta: f64,
 }
 
-/// A workload under a participation. Every optimum is solved for once, whoever asks.
+/// A workload under a participation. Every optimum is solved for only once.
 ///
 /// ```
 /// use dpmf::factorize::quiet;

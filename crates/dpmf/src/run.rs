@@ -48,7 +48,7 @@ pub struct Order {
 struct Batch {
     /// The step that it is for, where batches belong to steps.
     step: Option<usize>,
-    /// Units in it; nothing where nobody knows.
+    /// Units in it; `None` if the number is not known.
     members: Option<usize>,
     /// Contributions that were counted against it.
     counted: usize,
@@ -285,7 +285,7 @@ impl PrivateRun {
         Ok(())
     }
 
-    /// How batches come; nothing while nobody said.
+    /// How batches are made; `None` until it is declared.
     pub fn order(&self) -> Option<&Order> {
         self.order.as_ref()
     }
@@ -293,7 +293,7 @@ impl PrivateRun {
     /// Hands out a batch of so many units, this rank's part. `step` is the one that it is for, and counts where batches belong to
     /// steps. Contributions that were counted before stay as they are.
     ///
-    /// Errors: batches of which nobody said how they come.
+    /// Errors: the order of the batches was not declared.
     pub fn hand_out(&mut self, step: usize, members: Option<usize>) -> Result<()> {
         let Some(order) = &self.order else {
             return Err(Error::argument(
@@ -368,7 +368,7 @@ impl PrivateRun {
         }
     }
 
-    /// What a mean divides by, once somebody said.
+    /// What a mean divides by, once it is set.
     pub fn denominator(&self) -> Option<f64> {
         self.denominator
     }

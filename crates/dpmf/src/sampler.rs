@@ -27,7 +27,7 @@ const BATCH: usize = 120;
 
 /// Draws the members of every step.
 ///
-/// What it draws is as secret as the noise: whoever knows who took part has the guarantee without sampling only. It
+/// Its draws must stay as secret as the noise: against anyone who knows them, only the guarantee without sampling holds. It
 /// is a pure function of key, run, sampling, unit and step, so that a run resumes at any step, a unit that joins or leaves
 /// moves no other, and threads and platforms do not matter. It is wiped when dropped.
 ///
@@ -87,7 +87,7 @@ impl Sampler {
         Ok(deal)
     }
 
-    /// Who takes part in a step, in order; it may be nobody.
+    /// The units that take part in a step, in order; there may be none.
     ///
     /// Cost: a block of AES for each unit of the part whose turn it is; a copy for balls in bins; a block for each unit at the
     /// first step of an epoch that is asked for, where bins are drawn anew.

@@ -106,7 +106,7 @@ impl Tensors {
     /// Refuses what nobody asked for.
     pub(crate) fn finish(self) -> Result<()> {
         match self.0.keys().next() {
-            Some(name) => Err(damaged(format!("tensor {name} has no meaning here"))),
+            Some(name) => Err(damaged(format!("tensor {name} is not expected here"))),
             None => Ok(()),
         }
     }
@@ -159,7 +159,7 @@ fn unread(error: SafeTensorError) -> Error {
         | HeaderTooLarge
         | InvalidHeader(_)
         | InvalidHeaderLength
-        | InvalidHeaderDeserialization(_) => "it is not a safetensors file, or not a whole one".into(),
+        | InvalidHeaderDeserialization(_) => "it is not a complete safetensors file".into(),
         other => format!("it is damaged: {other}"),
     })
 }
@@ -171,7 +171,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Contents> {
         .metadata()
         .as_ref()
         .and_then(|entries| entries.get(KEY))
-        .ok_or_else(|| damaged("it is a safetensors file, but not one of dpmf".into()))?;
+        .ok_or_else(|| damaged("it is a safetensors file, but dpmf did not write it".into()))?;
     let sealed: Sealed =
         serde_json::from_str(text).map_err(|error| damaged(format!("bad header: {error}")))?;
     let file = SafeTensors::deserialize(bytes).map_err(unread)?;

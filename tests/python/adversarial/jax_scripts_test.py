@@ -252,7 +252,7 @@ def training_goes_on_from_a_branch(world):
     world.step(world.total(second), second, branch)
 
 
-@script("good for one update")
+@script("used for one update only")
 def a_state_is_copied(world):
     saved = copy.deepcopy(world.state)
     batches = world.run.batches(world.state)

@@ -15,12 +15,14 @@ const LONGEST_HEADER: u64 = 1 << 16;
 pub(super) fn read(mut reader: impl Read) -> Result<Mat<f64>, Fault> {
     let start = take(&mut reader, 8)?;
     if !start.starts_with(MAGIC) {
-        return Err(fault("it does not begin like an array of NumPy"));
+        return Err(fault("it is not a NumPy array file"));
     }
     let width = match start[6] {
         1 => 2,
         2 | 3 => 4,
-        version => return Err(fault(format!("version {version} of the format is not read: 1, 2 and 3 are"))),
+        version => {
+            return Err(fault(format!("version {version} of the format is not supported, only 1, 2 and 3")));
+        }
     };
     let length =
         take(&mut reader, width)?.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
@@ -29,7 +31,7 @@ pub(super) fn read(mut reader: impl Read) -> Result<Mat<f64>, Fault> {
     }
     let text = take(&mut reader, length)?;
     let header = std::str::from_utf8(&text).ok().and_then(Header::parse);
-    let header = header.ok_or_else(|| fault("its header is not that of an array of numbers"))?;
+    let header = header.ok_or_else(|| fault("its header does not describe an array of numbers"))?;
     let entry = Entry::parse(header.descr)?;
     let &[rows, columns] = header.shape.as_slice() else {
         return Err(fault(format!("the array has {} dimensions, but 2 are needed", header.shape.len())));
@@ -72,7 +74,9 @@ impl Entry {
         match (order, kind) {
             ("<", Some(kind)) => Ok(Self { kind, big_endian: false }),
             (">", Some(kind)) => Ok(Self { kind, big_endian: true }),
-            _ => Err(fault(format!("entries of type {descr:?} are not read: use float64, float32 or int64"))),
+            _ => Err(fault(format!(
+                "entries of type {descr:?} are not supported: use float64, float32 or int64"
+            ))),
         }
     }
 
@@ -237,9 +241,9 @@ pub(super) mod tests {
     fn what_is_no_matrix_is_refused_in_words() {
         let whole = file(1, &header("<f8", false, "(1, 2)"), &[0; 16]);
         let with = |descr: &str, shape: &str| refused(&file(2, &header(descr, false, shape), &[0; 16]));
-        assert!(refused(b"PK\x03\x04 and so on").contains("does not begin like"));
+        assert!(refused(b"PK\x03\x04 and so on").contains("not a NumPy array file"));
         assert!(refused(&file(9, "", &[])).contains("version 9"));
-        assert!(refused(&whole[..whole.len() - 1]).contains("16 bytes should follow, 15 do"));
+        assert!(refused(&whole[..whole.len() - 1]).contains("16 bytes should follow, but 15 do"));
         assert!(refused(&[&whole[..], &[0]].concat()).contains("bytes follow"));
         assert!(with("<f8", "(2,)").contains("1 dimensions"));
         assert!(with("<f8", "()").contains("0 dimensions"));
@@ -251,7 +255,7 @@ pub(super) mod tests {
         assert!(with("<f8", "(99999999999999999999, 1)").contains("header"));
         // Neither is allocated for before its bytes are there.
         assert!(with("<f8", "(4294967296, 4294967296)").contains("too many"));
-        assert!(with("<f8", "(32768, 32768)").contains("cut short"));
+        assert!(with("<f8", "(32768, 32768)").contains("truncated"));
         assert_eq!(
             read(&*file(1, &header("<f8", false, "(0, 18446744073709551615)"), &[])).unwrap().ncols(),
             0

@@ -26,7 +26,7 @@ pub(super) fn read(mut file: impl Read + Seek) -> Result<Mat<f64>, Fault> {
         return Err(fault("its array is encrypted"));
     }
     if packed == u32::MAX || size == u32::MAX {
-        return Err(fault("its array is larger than 4 GiB: give it as .npy"));
+        return Err(fault("its array is larger than 4 GiB: save it as .npy"));
     }
     let local = record(&mut file, word(&directory, 42).into(), 30, b"PK\x03\x04")?;
     file.seek_relative(i64::from(half(&local, 26)) + i64::from(half(&local, 28)))?;
@@ -34,7 +34,11 @@ pub(super) fn read(mut file: impl Read + Seek) -> Result<Mat<f64>, Fault> {
     let mut array = CrcReader::new(match method {
         0 => Box::new(packed) as Box<dyn Read + '_>,
         8 => Box::new(DeflateDecoder::new(packed)),
-        _ => return Err(fault(format!("its array is packed by method {method}: only deflate is read"))),
+        _ => {
+            return Err(fault(format!(
+                "its array is compressed with method {method}, but only deflate is supported"
+            )));
+        }
     });
     let matrix = npy::read((&mut array).take(size.into()))?;
     if array.crc().sum() != word(&directory, 16) {
@@ -53,7 +57,7 @@ fn end_record(file: &mut (impl Read + Seek), length: u64) -> Result<Vec<u8>, Fau
         record.starts_with(b"PK\x05\x06") && END + usize::from(half(record, 20)) == record.len()
     };
     let at = (0..(bytes.len() + 1).saturating_sub(END)).rev().find(ends_here);
-    at.map(|at| bytes[at..].to_vec()).ok_or_else(|| fault("it does not end like a zip archive"))
+    at.map(|at| bytes[at..].to_vec()).ok_or_else(|| fault("it is not a complete zip archive"))
 }
 
 /// A record of fixed size at a place.
@@ -153,8 +157,8 @@ mod tests {
             bytes[at] = byte;
             refused(bytes)
         };
-        assert!(refused(Vec::new()).contains("does not end like"));
-        assert!(refused(whole[..whole.len() - 1].to_vec()).contains("does not end like"));
+        assert!(refused(Vec::new()).contains("not a complete zip archive"));
+        assert!(refused(whole[..whole.len() - 1].to_vec()).contains("not a complete zip archive"));
         assert!(changed(end + 10, 3).contains("holds 3 arrays"));
         assert!(changed(end + 16, 7).contains("directory is damaged"));
         assert!(refused(archive(12, &array(), size)).contains("method 12"));

@@ -48,7 +48,7 @@ fn words(evaluation: &Evaluation) -> String {
         Evaluation::Texts { tokens, token, accuracy, loss, perplexity } => {
             let what = if *token == Tokens::Characters { "characters" } else { "words" };
             format!(
-                "{tokens} {what} to guess\naccuracy    {accuracy:.4}\nloss        {loss:.4} nats\nperplexity  {}",
+                "{tokens} {what} to predict\naccuracy    {accuracy:.4}\nloss        {loss:.4} nats\nperplexity  {}",
                 number(*perplexity)
             )
         }

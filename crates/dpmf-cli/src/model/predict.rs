@@ -91,7 +91,7 @@ fn format_of(path: &Path) -> anyhow::Result<Format> {
         Some("csv") => Ok(Format::Csv),
         Some("jsonl" | "ndjson") => Ok(Format::JsonLines),
         _ => bail!(
-            "{}: the name must end in .csv or .jsonl, which says how predictions are written",
+            "{}: the name must end in .csv or .jsonl, which is the format of the predictions",
             path.display()
         ),
     }

@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long)]
     no_cache: bool,
 
-    /// Open a planning page in the browser, served to this machine only, until Ctrl-C
+    /// Open a planning page in the browser, for this machine only; Ctrl-C stops it
     #[arg(long, conflicts_with_all = ["examples", "batch", "epochs", "epsilon", "delta"])]
     page: bool,
 

@@ -21,7 +21,7 @@ const SHOWN: usize = 240;
 /// Serves the page until the program ends.
 pub fn serve(port: u16, open: bool, cache: FitCache) -> anyhow::Result<Report> {
     let server = Server::bind(port)?;
-    note(&format!("the page is at {}\nit is served to this machine only; Ctrl-C ends it", server.url()));
+    note(&format!("the page is at {}\nonly this machine can open it; press Ctrl-C to stop", server.url()));
     // A request that fails is answered so, and leaves the others alone.
     drop(std::panic::take_hook());
     if open && std::io::stderr().is_terminal() {

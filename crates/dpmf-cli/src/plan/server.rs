@@ -42,7 +42,7 @@ pub struct Server {
 impl Server {
     /// Binds to 127.0.0.1 and draws the token; port 0 takes any free one.
     ///
-    /// Errors: the port is taken, or the operating system gives no random bytes.
+    /// Errors: the port is taken, or the operating system gave no random bytes.
     pub fn bind(port: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .with_context(|| format!("port {port} of 127.0.0.1 cannot be used"))?;
@@ -133,7 +133,7 @@ impl WorkQueue {
             queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         if queue.newest != ticket {
-            return Answer::failure(409, "overtaken", "a newer question came before this one's turn");
+            return Answer::failure(409, "overtaken", "a newer request replaced this one");
         }
         queue.busy = true;
         drop(queue);
@@ -157,7 +157,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Answer> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(answer) => answer.map_err(|message| Answer::failure(400, "plan", &message)),
-        Err(_) => Err(Answer::failure(500, "internal", "the planner failed; its terminal says how")),
+        Err(_) => {
+            Err(Answer::failure(500, "internal", "the planner failed; see its terminal for the reason"))
+        }
     }
 }
 
@@ -184,7 +186,7 @@ impl Answer {
     /// The page with a nonce of its own: no other style or script runs, and nothing is loaded from anywhere.
     fn page(page: &str) -> Self {
         let Ok(nonce) = secret() else {
-            return Self::failure(500, "internal", "the operating system gives no random bytes");
+            return Self::failure(500, "internal", "the operating system gave no random bytes");
         };
         let mut answer = Self::new(200, "text/html; charset=utf-8", page.replace(NONCE, &nonce));
         answer.policy = format!(
@@ -246,7 +248,7 @@ impl Site<'_> {
     }
 
     fn answer(&self, head: &str) -> Result<Answer, Answer> {
-        let malformed = || Answer::failure(400, "request", "this is not a request of HTTP/1.1");
+        let malformed = || Answer::failure(400, "request", "this is not an HTTP/1.1 request");
         let mut lines = head.split("\r\n");
         let mut words = lines.next().unwrap_or_default().split(' ');
         let (Some(method), Some(target), Some("HTTP/1.1"), None) =
@@ -270,7 +272,7 @@ impl Site<'_> {
             ));
         }
         if method != "GET" {
-            return Err(Answer::failure(405, "request", "only GET is answered"));
+            return Err(Answer::failure(405, "request", "only GET is supported"));
         }
         let nothing = || Answer::failure(404, "request", "there is nothing at this address");
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -312,7 +314,7 @@ fn head(mut stream: &TcpStream) -> Result<String, Option<Answer>> {
             Err(cause) if cause.kind() == ErrorKind::Interrupted => continue,
             // A connection that a browser opened to spare says nothing, and gets no answer.
             Err(_) if bytes.is_empty() => return Err(None),
-            Err(_) => return Err(Some(Answer::failure(408, "request", "the request came too slowly"))),
+            Err(_) => return Err(Some(Answer::failure(408, "request", "the request took too long"))),
         }
         if let Some(length) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             bytes.truncate(length);
@@ -323,7 +325,7 @@ fn head(mut stream: &TcpStream) -> Result<String, Option<Answer>> {
             return Err(Some(Answer::failure(431, "request", "the request is longer than 8 KiB")));
         }
         if Instant::now() >= end {
-            return Err(Some(Answer::failure(408, "request", "the request came too slowly")));
+            return Err(Some(Answer::failure(408, "request", "the request took too long")));
         }
     }
 }
@@ -361,7 +363,7 @@ fn same(a: &str, b: &str) -> bool {
 /// 128 random bits in hexadecimal.
 fn secret() -> anyhow::Result<String> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).context("the operating system gives no random bytes")?;
+    getrandom::fill(&mut bytes).context("the operating system gave no random bytes")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -54,10 +54,10 @@ pub fn picture(name: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(name);
     match path.extension() {
         Some(extension) if extension == "svg" => Ok(path),
-        _ => {
-            Err("pictures are drawn as .svg, which browsers, Inkscape and rsvg-convert turn into other kinds"
-                .into())
-        }
+        _ => Err(
+            "figures are written as .svg; browsers, Inkscape and rsvg-convert convert them to other formats"
+                .into(),
+        ),
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "σ", conflicts_with = "file", required_unless_present = "file")]
     noise_multiplier: Option<f64>,
 
-    /// Games of the audit
+    /// Number of games in the audit
     #[arg(long, value_parser = count, default_value = "1e5")]
     trials: usize,
 

@@ -30,7 +30,7 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
     let ended = rows.iter().filter(|row| row.runs > 0).count();
     let users = task.users();
     let lead = format!(
-        "{tuning} tuning runs on {} validation users; the best setting of each of {} rows trained again and scored on {} test \
+        "{tuning} tuning runs on {} validation users; the best setting of each of {} rows was trained again and scored on {} test \
          users; {} users to train on, {} parameters.",
         users.1,
         rows.len(),
@@ -99,9 +99,9 @@ pub(super) fn page(task: &Task, rows: &[Row], tuning: usize, together: Option<&T
 fn columns(cells: &[Vec<String>]) -> (Vec<usize>, String) {
     let differs = |column: &usize| *column < 2 || cells.iter().any(|row| row[*column] != cells[0][*column]);
     let (differing, same): (Vec<usize>, Vec<usize>) = (0..HEAD.len()).partition(differs);
-    let told = same.iter().filter(|column| cells.first().is_some_and(|row| row[**column] != "–"));
+    let named = same.iter().filter(|column| cells.first().is_some_and(|row| row[**column] != "–"));
     let words: Vec<String> =
-        told.map(|column| format!("{} {}", HEAD[*column].0, cells[0][*column])).collect();
+        named.map(|column| format!("{} {}", HEAD[*column].0, cells[0][*column])).collect();
     let shared = if words.is_empty() { String::new() } else { format!(" All rows: {}.", words.join(", ")) };
     (differing, shared)
 }

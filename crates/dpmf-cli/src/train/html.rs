@@ -40,7 +40,7 @@ pub fn worse_than_trivial(task: &Task, summary: &Summary) -> Option<String> {
     };
     let settings = match &summary.rehearsed {
         Some(_) => "fewer columns (--features)",
-        None => "a smaller --server-lr or more --clients a round",
+        None => "a smaller --server-lr or more --clients in a round",
     };
     let budget =
         if summary.epsilon.is_some() { "more data, a larger --epsilon, or " } else { "more data, or " };
@@ -139,7 +139,7 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
     );
 
     page.heading("Learning curves");
-    let words = "On validation data, which never trains. Not covered by ε.";
+    let words = "On validation data, which is never trained on. Not covered by ε.";
     let curves: Vec<_> =
         curves(ended, &summary.baseline, scores(task)).into_iter().map(|panel| (panel, words)).collect();
     page.figures(&curves);
@@ -147,14 +147,13 @@ pub fn page(task: &Task, summary: &Summary, ended: &[FinishedRun], folder: &Path
     let mut figures = Vec::new();
     let errors = errors(&first);
     if !errors.series.is_empty() {
-        let words =
-            "What noise leaves in a coordinate of the model, expected before training; less is better.";
+        let words = "Expected squared error that the noise leaves in a coordinate of the model, computed before training; lower is better.";
         figures.push((errors, words));
     }
     let spending = spending(&first);
     if !spending.series.is_empty() {
-        let words = "ε of everything released up to a round, at the same δ. Under sampling, for trees and for over 4096 \
-                     rounds only that of the whole run is known: a level line.";
+        let words = "ε of everything released up to a round, at the same δ. With sampling, for trees, and above 4096 \
+                     rounds, only the ε of the whole run is known, drawn as a level line.";
         figures.push((spending, words));
     }
     if !figures.is_empty() {

@@ -135,8 +135,8 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "K", value_parser = count, conflicts_with_all = ["rounds", "participation"])]
     pub epochs: Option<usize>,
 
-    /// Number of rounds; nobody takes part in two of them unless --participation says so. By default one pass, but at
-    /// most 1024
+    /// Number of rounds; a user takes part in one of them at most, unless --participation allows more. By default one
+    /// pass, but at most 1024
     #[arg(long, value_name = "n", value_parser = count)]
     pub rounds: Option<usize>,
 
@@ -592,7 +592,7 @@ impl Experiment {
         if let Some(name) =
             experiment.runs.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref()))
         {
-            bail!("{} names the run {name:?}, but has no directory with that name", path.display());
+            bail!("{} lists the run {name:?}, but has no directory with that name", path.display());
         }
         Ok(experiment)
     }
@@ -869,8 +869,8 @@ fn finish(
         .collect();
     if !diverged.is_empty() {
         text += &format!(
-            "\n\na loss above that of the untrained model: {}. The steps are too large for the noise: take a smaller \
-             --server-lr, or more --clients a round, whose mean has less noise",
+            "\n\na loss above that of the untrained model: {}. The steps are too large for the noise: use a smaller \
+             --server-lr, or more --clients in a round, whose mean has less noise",
             diverged.join(", ")
         );
     }

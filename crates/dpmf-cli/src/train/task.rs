@@ -104,7 +104,7 @@ pub struct TaskArgs {
     #[arg(long, value_name = "k", value_parser = count)]
     users: Option<usize>,
 
-    /// What a token of the text is
+    /// How texts are split into tokens
     #[arg(long, value_enum)]
     tokens: Option<TokenName>,
 

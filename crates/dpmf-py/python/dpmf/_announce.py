@@ -1,4 +1,4 @@
-"""A plan in one line, for people who train with it."""
+"""A plan in one line, for the log of a training run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log.setLevel(logging.INFO)
 
 
 def say(line: str) -> None:
-    """To the log and, where nobody set one up, to standard error. logging.getLogger("dpmf").setLevel("WARNING") silences both."""
+    """Writes to the log or, if no logging is configured, to standard error. logging.getLogger("dpmf").setLevel("WARNING") silences both."""
     if log.hasHandlers():
         log.info(line)
     elif log.isEnabledFor(logging.INFO):
@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 
 def announced(**arguments: Any) -> Plan:
-    """The plan, told of in one line; in lines of progress too where it takes longer than two seconds."""
+    """Makes the plan and reports it in one line; if planning takes more than two seconds, reports progress too."""
     started = last = time.monotonic()
 
     def progress(line: str) -> None:

@@ -1,4 +1,4 @@
-"""What all adapters ask before training."""
+"""Checks that all adapters make before training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def statement_of(mechanism: Mechanism) -> PrivacyStatement:
 
 
 def check_unit(mechanism: Mechanism, clipped: _Unit, remedy: str = "") -> None:
-    """Refuses a statement for another unit than the one that is clipped."""
+    """Refuses a statement whose unit is not the one that is clipped."""
     unit = statement_of(mechanism).unit
     if unit != clipped:
         raise MismatchError(
-            f"the mechanism's statement is for every {unit}, but what is clipped here is every {clipped}: plan with "
+            f"the mechanism's statement is for every {unit}, but here every {clipped} is clipped: plan with "
             f'unit="{clipped}"{remedy}'
         )
 
@@ -40,5 +40,5 @@ def check_experiment(key: NoiseKey | None, experiment: str | None) -> None:
 
 
 def participation_of(mechanism: Mechanism) -> tuple[int, int]:
-    """How far apart two steps of one contributor are at least, and in how many it takes part at most."""
+    """The minimum distance between two steps of one contributor, and the largest number of steps that it takes part in."""
     return mechanism._participation

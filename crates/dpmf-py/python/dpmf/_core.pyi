@@ -259,7 +259,7 @@ class Ledger:
         """δ of the budget."""
     @property
     def unit(self) -> _Unit:
-        """Whose data the ledger is about: "user" or "record"."""
+        """The unit of privacy: "user" or "record"."""
     @property
     def adjacency(self) -> _Adjacency:
         """Which data sets are neighbours."""
@@ -314,13 +314,13 @@ class PrivacyStatement:
         """The unit of privacy: "user" or "record"."""
     @property
     def participation(self) -> str:
-        """How often one unit takes part, in words; in numbers in to_dict()."""
+        """How often one unit takes part, in words; to_dict() has the numbers."""
     @property
     def steps(self) -> int:
         """Number of steps."""
     @property
     def key(self) -> _Origin:
-        """"system", or "seeded" for noise that holds only while a seed is secret."""
+        """"system", or "seeded" if the guarantee holds only while a seed is secret."""
     @property
     def covers(self) -> list[str]:
         """What (ε, δ) covers, one sentence each."""
@@ -375,7 +375,7 @@ class Mechanism:
         """The participation that the sensitivity covers, as plan and make_mechanism take it: "single"."""
     @property
     def _participation(self) -> tuple[int, int]:
-        """Least distance of two steps of one unit, and how often it takes part at most."""
+        """The minimum distance between two steps of one unit, and the largest number of steps that it takes part in."""
     @property
     def sampling(self) -> str:
         """The sampling that the guarantee relies on, in the format of dpmf.Sampler; "none" if it relies on none."""
@@ -558,7 +558,7 @@ class Plan:
         Raises MismatchError if the plan does not rely on sampling.
         """
     def _repr_html_(self) -> str:
-        """Tables of what was chosen and weighed and the curve of the error, for notebooks."""
+        """Tables of the chosen mechanism and all candidates, and the curve of the error, for notebooks."""
 
 @final
 class Model:
@@ -635,8 +635,8 @@ class NoiseKey:
         """A new key from the operating system, kept in memory only: the run cannot be resumed after this process."""
     @staticmethod
     def from_seed(seed: int) -> NoiseKey:
-        """A key derived from a number, for experiments: private only while the number is secret. To repeat one, also give
-        the stream its name, run=: without, every stream has noise of its own.
+        """A key derived from a number, for experiments: private only while the number is secret. To repeat an experiment, also
+        pass a name as run= to the stream; without a name, every stream has its own noise.
         """
     @staticmethod
     def create(path: _Path) -> NoiseKey:
@@ -654,17 +654,17 @@ class NoiseKey:
 
 @final
 class NoiseStream:
-    """The rows of noise for a model, or for a shard of its coordinates: each once, in order, none past the last.
+    """Generates the rows of noise for a model, or for a shard of its coordinates: each row once, in order.
 
-    Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size draw what one process
-    would draw. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
-    shards or a restored checkpoint. One key and run must never serve two sets of data: words, under which every start
-    has the same noise, are for experiments with a key from a seed. output is "gradient" for noise to add to clipped,
-    summed gradients, or "iterate" for what that noise leaves in the iterates. unit_noise leaves out the scale.
+    Row i of coordinate j depends on key, run, mechanism, i and j alone, so shards of any size have the noise that one process
+    would have. run is the name of the run: None for a new one, or 32 hexadecimal digits (another stream's .run) for its
+    shards or a restored checkpoint. Never use one key and run for two sets of data. With a key from a seed, run may be any
+    words, for experiments: every start then has the same noise. output is "gradient" for noise to add to clipped, summed
+    gradients, or "iterate" for the noise that results in the iterates. unit_noise=True leaves out the scale.
 
-    arithmetic is "exact", the default for gradient noise, or "float". Exact: what is released is the given sum plus ideal,
-    real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. Float: noise is made and
-    added in single precision, faster, and its lowest bits are outside of the guarantee.
+    arithmetic is "exact", the default for gradient noise, or "float". With "exact", a release is the given sum plus ideal,
+    real-valued noise, correctly rounded to a multiple of grid, so the guarantee covers every bit. With "float", noise is made
+    and added in single precision, which is faster, but the guarantee does not cover the lowest bits of a release.
 
     A stream alone does not survive a crash safely; a DurableStream does.
 
@@ -697,9 +697,9 @@ class NoiseStream:
     def next_row(self) -> NDArray[np.float32]:
         """The next row of noise as a new array."""
     def skip(self) -> int:
-        """Moves past the next row without showing it, and returns its number."""
+        """Skips the next row without releasing it, and returns its number."""
     def skip_to(self, step: int) -> None:
-        """Moves forward to a later row; the rows between are never shown."""
+        """Moves forward to a later row; the rows between are never released."""
     @property
     def next_step(self) -> int:
         """The next row, zero-based; equal to steps at the end."""
@@ -708,7 +708,7 @@ class NoiseStream:
         """Number of rows in all."""
     @property
     def coordinates(self) -> range:
-        """The coordinates it serves."""
+        """The coordinates that it makes noise for."""
     @property
     def memory(self) -> int:
         """Bytes of state that it keeps from one step to the next."""
@@ -735,7 +735,7 @@ class NoiseStream:
     def checkpoint_bytes(self) -> bytes:
         """The bytes of a checkpoint, for a state dictionary."""
     def restore(self, checkpoint: bytes | _Path) -> None:
-        """Goes on from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
+        """Continues from a checkpoint, a path or bytes, of the same mechanism, key, run, coordinates and output.
 
         Only a stream at its first step can be restored: one that has moved would release rows twice.
         """
@@ -753,23 +753,25 @@ class PrivateRun:
         run.clip.add_rows([gradients], [sum])   # int64, in units of run.clip.unit
         run.release(sum, released)              # float32: the noisy sum, not divided
 
-    What would let one example count more than the guarantee allows is refused with MismatchError, whose fault is a word for
-    programs: more contributions than members ("too-many"), a batch that has had its step, or none ("no-batch"), a batch of another
-    step ("other-step"), batches that others decide than at first ("other-order"), a sampler of another run ("sampler-in-use"), none
-    where the guarantee counts on it ("not-sampled"), another denominator ("other-denominator"), nothing to release ("nothing").
+    Anything that would let one example count more than the guarantee allows is refused with MismatchError, whose fault is a
+    word for programs: more contributions than members ("too-many"), a batch whose step is over, or no batch ("no-batch"), a
+    batch of another step ("other-step"), batches in another order than at first ("other-order"), a sampler of another run
+    ("sampler-in-use"), no sampler although the guarantee relies on one ("not-sampled"), another denominator
+    ("other-denominator"), nothing to release ("nothing").
 
-    Begins a run. dimension is that of the whole model; coordinates, a range, are those whose sums are released here, or ranges has
-    several of them. ranks add up their contributions. journal, a path where nothing is, makes a run that open() can go on with.
+    Begins a run. dimension is that of the whole model; coordinates is the range whose sums are released here, or ranges has
+    several of them. ranks is the number of ranks, whose contributions are added up. With journal, a path where no file
+    exists, open() can continue the run.
 
-    ahead is the number of threads that make the noise of the coming step while its gradient is computed, for 8 bytes a coordinate (4
-    in float arithmetic); by default half of the machine's, and none for less than 32,768 coordinates. 0 makes it when it is
-    released, in the same bits.
+    ahead is the number of threads that make the noise of the coming step while its gradient is computed, which takes 8 bytes
+    per coordinate (4 in float arithmetic); by default half of the machine's, and none for fewer than 32,768 coordinates. With
+    0, the noise is made when it is released, with the same bits.
 
-    part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with one
-    digest: a journal of any of them then opens for any other, also when the model is cut otherwise.
+    part says that several ranks hold parts of the model, each with ranges of its own, and release every step together with
+    one digest: any of them can then open the journal of any other, also if the model is divided differently.
 
-    Where rows are data, like a batch, coming_row() is shipped, hand_over() puts on record that it leaves, and settle(step, mark) says
-    which sum it was used with. Contributions are counted for the step that is to be settled next.
+    Where rows are data, like a batch, ship coming_row(), call hand_over() to record that it leaves, and settle(step, mark) to
+    say which sum it was used with. Contributions are counted for the step that is settled next.
     """
 
     def __new__(
@@ -811,11 +813,11 @@ class PrivateRun:
     def of_journal(journal: str | os.PathLike[str]) -> str:
         """The name of the run that a journal belongs to."""
     def recall(self, order: str | None = None, denominator: float | None = None) -> None:
-        """Takes up what a saved state kept of the run beside its noise: what decided its batches, and its denominator. Both stay as
-        they were.
+        """Restores what a saved state holds of the run besides its noise: what decides its batches, and its denominator. Both
+        stay as they were.
         """
     def follow(self, order: str, *, by_step: bool, sampler: Sampler | None = None, fresh: bool = False) -> None:
-        """Says what decides who is in which batch, in words that are kept with the run and compared when it goes on.
+        """Declares what decides the batches, in words that are saved with the run and compared when it is resumed.
 
         by_step says that each batch belongs to a step, and the guarantee is for it in that step only; otherwise each example comes
         once in all. sampler is the one that draws them, for this run and no other; fresh says that nobody but the caller can have
@@ -823,9 +825,9 @@ class PrivateRun:
         """
     @property
     def order(self) -> str | None:
-        """What decides who is in which batch; None while nobody said."""
+        """What decides the batches; None until it is declared."""
     def hand_out(self, step: int, members: int | None = None) -> None:
-        """Hands out the batch of a step, or this rank's part of it, of so many members; None where nobody knows how many."""
+        """Hands out the batch of a step, or this rank's part of it. members is its size; None if the size is not known."""
     def contribute(self, count: int) -> None:
         """Counts contributions of the batch that was handed out last to the coming step."""
     @property
@@ -984,11 +986,11 @@ class _Clip:
         """What one stands for in a sum, a power of two."""
     @property
     def target(self) -> float:
-        """The norm that longer contributions are scaled to, a hair below the clip."""
+        """The norm that longer contributions are scaled to, slightly below the clip."""
     @staticmethod
     def charge(contributions: int, dimension: int, unit: float) -> float:
-        """Share of the clip by which to scale down a sum of so many contributions that was taken elsewhere, in arithmetic of so large
-        a relative error, so that one contribution moves it by at most the clip.
+        """Share of the clip by which to scale down a sum of this many contributions that was computed elsewhere, in arithmetic
+        with this relative error, so that one contribution moves the sum by at most the clip.
         """
     def add_rows(
         self, rows: Sequence[NDArray[np.floating[Any]]], sums: Sequence[NDArray[np.int64]], share: float = 1.0
@@ -1001,7 +1003,7 @@ class _Clip:
 
 @final
 class Sampler:
-    """Draws in secret who takes part in which step.
+    """Draws in secret which units take part in which step.
 
     sampling is "cyclic-poisson:G:Q" (units are put into G parts that take turns, and each unit of the current part takes part
     with probability Q; G = 1 is Poisson sampling), "balls-in-bins:B" (each unit has one of B phases, and takes part at every B-th
@@ -1125,7 +1127,7 @@ class DurableStream:
         """Number of rows in all."""
     @property
     def coordinates(self) -> range:
-        """The coordinates it serves."""
+        """The coordinates that it makes noise for."""
     @property
     def memory(self) -> int:
         """Bytes of state that it keeps from one step to the next."""

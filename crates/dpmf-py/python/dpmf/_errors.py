@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """Everything that can go wrong in dpmf, beside bad arguments."""
+    """The base class of all errors of dpmf, except those of bad arguments."""
 
     kind: ClassVar[str] = "error"
-    """A word for programs, the same as in the JSON of the command line."""
+    """The kind of the error, for programs: the same word as in the JSON of the command line."""
 
 
 class UnsupportedError(Error):
@@ -33,7 +33,7 @@ class ConvergenceError(Error):
 
 
 class NumericalError(Error):
-    """Numbers left the range in which the computation means anything."""
+    """A number left the range in which the computation is valid."""
 
     kind = "numerical"
 
@@ -61,21 +61,21 @@ class RandomnessError(Error):
 
 
 class ExhaustedError(Error):
-    """All noise rows are used; no row is used twice."""
+    """All rows of noise have been used, and no row may be used twice."""
 
     kind = "exhausted"
     steps: int
-    """Number of rows that there were."""
+    """Number of rows in all."""
 
 
 class HaltedError(Error):
-    """A stream stopped for good, because what it may have released is no longer known."""
+    """A stream stopped for good, because it is no longer known what it has released."""
 
     kind = "halted"
 
 
 class StepReusedError(Error):
-    """A noise row was used with one input and is asked for with another."""
+    """A row of noise was used with one input and is now requested with another."""
 
     kind = "step-reused"
     step: int
@@ -95,13 +95,13 @@ class LockedError(Error):
 
 
 class BudgetError(Error):
-    """The budget of a ledger does not hold a release; nothing was recorded."""
+    """A release would exceed the budget of a ledger; nothing was recorded."""
 
     kind = "budget"
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The system did not grant the memory."""
+    """The system does not have enough memory."""
 
     kind = "memory"
 
@@ -113,17 +113,17 @@ class FileError(Error, OSError):
 
 
 class FormatError(Error):
-    """A file is not what it should be."""
+    """A file is damaged, or is not of the expected kind."""
 
     kind = "format"
 
 
 class MismatchError(Error, ValueError):
-    """What a program does is not what its mechanism was made for."""
+    """The program does something that its mechanism was not planned for."""
 
     kind = "mismatch"
     fault: str | None = None
-    """A word for programs where a PrivateRun refused; None elsewhere."""
+    """A word for programs if a PrivateRun refused something; otherwise None."""
 
 
 _BY_KIND: dict[str, type[Error]] = {

@@ -49,7 +49,7 @@ class GhostModule(AbstractGradSampleModule):
         return outputs
 
     def forget(self) -> None:
-        """Ends what a forward pass has begun."""
+        """Ends the recording that a forward pass began."""
         self._waits = False
         self._open.close()
 
@@ -59,7 +59,7 @@ class GhostModule(AbstractGradSampleModule):
             if len(losses) == 0:
                 return None
             raise ValueError(
-                "backward() comes without a forward pass of the module in training: call criterion(model(inputs), targets).backward() once "
+                "backward() was called without a forward pass of the module in training: call criterion(model(inputs), targets).backward() once "
                 "for each batch, after model.train()"
             )
         ghost = self._ghost
@@ -84,7 +84,7 @@ class GhostCriterion(OpacusCriterion):
 
 
 class ExampleLosses:
-    """The loss of each example. It adds up, is scaled and is looked at like a loss."""
+    """The loss of each example. It can be added, scaled and read like a loss."""
 
     def __init__(self, criterion: GhostCriterion, losses: torch.Tensor) -> None:
         self.criterion, self.losses = criterion, losses
@@ -138,12 +138,12 @@ class ExampleLosses:
 def _length_of(parts: Any) -> int:
     lengths = [len(one) for one in torch.utils._pytree.tree_leaves(parts) if isinstance(one, torch.Tensor) and one.dim()]
     if not lengths or any(length != lengths[0] for length in lengths):
-        raise ValueError(f"the inputs have leading axes {lengths}, but with ghost clipping all need one axis of examples")
+        raise ValueError(f"the inputs have leading axes {lengths}, but ghost clipping needs one axis of examples, the same for all inputs")
     return lengths[0]
 
 
 def _fixed_loss(outputs: Any, _: Any) -> torch.Tensor:
-    """Some loss of one example: what is compared at first does not depend on which."""
+    """Any loss of one example: the comparison in the first step does not depend on which loss it is."""
     generator = torch.Generator().manual_seed(1)
     leaves = [one for one in torch.utils._pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
     return torch.stack([(one * torch.randn(one.shape, generator=generator).to(one)).sum() for one in leaves]).sum()

@@ -1,4 +1,4 @@
-"""What optimizers make of gradients, as far as their noise is concerned.
+"""What optimizers do with gradients, as far as the noise in them is concerned.
 
 Noise on the gradients is private whatever comes after. What comes after decides only how large the noise in the model is, and
 so which mechanism is the best.

@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 def _answers_old_calls(planner: Callable[P, R]) -> Callable[P, R]:
-    """Until 0.2, plan(steps=…) made a mechanism by hand; such a call is told where that has gone."""
+    """Until 0.2, plan(steps=…) made a mechanism by hand; such a call gets an error that names the new function."""
 
     @functools.wraps(planner)
     def answering(*arguments: P.args, **named: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Who is told how far long work is."""
+"""Progress of long work: a callback, or a line on standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACE = 0.1
 
 
 class Listener:
-    """A callback, or nobody, and what to do when the work has ended."""
+    """A callback or None, and what to do when the work has ended."""
 
     def __init__(self, callback: Callable[[Any], Any] | None) -> None:
         self.callback = callback
@@ -25,7 +25,7 @@ class Listener:
 
 
 class Line(Listener):
-    """One line on standard error, written over and taken away at the end."""
+    """One line on standard error, overwritten with each message and removed at the end."""
 
     def __init__(self) -> None:
         super().__init__(self.tell)
@@ -34,7 +34,7 @@ class Line(Listener):
         self.width = 0
 
     def tell(self, message: object) -> None:
-        """Shows a message, where it is time."""
+        """Shows a message, if the last one is old enough."""
         now = time.monotonic()
         if now < self.due:
             return
@@ -42,7 +42,7 @@ class Line(Listener):
         self._write(f"dpmf: {message}, {now - self.began:.0f} s")
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self.width:
             self._write("")
             self._write("")
@@ -54,7 +54,7 @@ class Line(Listener):
 
 
 def listener(progress: Callable[[Any], Any] | bool | None) -> Listener:
-    """The callback that is given; a line for True, and where nothing is said and somebody sees it; nobody for False."""
+    """The callback that was passed; a line for True, or by default if standard error is shown to a user; nothing for False."""
     if progress is None:
         progress = _seen()
     if callable(progress):

@@ -1,4 +1,4 @@
-"""What the adapters need beside NumPy, and words for where it is missing or too old."""
+"""What the adapters need besides NumPy, and messages for packages that are missing or too old."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def require(who: str, *packages: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version, without what it is a candidate of or built for; that of an unknown one is past all others."""
+    """The release of a version, without suffixes of candidates and builds; an unknown version is later than all others."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in found[0].split(".")) if found else (2**31,)

@@ -221,7 +221,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         noise = self._noise
         if self._added:
             raise ValueError(
-                "there were several backward() since the last step() or zero_grad(), and an example that came twice would count twice: "
+                "backward() was called several times since the last step() or zero_grad(), and an example that came twice would count twice: "
                 "call zero_grad() before the backward() of each batch, and split large batches with Opacus' BatchMemoryManager"
             )
         if made is not None:
@@ -259,7 +259,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         if self._by_ghosts:
             if not self._added:
                 raise ValueError(
-                    "there was no backward() since the last step() or zero_grad(): call criterion(model(inputs), targets).backward(), with the "
+                    "backward() was not called since the last step() or zero_grad(): call criterion(model(inputs), targets).backward(), with the "
                     "criterion that make_private returned"
                 )
             self._added = False
@@ -272,13 +272,13 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             if row is None:
                 raise ValueError(
                     f"parameter {number} is trained, but has no per-sample gradient: it was frozen when the engine made "
-                    "the module private, or the loss does not depend on it. Freeze with requires_grad_(False) what is "
-                    "not trained; what is to be trained later must be trainable in make_private"
+                    "the module private, or the loss does not depend on it. Freeze parameters that are not trained with "
+                    "requires_grad_(False); parameters that are trained later must be trainable in make_private"
                 )
             if isinstance(row, list):
                 raise ValueError(
-                    "there were several backward() since the last zero_grad(), and an example that came twice would "
-                    "count twice: call zero_grad() before the backward() of each batch, and split large batches with "
+                    "backward() was called several times since the last zero_grad(), and an example that came twice "
+                    "would count twice: call zero_grad() before the backward() of each batch, and split large batches with "
                     "Opacus' BatchMemoryManager"
                 )
             if row.shape[1:] != p.shape:
@@ -380,7 +380,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
             self._checks.first = ours["first_learning_rates"]
 
     def _resume_cohorts(self, order: Mapping[str, Any] | None) -> None:
-        """Lets the batches go on where the run is, in the order in which it began."""
+        """Continues the batches where the run is, in the order in which it began."""
         cohorts = self._cohorts
         if cohorts is None:
             return
@@ -401,7 +401,7 @@ class CorrelatedOptimizer(_torch._Noisy, DPOptimizer):
         self._noise.close()
 
     def __getstate__(self) -> Any:
-        raise TypeError("a CorrelatedOptimizer is not pickled or copied: keep its state_dict()")
+        raise TypeError("a CorrelatedOptimizer cannot be pickled or copied: save its state_dict()")
 
 
 def _checked_clips(clips: Sequence[float], clip: float, parameters: Sequence[torch.Tensor]) -> list[float]:
@@ -440,8 +440,8 @@ _OF_ENGINE = (
 
 #: What to do instead of arguments of Opacus that do not go with correlated noise.
 _INSTEAD = {
-    "noise_generator": "the noise comes from a key, always from a cryptographic generator: PrivacyEngine(key=…)",
-    "normalize_clipping": "gradients are clipped to max_grad_norm and the noise is for that: divide the learning rate by max_grad_norm",
+    "noise_generator": "the noise always comes from a cryptographic generator with a key: pass PrivacyEngine(key=…)",
+    "normalize_clipping": "gradients are clipped to max_grad_norm, and the noise is planned for this norm: divide the learning rate by max_grad_norm instead",
     "total_steps": "pass epochs: the loader determines the steps of each",
 }
 
@@ -640,7 +640,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         statement = statement_of(mechanism)
         clip, clips = (statement.clip, None) if max_grad_norm is None else _clips_of(max_grad_norm, clipping)
         if max_grad_norm is None and clipping != "flat":
-            raise ValueError(f"clipping is {clipping!r} without max_grad_norm: give one clip for every parameter, or flat")
+            raise ValueError(f"clipping is {clipping!r} without max_grad_norm: pass one clip for each parameter, or use flat clipping")
         if clip != statement.clip:
             raise ValueError(
                 f"max_grad_norm is {clip}, but the mechanism was planned for {statement.clip}: remove it, or plan again"
@@ -661,7 +661,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if not wrap_model:
             _hooks_of_opacus()
             if isinstance(module, AbstractGradSampleModule):
-                raise ValueError("wrap_model is False, but the module is wrapped in a GradSampleModule: give the module inside")
+                raise ValueError("wrap_model is False, but the module is wrapped in a GradSampleModule: pass the module inside")
         of_module = set(module.parameters())
         if any(p not in of_module for group in optimizer.param_groups for p in group["params"]):
             raise ValueError("the optimizer has parameters that are not the module's")
@@ -720,22 +720,22 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
     def _check_unused(self) -> None:
         if self.accountant.of is not None:
-            raise ValueError("this engine has made a run private already: a new run needs a new engine, with a new key")
+            raise ValueError("this engine has already made a run private: a new run needs a new engine with a new key")
 
     def _size_of(self, data_loader: DataLoader[Any]) -> tuple[int, int]:
-        """Examples and batch size of a loader whose order is ours to choose."""
+        """Number of examples and batch size of a loader whose order dpmf may choose."""
         if isinstance(data_loader.batch_sampler, Batches):
             raise MismatchError(
-                f"the data loader has {type(data_loader.batch_sampler).__name__}, but the plan decides how to draw: give a loader "
+                f"the data loader has {type(data_loader.batch_sampler).__name__}, but the plan decides how to draw: pass a loader "
                 "with a batch_size, or make_private(…, mechanism=plan)"
             )
         if isinstance(data_loader.dataset, IterableDataset):
             raise MismatchError(
-                "the data set is an IterableDataset, so nothing can be drawn from it: give a data set with a length"
+                "the data set is an IterableDataset, so nothing can be drawn from it: pass a data set with a length"
             )
         if data_loader.batch_size is None:
             raise MismatchError(
-                "the data loader has a batch sampler of its own, but the plan decides how to draw: give a batch_size and no sampler"
+                "the data loader has a batch sampler of its own, but the plan decides how to draw: set a batch_size and no sampler"
             )
         sampler = data_loader.sampler
         length = len(data_loader.dataset)  # type: ignore[arg-type]
@@ -744,7 +744,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
         if not everything:
             raise MismatchError(
-                f"the data loader has a {type(sampler).__name__}, but the plan decides how to draw, from all of the data: give the part to "
+                f"the data loader has a {type(sampler).__name__}, but the plan decides how to draw, from all of the data: pass the part to "
                 "train on as a torch.utils.data.Subset, with a batch_size and no sampler"
             )
         return length, min(data_loader.batch_size, length)
@@ -769,7 +769,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             per_epoch = mechanism.steps // times
             if per_epoch not in (len(data_loader), round(length / batch_size)):
                 raise MismatchError(
-                    f"the data loader has {len(data_loader)} batches, but the mechanism was planned for {per_epoch} an epoch: give it that "
+                    f"the data loader has {len(data_loader)} batches, but the mechanism was planned for {per_epoch} per epoch: give it that "
                     "batch_size, or plan for this one"
                 )
             batches = _torch.Cohorts(length, _batch_for(length, per_epoch, batch_size), epochs=times, seed=self._seed)
@@ -794,7 +794,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         _torch.check_loader(mechanism, data_loader, epochs=epochs)
         if data_loader.batch_size is None:
             raise MismatchError(
-                "the data loader has a batch sampler of its own: give dpmf.torch.Cohorts, or a batch_size and no sampler"
+                "the data loader has a batch sampler of its own: use dpmf.torch.Cohorts, or a batch_size and no sampler"
             )
         cohorts = _torch.Cohorts(
             len(data_loader.dataset),  # type: ignore[arg-type]
@@ -804,7 +804,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         )
         if len(cohorts) != len(data_loader):
             raise MismatchError(
-                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: give the "
+                f"the data loader has {len(data_loader)} batches, but all of the data makes {len(cohorts)}: pass the "
                 "part to train on as a torch.utils.data.Subset, without a sampler"
             )
         return self._rebuilt(data_loader, cohorts)
@@ -842,8 +842,8 @@ def _clips_of(max_grad_norm: float | Sequence[float], clipping: Literal["flat", 
         return float(max_grad_norm), None  # type: ignore[arg-type]
     if clipping in ("flat", "per_layer"):
         raise ValueError(
-            f"clipping is {clipping!r} and max_grad_norm {max_grad_norm}: flat clipping has one norm over all parameters, per_layer a "
-            "list with one for each"
+            f"clipping is {clipping!r} and max_grad_norm {max_grad_norm}: flat clipping needs one norm for all parameters, and "
+            "per_layer a list with one for each"
         )
     raise ValueError(
         f"clipping is {clipping!r}, but noise is planned for a clip that is fixed for the run: use flat or per_layer"
@@ -856,7 +856,7 @@ _OFF = {"noise_multiplier", "rand_on_empty", *_INSTEAD}
 
 
 def _check_other(other: Mapping[str, Any]) -> None:
-    """Refuses arguments that would mean another run, and those that nobody knows; what is off, or only about accountants, changes
+    """Refuses unknown arguments, and those that would change the run; arguments that are off, or only about accountants, change
     nothing."""
     for name, value in other.items():
         if name in _KNOWN:

@@ -99,7 +99,7 @@ _REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     (
         "include_num_input_tokens_seen",
         ("no", False),
-        "the number of tokens depends on who was drawn, which is secret: remove it",
+        "the number of tokens depends on which examples were drawn, which is secret: remove it",
     ),
 ]
 
@@ -166,8 +166,8 @@ def _check_collator(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
             once, again, anew = rows(some, 0), rows(some, 0), rows(some, 1)
             if any(not _equal(once[name], again[name]) for name in once):
                 warnings.warn(
-                    "data_collator draws random numbers of its own, so that it could not be checked that each row depends on its own example "
-                    "alone: the guarantee counts on that",
+                    "data_collator draws random numbers of its own, so it could not be checked that each row depends on its own example "
+                    "alone, and the guarantee relies on that",
                     UncheckedDataWarning,
                     stacklevel=2,
                 )
@@ -188,8 +188,8 @@ def _check_collator(dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
                     for name in beside:
                         if not _equal_but_for_padding(beside[name][row], alone[name][row]):
                             raise MismatchError(
-                                f"data_collator puts something else into {name} of an example if others are beside it: an example that is in "
-                                "the rows of others, as with mixup, counts in each of them. Let every row depend on its own example alone"
+                                f"data_collator changes {name} of an example when other examples are in the batch: an example that is in the "
+                                "rows of others, as with mixup, counts in each of them. Let every row depend on its own example alone"
                             )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as failed:
             if isinstance(failed, MismatchError):
@@ -275,13 +275,13 @@ class PrivateTrainer(Trainer):
             _check_dataset(named["train_dataset"])
         if hasattr(model, "_orig_mod"):
             raise MismatchError(
-                "the model is one that torch.compile made, but gradients of single examples are taken of the module itself: give the model "
-                "that was not compiled"
+                "the model was compiled with torch.compile, but per-example gradients need the original module: pass the model that was "
+                "not compiled"
             )
         super().__init__(model, args, *arguments, **named)
         if isinstance(self.optimizer, PrivateOptimizer):
             raise MismatchError(
-                "optimizers has a PrivateOptimizer, whose noise is not that of this trainer's plan: give the optimizer inside, as in "
+                "optimizers has a PrivateOptimizer, whose noise is not that of this trainer's plan: pass the optimizer inside, as in "
                 "optimizers=(torch.optim.AdamW(…), scheduler)"
             )
         if args is None:
@@ -417,7 +417,7 @@ class PrivateTrainer(Trainer):
         differs = [f"{name}={value}" for name, value in asked.items() if getattr(told, name) != value]
         if differs and (told.epsilon > asked["epsilon"] or told.delta != asked["delta"] or told.clip != asked["clip"]):
             raise MismatchError(
-                f"{', '.join(differs)} was not what the run began with ({told.epsilon:g}, {told.delta:g}, clip {told.clip:g}): resume with "
+                f"{', '.join(differs)} differs from what the run began with ({told.epsilon:g}, {told.delta:g}, clip {told.clip:g}): resume with "
                 "the same budget"
             )
         self._told = told
@@ -431,13 +431,13 @@ class PrivateTrainer(Trainer):
             epochs, rest = divmod(args.max_steps, per_epoch)
             if rest:
                 raise MismatchError(
-                    f"max_steps is {args.max_steps}, but an epoch has {per_epoch} steps, and plans are for whole epochs: give "
+                    f"max_steps is {args.max_steps}, but an epoch has {per_epoch} steps, and plans are for whole epochs: pass "
                     f"num_train_epochs, or max_steps={max(epochs, 1) * per_epoch}"
                 )
         else:
             epochs = int(args.num_train_epochs)
             if epochs != args.num_train_epochs or epochs < 1:
-                raise MismatchError(f"num_train_epochs is {args.num_train_epochs}, but plans are for whole epochs: give a whole number")
+                raise MismatchError(f"num_train_epochs is {args.num_train_epochs}, but plans are for whole epochs: pass a whole number")
         return batch, epochs, _planned_steps(examples, batch, epochs)
 
     def _find_mechanism(self) -> None:
@@ -487,7 +487,7 @@ class PrivateTrainer(Trainer):
         if self._told is None or self.mechanism is None:
             raise MismatchError(
                 "nothing was planned: an optimizer is made by train(), and get_train_dataloader() must return what PrivateTrainer's own does, "
-                "since the guarantee counts on the plan's sampler"
+                "because the guarantee relies on the plan's sampler"
             )
         inner = self.optimizer if self.optimizer is not None else super().create_optimizer(model)
         self._begun = True
@@ -515,7 +515,7 @@ class PrivateTrainer(Trainer):
         """The cohorts of an epoch, or of what is left of it."""
         if not isinstance(self.optimizer, PrivateOptimizer) or self.mechanism is None:
             raise MismatchError(
-                "batches are drawn once training has begun: to look at one before, collate entries of train_dataset, as in "
+                "batches are drawn only during training: to look at one before, collate entries of train_dataset, as in "
                 "data_collator([train_dataset[0], train_dataset[1]])"
             )
         dataset, collate = self.train_dataset, self.data_collator
@@ -556,8 +556,8 @@ class PrivateTrainer(Trainer):
         optimizer = self.optimizer
         if not isinstance(inputs, list) or not all(isinstance(micro, _Micro) for micro in inputs):
             raise MismatchError(
-                f"a batch is a {type(inputs).__name__} that PrivateTrainer did not draw, but the guarantee counts on the plan's own sampler: "
-                "leave get_train_dataloader() as it is"
+                f"a batch is a {type(inputs).__name__} that PrivateTrainer did not draw, but the guarantee relies on the plan's own sampler: "
+                "do not override get_train_dataloader()"
             )
         self.model.train()
         if self._losses is None:
@@ -607,8 +607,8 @@ class PrivateTrainer(Trainer):
             self._clipping = "per-example" if small or not self._follows_from_outputs(batch) else "ghost"
         elif self._clipping == "ghost" and not self._follows_from_outputs(batch):
             raise MismatchError(
-                'clipping="ghost" needs a loss of the model\'s outputs and the labels, but what compute_loss gives for an example is '
-                'another: give compute_loss_func=, or clipping="per-example"'
+                'clipping="ghost" needs a loss of the model\'s outputs and the labels, but compute_loss computes another one for an '
+                'example: pass compute_loss_func=, or clipping="per-example"'
             )
         return self._clipping == "ghost"
 

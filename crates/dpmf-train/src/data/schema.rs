@@ -392,7 +392,7 @@ impl Schema {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
         let schema: Self = serde_json::from_str(&text).map_err(|error| Error::Data {
             path: path.into(),
-            message: format!("it is no schema: {error}"),
+            message: format!("it is not a valid schema: {error}"),
         })?;
         schema.checked().map_err(|error| Error::Data { path: path.into(), message: error.to_string() })
     }
@@ -416,7 +416,7 @@ impl Schema {
                 return refuse(name, "the label cannot be a feature");
             }
             if self.features[..at].iter().any(|other| other.column() == name) {
-                return refuse(name, "a column is a feature once");
+                return refuse(name, "a column can be a feature only once");
             }
             match feature {
                 Feature::Number { center, scale, .. } | Feature::Date { center, scale, .. }
@@ -446,7 +446,7 @@ impl Schema {
             Label::Class { column, values, .. }
                 if !(2..=1 << 16).contains(&values.len()) || !distinct(values) =>
             {
-                refuse(column, "a label has at least two classes, none of them twice")
+                refuse(column, "a label needs at least two classes, none of them twice")
             }
             _ => Ok(self),
         }
@@ -842,7 +842,7 @@ mod tests {
             (format!("[{}]", number.replace("1}", "0}")), "positive and finite"),
             (r#"[{"column": "a", "kind": "category", "values": ["u", "u"]}]"#.into(), "none twice"),
             (r#"[{"column": "a", "kind": "words", "buckets": 0}]"#.into(), "buckets"),
-            (r#"[{"column": "a", "kind": "word"}]"#.into(), "it is no schema"),
+            (r#"[{"column": "a", "kind": "word"}]"#.into(), "it is not a valid schema"),
         ] {
             let error = read(&format!("{{\"features\": {features}, {label}}}")).unwrap_err();
             assert!(error.contains(message) && error.contains("schema.json"), "{error}");

@@ -379,7 +379,7 @@ pub fn outline(source: &Source, options: &Options, beside: ExtraRelease) -> Resu
     options.check(source)?;
     match source {
         Source::File(path) => labelled::outline(path, options, beside),
-        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+        _ => Err(Error::argument("data", source, "a schema can be found in a table only")),
     }
 }
 
@@ -398,7 +398,7 @@ pub fn find_schema(
     options.check(source)?;
     match source {
         Source::File(path) => labelled::find_schema(path, options, beside, folder, key),
-        _ => Err(Error::argument("data", source, "a schema is found in a table only")),
+        _ => Err(Error::argument("data", source, "a schema can be found in a table only")),
     }
 }
 

@@ -156,7 +156,7 @@ impl<'a> Database<'a> {
         while let Some(row) = rows.next().map_err(failed)? {
             let bytes = row.get_ref(0).map_err(failed)?.as_blob().map_err(|error| failed(error.into()))?;
             let text = feature(bytes, b"tokens").ok_or_else(|| {
-                self.fault(format!("example {example} of user {client:?} in `{set}` is no tf.train.Example with a text `tokens`"))
+                self.fault(format!("example {example} of user {client:?} in `{set}` is not a tf.train.Example with a text `tokens`"))
             })?;
             each(text);
             example += 1;

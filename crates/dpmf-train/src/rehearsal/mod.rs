@@ -27,7 +27,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 use student::{Course, closed_gap};
-use tables::{Chance, MadeUp, TABLES};
+use tables::{MadeUp, TABLES, TableRng};
 
 /// What was said and is not searched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -403,8 +403,8 @@ impl Stage<'_> {
         match noise {
             Noise::Silent => Ok(Vec::new()),
             Noise::Independent(std) => {
-                let mut chance = Chance::new(0x6e6f_6973, label as u64);
-                let row = |_| (0..self.parameters).map(|_| (std * chance.normal()) as f32).collect();
+                let mut random = TableRng::new(0x6e6f_6973, label as u64);
+                let row = |_| (0..self.parameters).map(|_| (std * random.normal()) as f32).collect();
                 Ok((0..rounds).map(row).collect())
             }
             Noise::Planned(plan, scale) => {

@@ -52,9 +52,9 @@ const TEST: usize = 1000;
 pub(super) const TABLES: usize = 6;
 
 /// Numbers for a made-up table.
-pub(super) struct Chance(ChaCha20Rng);
+pub(super) struct TableRng(ChaCha20Rng);
 
-impl Chance {
+impl TableRng {
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = ChaCha20Rng::seed_from_u64(seed);
         rng.set_stream(stream);
@@ -112,7 +112,7 @@ pub(super) struct MadeUp {
 
 /// How columns come about.
 struct Columns {
-    /// For every number and category the loadings on the factors and the share of its own chance.
+    /// For every number and category the loadings on the factors and the share of its own noise.
     loadings: Vec<([f64; FACTORS], f64)>,
     shifts: Vec<f64>,
 }
@@ -130,15 +130,15 @@ impl MadeUp {
     /// log-odds of standard deviation 12, 4 or 1.5. Half of the tables have a teacher with few weights, skewed errors and
     /// classes of unequal frequency.
     pub(super) fn new(shape: &Shape, rows: usize, index: usize) -> Self {
-        let mut chance = Chance::new(0x7265_6865, index as u64);
+        let mut random = TableRng::new(0x7265_6865, index as u64);
         let (hardness, uneven) = (index % 3, index / 3 % 2 == 1);
-        let columns = Columns::new(shape, &mut chance);
-        let sample: Vec<f32> = columns.rows(shape, 500, &mut chance);
-        let teacher = Teacher::new(shape, &sample, hardness, uneven, &mut chance);
-        let offset = chance.normal() / (shape.users as f64 / 10.0).max(10.0).sqrt();
+        let columns = Columns::new(shape, &mut random);
+        let sample: Vec<f32> = columns.rows(shape, 500, &mut random);
+        let teacher = Teacher::new(shape, &sample, hardness, uneven, &mut random);
+        let offset = random.normal() / (shape.users as f64 / 10.0).max(10.0).sqrt();
         let mut rows_of = |count| {
-            let features = columns.rows(shape, count, &mut chance);
-            teacher.teach(shape, features, hardness, uneven, offset as f32, &mut chance)
+            let features = columns.rows(shape, count, &mut random);
+            teacher.teach(shape, features, hardness, uneven, offset as f32, &mut random)
         };
         let (train, test) = (rows_of(rows), rows_of(TEST));
         let (trivial, optimum) = match shape.classes {
@@ -196,45 +196,45 @@ fn largest(values: &[f32]) -> usize {
 }
 
 impl Columns {
-    fn new(shape: &Shape, chance: &mut Chance) -> Self {
+    fn new(shape: &Shape, random: &mut TableRng) -> Self {
         let count = shape.numbers + shape.categories.len();
         let loadings = (0..count)
             .map(|_| {
-                let mut loading = [0.0; FACTORS].map(|_| chance.normal());
+                let mut loading = [0.0; FACTORS].map(|_| random.normal());
                 let length = loading.iter().map(|x| x * x).sum::<f64>().sqrt();
-                let common = 0.1 + 0.8 * chance.uniform();
+                let common = 0.1 + 0.8 * random.uniform();
                 loading.iter_mut().for_each(|x| *x *= common.sqrt() / length);
                 (loading, (1.0 - common).sqrt())
             })
             .collect();
         // Centres are known from few rows, or with noise.
         let spread = 1.0 / (shape.users as f64 / 10.0).max(10.0).sqrt();
-        let shifts = (0..shape.numbers).map(|_| spread * chance.normal()).collect();
+        let shifts = (0..shape.numbers).map(|_| spread * random.normal()).collect();
         Self { loadings, shifts }
     }
 
     /// Encoded rows, one after the other.
-    fn rows(&self, shape: &Shape, count: usize, chance: &mut Chance) -> Vec<f32> {
+    fn rows(&self, shape: &Shape, count: usize, random: &mut TableRng) -> Vec<f32> {
         let width = shape.features();
         let mut features = vec![0.0; count * width];
         let edges: Vec<Vec<f64>> = shape.categories.iter().map(|values| falling(*values)).collect();
         let common: Vec<Vec<f64>> = shape.words.iter().map(|buckets| falling(*buckets)).collect();
         for row in features.chunks_exact_mut(width.max(1)) {
-            let factors = [0.0; FACTORS].map(|_| chance.normal());
-            let far = if chance.uniform() < OUTLIERS.0 { OUTLIERS.1 } else { 1.0 };
+            let factors = [0.0; FACTORS].map(|_| random.normal());
+            let far = if random.uniform() < OUTLIERS.0 { OUTLIERS.1 } else { 1.0 };
             let mut latent = self.loadings.iter().map(|(loading, own)| {
                 let shared: f64 = loading.iter().zip(&factors).map(|(a, b)| a * b).sum();
                 (shared, *own)
             });
             for (x, shift) in row.iter_mut().zip(&self.shifts) {
                 let (shared, own) = latent.next().unwrap_or_default();
-                let value = far * (shared + own * chance.normal()) as f32 - *shift as f32;
+                let value = far * (shared + own * random.normal()) as f32 - *shift as f32;
                 *x = value.clamp(-FARTHEST, FARTHEST);
             }
             let mut start = shape.numbers;
             for (edges, values) in edges.iter().zip(&shape.categories) {
                 let (shared, own) = latent.next().unwrap_or_default();
-                let at = 0.5 * libm::erfc(-(shared + own * chance.normal()) / std::f64::consts::SQRT_2);
+                let at = 0.5 * libm::erfc(-(shared + own * random.normal()) / std::f64::consts::SQRT_2);
                 let total = edges.last().copied().unwrap_or(1.0);
                 let value = edges.partition_point(|edge| *edge < at * total).min(values - 1);
                 row[start + value] = 1.0;
@@ -242,7 +242,7 @@ impl Columns {
             }
             for (edges, buckets) in common.iter().zip(&shape.words) {
                 let words = &mut row[start..start + buckets];
-                (0..WORDS).for_each(|_| words[chance.index(edges)] += 1.0);
+                (0..WORDS).for_each(|_| words[random.index(edges)] += 1.0);
                 let length = words.iter().map(|x| x * x).sum::<f32>().sqrt();
                 words.iter_mut().for_each(|x| *x /= length);
                 start += buckets;
@@ -253,12 +253,12 @@ impl Columns {
 }
 
 impl Teacher {
-    fn new(shape: &Shape, sample: &[f32], hardness: usize, uneven: bool, chance: &mut Chance) -> Self {
+    fn new(shape: &Shape, sample: &[f32], hardness: usize, uneven: bool, random: &mut TableRng) -> Self {
         let (width, outputs) = (shape.features(), shape.outputs());
         let mut weights = Vec::with_capacity(width * outputs);
         for _ in 0..width * outputs {
-            let weight = chance.normal();
-            let silent = uneven && chance.uniform() < 0.7;
+            let weight = random.normal();
+            let silent = uneven && random.uniform() < 0.7;
             weights.push(if silent { 0.0 } else { weight });
         }
         let mut constants = vec![0.0; outputs];
@@ -289,7 +289,7 @@ impl Teacher {
         hardness: usize,
         uneven: bool,
         offset: f32,
-        chance: &mut Chance,
+        random: &mut TableRng,
     ) -> Rows {
         let (width, outputs) = (shape.features(), shape.outputs());
         let (mut targets, mut truth, mut norms_sq) = (Vec::new(), Vec::new(), Vec::new());
@@ -300,7 +300,7 @@ impl Teacher {
             let values: Vec<f64> =
                 values.map(|(weights, constant)| constant + product(row, weights)).collect();
             if shape.classes.is_none() {
-                let error = if uneven { skewed(chance) } else { heavy(chance) };
+                let error = if uneven { skewed(random) } else { heavy(random) };
                 let expected = values[0] as f32 - offset;
                 truth.push(expected);
                 targets.push(expected + (noise * error) as f32);
@@ -310,7 +310,7 @@ impl Teacher {
             let raised: Vec<f64> = values.iter().map(|v| libm::exp(v - most)).collect();
             let sum: f64 = raised.iter().sum();
             truth.extend(raised.iter().map(|p| (p / sum) as f32));
-            let mut left = chance.uniform() * sum;
+            let mut left = random.uniform() * sum;
             let class = raised.iter().position(|p| {
                 left -= p;
                 left < 0.0
@@ -326,14 +326,14 @@ fn product(row: &[f32], weights: &[f64]) -> f64 {
 }
 
 /// Symmetric with heavy tails, of unit variance: Student's t with five degrees of freedom.
-fn heavy(chance: &mut Chance) -> f64 {
-    let square: f64 = (0..5).map(|_| chance.normal().powi(2)).sum();
-    chance.normal() / (square / 5.0).sqrt() * (3.0_f64 / 5.0).sqrt()
+fn heavy(random: &mut TableRng) -> f64 {
+    let square: f64 = (0..5).map(|_| random.normal().powi(2)).sum();
+    random.normal() / (square / 5.0).sqrt() * (3.0_f64 / 5.0).sqrt()
 }
 
 /// Skewed to the right as incomes and prices are, of mean 0 and unit variance: a power of an exponential.
-fn skewed(chance: &mut Chance) -> f64 {
-    let value = libm::pow(-libm::log(chance.uniform()), 1.5);
+fn skewed(random: &mut TableRng) -> f64 {
+    let value = libm::pow(-libm::log(random.uniform()), 1.5);
     // Γ(2.5) and Γ(4) − Γ(2.5)².
     const MEAN: f64 = 1.329_340_388_179_137;
     (value - MEAN) / (6.0 - MEAN * MEAN).sqrt()

@@ -89,8 +89,8 @@ impl Folder {
         let Schema { schema } = read_json(&place)?;
         if schema != SCHEMA {
             let message = format!(
-                "its schema is {schema}, but this version of dpmf resumes runs of schema {SCHEMA}: end it with the \
-                 version that began it"
+                "its schema is {schema}, but this version of dpmf resumes runs of schema {SCHEMA}: finish it with \
+                 the version that began it"
             );
             return Err(Error::Run { path, message });
         }

@@ -60,7 +60,7 @@ impl SavedModel {
         match &self.card.input {
             Input::Features { meaning } => Ok(meaning),
             Input::Text { .. } => {
-                Err(Error::argument("model", "of text", "it writes texts and does not predict rows")
+                Err(Error::argument("model", "of text", "only a model of classes or numbers predicts rows")
                     .with_hint(Hint::Sample))
             }
         }
@@ -100,7 +100,7 @@ impl SavedModel {
             ));
         }
         if let Some(text) = text {
-            let rule = "a column of texts is for a model of texts, and this one reads features";
+            let rule = "a text column is for text models, but this model reads features";
             return Err(Error::argument("text", text, rule));
         }
         match self.meaning()? {

@@ -95,7 +95,7 @@ fn other_files_and_damaged_ones_are_refused_with_a_sentence() {
         }
         let mut last = bytes.clone();
         *last.last_mut().unwrap() ^= 1;
-        assert!(refused(&last).contains("not those that were written"));
+        assert!(refused(&last).contains("changed after it was written"));
         assert!(SavedModel::parse(&bytes[..bytes.len() - 1], &path).is_err());
     }
 
@@ -139,13 +139,13 @@ fn predictions_are_those_of_the_formula() {
     }
     assert!(matches!(pixels.predict(&[0.1; 8]).unwrap(), Predictions::Classes(rows) if rows.len() == 2));
     assert!(pixels.predict(&[0.1; 7]).is_err());
-    assert!(text.predict(&[]).unwrap_err().to_string().contains("let it write texts instead"));
+    assert!(text.predict(&[]).unwrap_err().to_string().contains("write texts with it instead"));
     assert!(
         logistic
             .write(&SampleOptions::default())
             .unwrap_err()
             .to_string()
-            .contains("let it predict rows instead")
+            .contains("predict rows with it instead")
     );
 }
 

@@ -171,7 +171,7 @@ fn left(delta: f64, beside: Option<&ExtraRelease>) -> Result<f64> {
     }
 }
 
-/// What stays fixed while noise, ε and δ are traded against each other.
+/// The terms that stay fixed while noise, ε and δ are traded against each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
     /// Which data sets are neighbours.
@@ -184,7 +184,7 @@ pub struct Terms {
     pub sensitivity: f64,
     /// Clipping norm `ζ` of one contribution.
     pub clip: f64,
-    /// What else ε and δ pay for.
+    /// Another release that ε and δ also cover.
     pub beside: Option<ExtraRelease>,
 }
 
@@ -220,7 +220,7 @@ impl Terms {
         }
     }
 
-    /// How units are hidden; in bins, together with what is released beside.
+    /// How sampling hides units; with bins, together with the extra release.
     ///
     /// Errors: μ of that not positive and finite.
     pub(crate) fn hidden(&self) -> Result<Amplification> {
@@ -230,12 +230,12 @@ impl Terms {
         }
     }
 
-    /// The same without what is released beside.
+    /// The same without the extra release.
     pub fn alone(&self) -> Self {
         Self { beside: None, ..self.clone() }
     }
 
-    /// What δ leaves for the curve.
+    /// The part of δ that is left for the curve.
     ///
     /// Errors: the other release uses up all of it.
     pub fn left(&self, delta: f64) -> Result<f64> {
@@ -253,7 +253,7 @@ impl Terms {
         self.finish(sigma, epsilon, delta)
     }
 
-    /// [`Terms::calibrate_noise`] with somebody who watches where that takes long, and may end it. `near` is a noise multiplier that is
+    /// [`Terms::calibrate_noise`] with an observer, who sees the progress of long work and may stop it. `near` is a noise multiplier that is
     /// about right, if one is known.
     ///
     /// Errors: those of it; [`Error::Interrupted`].
@@ -328,7 +328,7 @@ impl Terms {
         self.finish(noise_multiplier, epsilon, delta)
     }
 
-    /// A calibration as somebody states it.
+    /// A calibration as it was stated, for example in a file.
     ///
     /// Errors: those of [`Terms::account_epsilon`]; an ε below what the noise proves, by however little.
     pub fn stated(&self, noise_multiplier: f64, epsilon: f64, delta: f64) -> Result<Calibration> {
@@ -340,8 +340,8 @@ impl Terms {
         if !self.curve(noise_multiplier)?.satisfies(epsilon, self.left(delta)?)? {
             let rule = match self.sampled {
                 Amplification::BallsInBins(_) => {
-                    "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which no longer \
-                     counts: plan or calibrate again)"
+                    "the stated noise is not enough to prove it (version 0.2 proved plans with public random numbers, which is no \
+                     longer accepted: plan or calibrate again)"
                 }
                 _ => "the stated noise is not enough to prove it",
             };
@@ -419,7 +419,7 @@ impl Calibration {
         self.delta
     }
 
-    /// δ as a function of ε, of everything that they pay for; the δ of what is released beside comes on top.
+    /// δ as a function of ε, for everything that they cover; the δ of the extra release is added to it.
     pub fn curve(&self) -> &PrivacyCurve {
         &self.curve
     }

@@ -9,7 +9,7 @@ use super::{
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// What a mechanism promises at every ε at once.
+/// The privacy of a mechanism at every ε: δ as a function of ε.
 ///
 /// Guarantee: δ(ε) and ε(δ) are rounded up, so that whatever pair is read off holds.
 ///

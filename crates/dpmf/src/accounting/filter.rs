@@ -55,7 +55,7 @@ pub struct Filter {
     ln_renyi_delta: Interval,
 }
 
-/// What a release takes from a budget. Costs of one filter add up.
+/// The cost of a release, which is taken from a budget. Costs of one filter add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// The smallest `c` for which the release costs at most `(cS, cA)`.
@@ -128,7 +128,7 @@ impl Filter {
         by_gaussian.min(by_renyi).max(0.0)
     }
 
-    /// What a mechanism costs, by its privacy curve.
+    /// The cost of a mechanism, computed from its privacy curve.
     ///
     /// Guarantee: rounded up.
     /// Cost: microseconds for a Gaussian; some fifty compositions for sampled steps.
@@ -156,8 +156,8 @@ impl Filter {
         }
     }
 
-    /// What a release costs of which no more is known than that it satisfies some pairs (ε, δ), and perhaps that it is a
-    /// function of a μ-Gaussian release.
+    /// The cost of a release that is only known to satisfy some pairs (ε, δ), and perhaps to be a function of a μ-Gaussian
+    /// release.
     ///
     /// Guarantee: rounded up.
     /// Errors: μ not positive and finite.

@@ -1,4 +1,4 @@
-//! What a privacy curve counts on beyond the sensitivity.
+//! The sampling that a privacy curve relies on, in addition to the sensitivity.
 
 use super::{Accountant, Adjacency, Allocation, Phase, PrivacyCurve, Reshuffled, calibrate};
 use crate::error::{Error, Result};

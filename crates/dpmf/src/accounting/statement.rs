@@ -6,7 +6,7 @@ use crate::participation::{Participation, Pattern, Sampling};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whose data is protected as one piece.
+/// The unit of privacy: what is protected as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrivacyUnit {
@@ -178,7 +178,7 @@ impl PrivacyStatement {
         &self.calibration
     }
 
-    /// Whose data is protected.
+    /// The unit of privacy.
     pub fn unit(&self) -> PrivacyUnit {
         self.unit
     }
@@ -223,7 +223,7 @@ impl PrivacyStatement {
         lines
     }
 
-    /// What (ε, δ) does not cover or takes for granted, one sentence each.
+    /// What (ε, δ) does not cover, or assumes, one sentence each.
     pub fn does_not_cover(&self) -> Vec<String> {
         let key = match self.key {
             KeyOrigin::System => {

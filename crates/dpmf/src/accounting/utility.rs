@@ -1,11 +1,11 @@
-//! What the noise costs an optimizer: the regret bound for convex losses.
+//! The effect of the noise on an optimizer: the regret bound for convex losses.
 
 use super::check_positive;
 use super::interval::Interval;
 use crate::error::{Error, Result};
 use serde::Serialize;
 
-/// What the regret bound is asked about.
+/// The setting of a regret bound.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RegretSetting {
     /// Number of steps `n`.

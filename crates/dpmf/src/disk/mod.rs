@@ -369,7 +369,7 @@ impl File {
             let cause = match self.handle.write(bytes) {
                 Ok(written) if written == bytes.len() => return Ok(()),
                 Ok(written) => {
-                    let reason = format!("the disk took {written} of {} bytes", bytes.len());
+                    let reason = format!("only {written} of {} bytes were written", bytes.len());
                     io::Error::new(io::ErrorKind::WriteZero, reason)
                 }
                 // A signal came before anything was written.

@@ -64,7 +64,7 @@ impl Shard {
             return Err(Error::argument("coordinates", format!("{start}..{end}"), rule));
         }
         if end > LAST || usize::try_from(end - start).is_err() {
-            let rule = "coordinates must lie below 2⁶² and fit the memory";
+            let rule = "coordinates must lie below 2⁶² and fit in memory";
             return Err(Error::argument("coordinates", format!("{start}..{end}"), rule));
         }
         Ok(Self { coordinates })

@@ -62,7 +62,7 @@ pub(super) fn is_affordable(dual: &Dual) -> bool {
     dual.times() > 1 && dual.separation() + pairs <= ENTRIES && n * n * n.min(64) <= NUMBERS
 }
 
-/// Moves on from a dual solution until its gap is as small as asked for, or as it gets. What is returned has no larger gap.
+/// Continues from a dual solution until its gap reaches the target, or gets no smaller. What is returned has no larger gap.
 ///
 /// Cost: a singular value decomposition and a Cholesky factor of as many rows as entries of `D` move, each step.
 ///
@@ -108,7 +108,7 @@ pub(super) fn ascend(
         let stuck = moved.is_none();
         point = moved.unwrap_or(point);
         if point.mu <= last && (stuck || slope < FLAT * point.value.abs()) {
-            break "no step raises the bound any further in 64-bit arithmetic";
+            break "no step raises the bound further in 64-bit arithmetic";
         }
         if stuck || slope < CENTRED * point.mu * n {
             let mu = (LEFT * point.mu).max(last).min(point.mu);

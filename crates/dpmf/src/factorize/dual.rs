@@ -63,7 +63,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Puts a loss beside a lower bound.
+    /// Compares a loss with a lower bound.
     pub fn new(loss: f64, lower_bound: f64, iterations: usize) -> Self {
         Self { loss, lower_bound, gap: loss / lower_bound - 1.0, iterations }
     }
@@ -110,7 +110,7 @@ impl Default for Options {
     }
 }
 
-/// What a [`Progress`] tells of.
+/// The work that a [`Progress`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
@@ -120,7 +120,7 @@ pub enum Stage {
     Fitting,
 }
 
-/// One evaluation, as told to the caller.
+/// One evaluation, as reported to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Progress {
     /// What is being done.
@@ -151,7 +151,7 @@ pub struct DualSolution {
     pub mu: f64,
     /// Its blocks, as in [`Blocks::x`].
     pub x: Vec<f64>,
-    /// What any user can change at most, squared: `max_p Σ|X_p|`.
+    /// The largest change by any user, squared: `max_p Σ|X_p|`.
     pub largest: f64,
     /// Its loss over that, raised by the error that the oracle expects of itself.
     pub loss: f64,
@@ -172,7 +172,7 @@ impl DualSolution {
     }
 }
 
-/// Moves the dual point from `start` until the gap there is as small as asked for, or as it gets.
+/// Moves the dual point from `start` until its gap reaches the target, or gets no smaller.
 ///
 /// `v_p ← v_p (φ_p/v_p x̄)²` and, within the blocks, `R_p ← X_p R_p X_p` scaled to ones on its diagonal: for directions `Y_p`, the
 /// rows of `X_p Y_p` scaled to norm one. Both are the map `D ← X D X`, whose fixed points are the optima.
@@ -234,7 +234,7 @@ pub fn solve(
             && (solution.dual.times() == 1 || iteration - best_at >= PATIENCE)
         {
             // Within blocks one point may be rounded badly and the next one well: only if it stays so is it the end.
-            Some("its estimate of what rounding did is as large as the gap")
+            Some("the estimated rounding error is as large as the gap")
         } else if iteration == options.max_iterations {
             Some("the iterations ran out")
         } else if iteration - best_at >= 1000 {

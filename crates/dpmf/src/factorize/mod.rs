@@ -66,7 +66,7 @@ const MEASURED: usize = 1024;
 /// States that a tolerance may ask for; a tree has log₂ n, and ours needs fewer.
 const MAX_STATES: usize = 32;
 
-/// How often a pass over the steps is told of.
+/// How often a pass over the steps is reported.
 const PACE: Duration = Duration::from_millis(100);
 
 /// How the optimum is found.
@@ -103,7 +103,7 @@ pub struct Optimum {
     pub certificate: Certificate,
     /// The solver that found it, never `Auto`.
     pub solver: Solver,
-    /// Why the gap is above what was asked for, where it is.
+    /// Why the gap is above the target, if it is.
     pub stopped: Option<&'static str>,
     /// The primal point, from a solver that works with it.
     primal: Option<Mat<f64>>,
@@ -342,7 +342,9 @@ fn prove(
     let certificate = Certificate::new(raised.max(lower_bound), lower_bound, found.iterations);
     let stopped = match found.stopped {
         _ if certificate.gap <= options.gap => None,
-        reason => Some(reason.unwrap_or("the proof allows for more rounding than is left of it")),
+        reason => {
+            Some(reason.unwrap_or("the proof has to allow for more rounding than the gap that is left"))
+        }
     };
     Ok((certificate, stopped))
 }
@@ -407,7 +409,7 @@ impl Default for Target {
 }
 
 impl Optimum {
-    /// Itself, if its gap is what was asked for.
+    /// Itself, if its gap is within the target.
     ///
     /// Errors: [`Error::NotConverged`] with the gap reached.
     pub(crate) fn within(self, options: &Options) -> Result<Self> {
@@ -432,7 +434,7 @@ impl Optimum {
         if self.dual.times() > 1 {
             return Err(Error::Unsupported {
                 what: "the optimum for several participations as a stream of a few states".into(),
-                hint: "it has about as many states as an epoch has steps: use its dense rows, or the mechanism recall",
+                hint: "it needs about as many states as an epoch has steps: use its dense rows, or the mechanism recall",
             });
         }
         let order = match target {

@@ -75,7 +75,7 @@ pub(crate) trait Direction {
     fn first_step(&self, last: Option<f64>) -> f64;
 }
 
-/// The primal optimum found, beside the multipliers with the best bound.
+/// The primal optimum that was found, and the multipliers with the best bound.
 pub(crate) struct PrimalSolution {
     pub(crate) x: Mat<f64>,
     pub(crate) dual: DualSolution,

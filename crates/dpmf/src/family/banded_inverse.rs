@@ -1,4 +1,4 @@
-//! Noise of the last few steps, drawn again: a banded `N`, and no buffers at all.
+//! Noise of the last few steps, regenerated: a banded `N`, and no buffers at all.
 
 use super::nested::{least, sizes};
 use super::observed_fit::Watched;

@@ -111,7 +111,7 @@ fn faded<'a>(
     })
 }
 
-/// The best encoder of one exponential whose inverse looks back one step: its noise is drawn again, and no buffer is kept.
+/// The best encoder of one exponential whose inverse looks back one step: its noise is regenerated, and no buffer is kept.
 ///
 /// Errors: those of [`exponentials`].
 pub(super) fn recalled(problem: &Problem, bins: usize, goal: Goal, observe: Observer<'_>) -> Result<Recall> {
@@ -168,7 +168,7 @@ impl<'a> Fit<'a> {
         if bins.saturating_mul(n).saturating_mul(order + 1) > MOST {
             return Err(Error::Unsupported {
                 what: format!("a fit for {bins} bins over {n} steps"),
-                hint: "it does not fit in memory: take fewer steps an epoch",
+                hint: "it does not fit in memory: use fewer steps per epoch",
             });
         }
         let realisation = problem.workload().realisation().ok_or_else(|| Error::Unsupported {

@@ -49,7 +49,7 @@ impl Family for Blt {
         let problem = problem.streamable()?;
         let (n, r) = (problem.steps(), budget.buffers.unwrap_or(BUFFERS));
         if r > MOST {
-            return Err(Error::argument("buffers", r, "a BLT has at most 12: more do not help it"));
+            return Err(Error::argument("buffers", r, "a BLT has at most 12, because more do not help"));
         }
         if let Some(goal) = problem.goal()
             && let Sampling::BallsInBins { bins } | Sampling::ReshuffledBins { bins } = goal.sampling

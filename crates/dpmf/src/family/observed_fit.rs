@@ -1,11 +1,11 @@
-//! Fits that somebody watches, and may stop.
+//! Fits with an observer, who may stop them.
 
 use crate::error::{Error, Result};
 use crate::factorize::{Observer, Progress, Stage};
 use crate::linalg::lbfgs::{Lbfgs, Point};
 use std::time::Instant;
 
-/// A watcher, and what it is told beside the loss.
+/// An observer, and what is reported to it in addition to the loss.
 pub(super) struct Watched<'a> {
     pub lower_bound: f64,
     clock: Instant,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a form may cost, where a family leaves the choice.
+/// The resources that a form may use, if its family leaves a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Budget {
     /// Dense rows in place of a stream of few buffers.
@@ -151,7 +151,7 @@ impl Selector {
         self.family.name()
     }
 
-    /// What was chosen.
+    /// The chosen resources.
     pub fn budget(&self) -> Budget {
         self.budget
     }

@@ -1,4 +1,4 @@
-//! A family as CONTRIBUTING.md tells to add one: this file, and one line in the registry.
+//! A family, added as CONTRIBUTING.md describes: this file, and one line in the registry.
 
 use super::{Budget, Family, Knob};
 use crate::error::Result;

@@ -50,7 +50,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of dense rows, over noise that is drawn again.
+    /// Of dense rows, over noise that is regenerated.
     pub(crate) fn dense(work: f64) -> Self {
         Self { buffers: None, recalls: None, work }
     }
@@ -168,7 +168,7 @@ pub enum Form {
     Blt(Blt),
     /// A lower-triangular matrix.
     Dense(Dense),
-    /// A filter of a few states and of noise drawn again.
+    /// A filter of a few states and of regenerated noise.
     Recall(Recall),
     /// A filter of a few states; independent noise is one of none.
     StateSpace(StateSpace),

@@ -116,8 +116,8 @@ pub fn unpack(bytes: &[u8]) -> Result<File> {
         Some(2) => {}
         Some(1) => {
             return Err(damaged(
-                "it has format 1, from version 0.1, which bound the noise to the sentences in the file: make it again \
-                 with `dpmf factorize` and `dpmf calibrate`; a run that was begun with it ends with version 0.1"
+                "it has format 1, from version 0.1, whose noise depends on the text in the file: make it again with \
+                 `dpmf factorize` and `dpmf calibrate`; finish a run that was begun with it with version 0.1"
                     .into(),
             ));
         }

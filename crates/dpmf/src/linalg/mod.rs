@@ -39,7 +39,7 @@ macro_rules! with_band {
             MAX_BANDWIDTH => run!(5),
             wide => Err(crate::error::Error::Unsupported {
                 what: format!("a recurrence of bandwidth {wide}"),
-                hint: "bands up to 4 are served in linear time; give the matrix itself to the dense solver",
+                hint: "only bandwidths up to 4 have a linear-time solver; pass the matrix itself to the dense solver",
             }),
         }
     }};

@@ -159,7 +159,7 @@ impl NoiseStream {
         let (header, state) = (stored.len() as u64, self.state_bytes(ahead));
         let expected = header + TAG as u64 + state;
         if length != expected {
-            return Err(bad(&format!("it has {length} bytes, but {expected} are needed: it is cut short")));
+            return Err(bad(&format!("it has {length} bytes, but {expected} are needed: it is truncated")));
         }
 
         let (mut cipher, mut tag) = keys(&self, &stored);

@@ -62,7 +62,7 @@ impl NoiseKey {
         Fingerprint::of(&derive(&self.secret, "dpmf 1 key fingerprint", &[]))
     }
 
-    /// A mark that tells some bytes apart from others, for whoever has the key alone.
+    /// A mark that identifies some bytes, and that only the key can compute.
     ///
     /// Guarantee: to everybody else it is a random number, independent of all other uses of the key, as long as the bytes are as
     /// unknown as the key or the key is as unknown as it should be.
@@ -120,7 +120,7 @@ impl NoiseKey {
         }
         let mut field = |name: &str| {
             let value = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            value.ok_or_else(|| bad("it is cut short or edited"))
+            value.ok_or_else(|| bad("it is truncated or edited"))
         };
         let origin = match field("origin")? {
             "system" => KeyOrigin::System,

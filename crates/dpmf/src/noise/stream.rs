@@ -512,7 +512,7 @@ impl NoiseStream {
         }
     }
 
-    /// The coming row, for whoever ships it elsewhere while its owner goes on.
+    /// The coming row, to be shipped elsewhere while its owner goes on.
     pub(crate) fn coming_row(&self, sums: i32, single: i32) -> Result<ComingRow> {
         self.check_next()?;
         let (source, step, length) = (self.source.clone(), self.step, self.len());

@@ -1,7 +1,7 @@
 //! One mechanism with its sampler, weighed.
 
 use super::sealed::{Claim, Sealed};
-use super::{Listener, Request, said};
+use super::{Listener, Request, report};
 use crate::accounting::{Amplification, curve};
 use crate::error::{Error, Result};
 use crate::family::Selector;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-/// A mechanism and a sampler, with the noise that the budget asks of them.
+/// A mechanism and a sampler, with the noise that the budget requires.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     mechanism: Mechanism,
@@ -41,8 +41,8 @@ pub struct Row {
     pub recalls: Option<usize>,
     /// σ; nothing where there is no mechanism.
     pub noise_multiplier: Option<f64>,
-    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1, of iterates that are pulled back where that was asked;
-    /// nothing where there is no mechanism.
+    /// Root mean squared error of an iterate, `σγ‖A N‖_F/√n` at clip 1, with the noise decay of the request; `None` if there is no
+    /// mechanism.
     pub rmse: Option<f64>,
     /// Against the least error of any mechanism under the same participation; nothing where no bound exists.
     pub ratio_to_bound: Option<f64>,
@@ -52,7 +52,7 @@ pub struct Row {
     pub excluded: Option<String>,
     /// Why there is no mechanism.
     pub reason: Option<String>,
-    /// What it is, in a sentence.
+    /// A description in a sentence.
     pub words: String,
 }
 
@@ -156,13 +156,13 @@ impl Candidate {
             return Ok(Self::new(mechanism, sigma, request, self.bound));
         }
         let words = self.words();
-        said(listen, &format!("proving {words}"))?;
-        let mut told = Instant::now();
+        report(listen, &format!("proving {words}"))?;
+        let mut last_report = Instant::now();
         let mut watch = |share: f64| {
-            if told.elapsed().as_millis() < 100 {
+            if last_report.elapsed().as_millis() < 100 {
                 return ControlFlow::Continue(());
             }
-            told = Instant::now();
+            last_report = Instant::now();
             listen(&format!("proving {words}, {:.0} % of a bound", 100.0 * share))
         };
         let near = Some(self.noise_multiplier / MORE);
@@ -211,7 +211,7 @@ impl Candidate {
         self.rmse
     }
 
-    /// What candidates are ordered by: the error, where bins that are drawn anew win ties, since an ordinary loader draws them and
+    /// The key by which candidates are ordered: the error, where bins that are drawn anew win ties, since an ordinary loader draws them and
     /// batches that change serve training.
     pub(super) fn rank(&self) -> f64 {
         /// Errors this close are the same.
@@ -222,7 +222,7 @@ impl Candidate {
         }
     }
 
-    /// Whether σ was seen to give the budget.
+    /// Whether σ was proved to meet the budget.
     pub fn is_proved(&self) -> bool {
         self.mechanism.privacy().is_some()
     }
@@ -242,7 +242,7 @@ impl Candidate {
         self.mechanism.loss().per_step().iter().map(|loss| self.noise_multiplier * loss.sqrt()).collect()
     }
 
-    /// What it is, in words.
+    /// A description in words.
     pub fn words(&self) -> String {
         let cost = self.mechanism.form().cost();
         let memory = match (cost.buffers, cost.recalls) {

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// What has been fitted and proved before. Forms are measured anew whenever they are taken from it; noise multipliers and
+/// Fits and proofs made before. Forms are measured anew whenever they are taken from it; noise multipliers and
 /// bounds are believed if they were proved by this process, or carry the seal of the folder's key.
 #[derive(Default)]
 pub struct FitCache {

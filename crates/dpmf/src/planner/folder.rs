@@ -1,4 +1,4 @@
-//! Where the fits of plans are kept on disk.
+//! The folder that keeps the fits of plans.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

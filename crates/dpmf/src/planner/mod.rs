@@ -40,7 +40,7 @@ use crate::problem::{Goal, Problem};
 use crate::workload::{Optimizer, Workload};
 use std::ops::ControlFlow;
 
-/// What a plan is made for.
+/// The run that a plan is made for.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The iterates, `epochs` times the steps of an epoch.
@@ -59,18 +59,17 @@ pub struct Request {
     pub clip: f64,
     /// Model-sized buffers that noise may take.
     pub buffers: usize,
-    /// Whether the sampler may be counted on.
+    /// Whether the guarantee may rely on a sampler.
     pub trusted: bool,
     /// What the guarantee is about.
     pub conditions: Conditions,
-    /// Share of a deviation that training itself takes back at the largest step. Noise moves an iterate, and the gradients at
-    /// the next ones pull it back, so that what is left of noise fades; an error that fades asks for other noise than one that
-    /// stays. 0 is the error of iterates whose gradients do not answer. The guarantee is for the noise and does not depend on
-    /// it.
+    /// Noise decay: the fraction of past noise that later gradients undo at the largest step. Noise moves an iterate, and the next
+    /// gradients move it back, so noise fades. Noise that fades should be correlated differently from noise that stays. 0 is for
+    /// iterates whose gradients do not react to noise. The guarantee does not depend on it.
     pub pull: f64,
 }
 
-/// Buffers that noise may take where nothing is said.
+/// Default limit on the buffers of the noise.
 pub const BUFFERS: usize = 8;
 
 /// A pull that has served training: 0.01 to 0.1 were better than none on small networks, most of all at small ε.
@@ -138,7 +137,7 @@ impl Request {
             Some(steps) if i32::try_from(steps).is_ok() => Ok(steps),
             _ => Err(Error::Unsupported {
                 what: format!("a plan of {epochs} epochs of {per_epoch} steps"),
-                hint: "a plan has at most 2147483647 steps: take larger batches",
+                hint: "a plan has at most 2147483647 steps: use larger batches",
             }),
         }
     }
@@ -220,7 +219,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What it was made for.
+    /// The request that it was made for.
     pub fn request(&self) -> &Request {
         &self.request
     }
@@ -235,7 +234,7 @@ impl Plan {
         &self.candidates
     }
 
-    /// What was to be weighed and could not be.
+    /// The candidates that could not be compared.
     pub fn unfitted(&self) -> &[Unfitted] {
         &self.unfitted
     }
@@ -347,7 +346,7 @@ impl Planner {
     }
 }
 
-fn said(listen: Listener<'_>, line: &str) -> Result<()> {
+fn report(listen: Listener<'_>, line: &str) -> Result<()> {
     match listen(line).is_break() {
         true => Err(Error::Interrupted { iterations: 0, gap: f64::INFINITY }),
         false => Ok(()),
@@ -449,7 +448,7 @@ impl Weighing<'_, '_> {
             1 => "independent".parse()?,
             _ => family.parse::<Selector>()?.with(Budget { bands: Some(bands), ..Budget::default() })?,
         };
-        said(self.listen, &format!("{bands} parts that take turns"))?;
+        report(self.listen, &format!("{bands} parts that take turns"))?;
         let made = self.banded_candidate(selector, sampling);
         self.weighed(selector, sampling, made)
     }
@@ -485,7 +484,7 @@ impl Weighing<'_, '_> {
         };
         for name in names {
             let selector: Selector = name.parse()?;
-            said(self.listen, &format!("{bins} bins with {name}"))?;
+            report(self.listen, &format!("{bins} bins with {name}"))?;
             let made = self.best_in_bins(selector, sampling);
             self.weighed(selector, sampling, made)?;
         }
@@ -507,7 +506,7 @@ impl Weighing<'_, '_> {
             _ => "blt:buffers=2",
         };
         let (selector, sampling) = (name.parse::<Selector>()?, Sampling::ReshuffledBins { bins });
-        said(self.listen, &format!("{bins} bins, reshuffled in every epoch, with {name}"))?;
+        report(self.listen, &format!("{bins} bins, reshuffled in every epoch, with {name}"))?;
         let made = self.best_in_bins(selector, sampling);
         self.weighed(selector, sampling, made)?;
         Ok(())
@@ -528,7 +527,7 @@ impl Weighing<'_, '_> {
                 Err(_) => {}
             }
             let neighbour = Goal { epsilon: epsilon * times, delta: (delta * share).min(0.1), ..goal };
-            said(self.listen, &format!("starting again from a neighbouring budget with {selector}"))?;
+            report(self.listen, &format!("starting again from a neighbouring budget with {selector}"))?;
             if self.fitted_in_bins(selector, neighbour).is_ok() {
                 made = self.in_bins(selector, goal);
             }
@@ -569,7 +568,7 @@ impl Weighing<'_, '_> {
     fn unsampled(&mut self) -> Result<Option<f64>> {
         let request = self.request;
         let (n, participation) = (request.workload.steps(), request.participation());
-        said(self.listen, "the certified bound without sampling")?;
+        report(self.listen, "the certified bound without sampling")?;
         if self.is_long() {
             return self.long_unsampled();
         }
@@ -610,7 +609,7 @@ impl Weighing<'_, '_> {
         if least.is_none_or(|least| 1.01 * least < best) {
             for name in streams {
                 let selector: Selector = name.parse()?;
-                said(self.listen, &format!("no sampling with {name}"))?;
+                report(self.listen, &format!("no sampling with {name}"))?;
                 let made = self.stream(selector, participation, bound);
                 self.weighed(selector, Sampling::None, made)?;
             }
@@ -630,7 +629,7 @@ impl Weighing<'_, '_> {
             self.left_out(&name, Sampling::None)?;
         } else {
             let selector: Selector = name.parse()?;
-            said(self.listen, &format!("no sampling with {name}"))?;
+            report(self.listen, &format!("no sampling with {name}"))?;
             let made = self.stream(selector, participation, None);
             self.weighed(selector, Sampling::None, made)?;
         }
@@ -651,14 +650,14 @@ impl Weighing<'_, '_> {
     }
 }
 
-/// Tells a listener of the steps of a solver, a few times a second.
+/// Reports the steps of a solver to a listener, a few times a second.
 pub fn observer<'a>(listen: Listener<'a>) -> impl FnMut(&Progress) -> ControlFlow<()> + 'a {
-    let mut told = std::time::Instant::now();
+    let mut last_report = std::time::Instant::now();
     move |progress: &Progress| {
-        if told.elapsed().as_millis() < 300 {
+        if last_report.elapsed().as_millis() < 300 {
             return ControlFlow::Continue(());
         }
-        told = std::time::Instant::now();
+        last_report = std::time::Instant::now();
         listen(&format!("fitting, step {}", progress.iteration))
     }
 }

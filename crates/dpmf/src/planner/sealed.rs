@@ -97,7 +97,7 @@ impl Sealed {
     }
 }
 
-/// A file under another name first, so that nobody reads half of it.
+/// Writes the file under another name first, so that no reader sees half of it.
 pub(super) fn write(folder: &Path, name: &str, bytes: &[u8]) {
     let draft = folder.join(format!("{name}.{}", std::process::id()));
     let written = made(folder)

@@ -46,7 +46,7 @@ impl PrivateRun {
         }
     }
 
-    /// The coming row of noise, for whoever ships it to devices; another thread may do so.
+    /// The coming row of noise, to be shipped to devices, possibly by another thread.
     ///
     /// Errors: [`Error::Exhausted`]; [`Error::Halted`].
     pub fn coming_row(&self) -> Result<ComingRow> {

@@ -103,7 +103,7 @@ class PrivateFedAvg(Strategy):
         self._silent: set[int] = set()
 
     def _participation(self, plan: Plan | None, cohort: int | None, clients: int | None) -> Callable[[], Clients]:
-        """How to make, at every start, what knows who takes part."""
+        """How to make, at every start, the object that decides who takes part."""
         mechanism, directory = self.mechanism, self.directory
         if mechanism.sampling != "none":
             if cohort is not None:
@@ -241,7 +241,7 @@ class PrivateFedAvg(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Asks nobody, because the guarantee does not cover what clients report about their data."""
+        """Asks no client, because the guarantee does not cover what clients report about their data."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -298,7 +298,7 @@ class PrivateFedAvg(Strategy):
         run.follow()
 
     def _query(self, grid: Grid, nodes: Iterable[int]) -> dict[int, str]:
-        """What nodes answer when they are asked who they are. One that does not answer, or not with a name, is nobody."""
+        """The names that nodes answer with. A node that does not answer with a name is left out."""
         queries = [
             Message(RecordDict(), dst_node_id=node, message_type=f"{MessageType.QUERY}.{ENROLMENT}")
             for node in sorted(nodes)
@@ -319,7 +319,7 @@ class PrivateFedAvg(Strategy):
         return answers
 
     def _ask_names(self, grid: Grid) -> None:
-        """Asks the nodes that are new who they are. Of two nodes with one name, the first counts, while it is connected."""
+        """Asks new nodes for their names. If two nodes have one name, the first counts while it is connected."""
         connected = set(grid.get_node_ids())
         self._names = {node: name for node, name in self._names.items() if node in connected}
         taken = set(self._names.values())

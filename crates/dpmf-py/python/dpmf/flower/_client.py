@@ -23,8 +23,8 @@ DECLINED = 8001
 def clipping_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Sends only the clipped difference from the received model, and takes part only as often as the run first said.
 
-    The server clips too, so its guarantee does not rely on this mod. With it, nobody on the way sees more of a client than
-    clipped updates. A client declines to take part more often, or sooner again, than it was told when it first took part in the
+    The server clips too, so its guarantee does not rely on this mod. With it, only clipped updates leave the
+    client. A client declines to take part more often, or sooner again, than it was told when it first took part in the
     run, whatever the server asks. It keeps the terms of every run, and does not train without terms.
     """
     if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
@@ -48,7 +48,7 @@ def clipping_mod(message: Message, context: Context, call_next: Callable[[Messag
     if step not in taken:
         if len(taken) >= times or any(abs(step - other) < separation for other in taken):
             rounds = ", ".join(str(other + 1) for other in taken)
-            often = "once" if times == 1 else f"in {times} rounds at most, {separation} apart at least"
+            often = "once" if times == 1 else f"in at most {times} rounds, at least {separation} apart"
             reason = f"this client took part in round {rounds} and takes part {often}: round {step + 1} is declined"
             return Message(Error(DECLINED, reason), reply_to=message)
         taken.append(step)

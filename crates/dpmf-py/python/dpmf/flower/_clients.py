@@ -1,4 +1,4 @@
-"""Who is asked in which round of federated training, as a file that outlives the server."""
+"""Which clients are asked in which round of federated training, in a file that outlives the server."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Clients(ABC):
 
     @abstractmethod
     def begin(self, names: set[str], key: NoiseKey) -> None:
-        """Settles for good what is settled before the first round."""
+        """Decides and records what is fixed before the first round."""
 
     @abstractmethod
     def _take(self, kept: dict[str, Any], rounds: int, done: int) -> None:
-        """Takes over what was kept; rounds were begun at least, and done are over."""
+        """Restores the recorded rounds: at least rounds of them were begun, and done of them are over."""
 
     def resume(self, key: NoiseKey) -> None:
         """Called before the first round of a start."""
@@ -92,7 +92,7 @@ class Clients(ABC):
     @property
     @abstractmethod
     def denominator(self) -> float:
-        """What a mean divides by."""
+        """The denominator of a mean."""
 
 
 class Cohorts(Clients):
@@ -155,8 +155,8 @@ class Cohorts(Clients):
 class Ledger(Clients):
     """Every round asks clients that are connected, and that took part long enough ago and not too often.
 
-    Taking part is to have been asked, whatever came of it: a client that failed or did not answer in time has had the model,
-    and counts. The ledger says who was asked in which round, and is on disk before anyone is.
+    A client that was asked counts as having taken part, even if it failed or did not answer in time, because it has seen the
+    model. The ledger says who was asked in which round, and is on disk before anyone is.
     """
 
     file = "ledger.json"
@@ -176,7 +176,7 @@ class Ledger(Clients):
     def lacking(self, found: int, seconds: float) -> str:
         return (
             f"{found} clients enrolled within {seconds:g} s, but {self.mechanism.steps} rounds with {self.size} clients each need "
-            f"{self.needed}, since a client takes part in {self.times} rounds at most, {self.separation} apart at least: use a "
+            f"{self.needed}, since a client takes part in at most {self.times} rounds, at least {self.separation} apart: use a "
             "smaller cohort, or plan for the clients that are there"
         )
 

@@ -65,7 +65,7 @@ class Optimizer:
 class Run:
     """A run in its directory: mechanism, key, journal, clients, and the model after the last step.
 
-    Which step it is at, how many may contribute to it and what a mean divides by is for dpmf.PrivateRun to say.
+    dpmf.PrivateRun decides which step comes next, how many clients may contribute to it, and what a mean divides by.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Run:
         return unflatten(self.model.astype(np.float32), self.layout)
 
     def follow(self) -> None:
-        """Says who decides on cohorts, once that is settled."""
+        """Declares what decides the cohorts, once that is settled."""
         sampler = self.clients.sampler if isinstance(self.clients, Drawn) else None
         self.private.denominator = self.clients.denominator
         self.private.follow(f"the clients of {self.clients.file}", by_step=True, sampler=sampler)
@@ -151,7 +151,7 @@ class Run:
         self._row = self._thread.submit(self.private.prepare)
 
     def _settle_row(self) -> None:
-        """Waits for the noise of the round. What could not be made is made, or refused, by the release."""
+        """Waits for the noise of the round. If it could not be made ahead, the release makes it or raises the error."""
         if self._row is not None:
             wait([self._row])
             self._row = None

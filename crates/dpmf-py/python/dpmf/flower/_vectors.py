@@ -1,4 +1,4 @@
-"""Messages as vectors, and what their senders say of themselves, which is taken for no more than that."""
+"""Messages as vectors, and the names that their senders claim, which are not trusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Layout = list[tuple[str, tuple[int, ...]]]
 
 
 def sender(reply: Message) -> str | None:
-    """Who says to have sent a message; None for whoever does not say so."""
+    """The claimed sender of a message; None if it names none."""
     if not reply.has_content():
         return None
     record = reply.content.config_records.get("dpmf")
@@ -42,7 +42,7 @@ def unflatten(vector: NDArray[np.float32], layout: Layout) -> ArrayRecord:
 
 
 def difference(reply: Message, layout: Layout, model: Vector) -> Vector:
-    """What a client subtracts from the model: the gradient that it stands for."""
+    """What a client's update subtracts from the model, which is its gradient."""
     records = reply.content.array_records
     if len(records) != 1:
         raise ValueError(f"it has {len(records)} ArrayRecords, but one is needed")

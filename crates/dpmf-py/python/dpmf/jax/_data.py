@@ -125,7 +125,7 @@ class Batches:
 
     @property
     def draws(self) -> dict[str, Any]:
-        """What determines which example is in which batch; nothing in it is secret."""
+        """What determines which example is in which batch. It holds no secrets."""
         return {"run": self.run, "sampling": self.mechanism.sampling, "units": self.examples}
 
     def members(self, step: int) -> np.ndarray[Any, Any]:
@@ -142,7 +142,7 @@ class Batches:
         if len(members) > self.size:
             raise MismatchError(
                 f"the batch of step {step} has {len(members)} examples, but size is {self.size}, and all that were drawn must "
-                f"take part: go on from this step with Batches(…, size={len(members)}) or more"
+                f"take part: continue from this step with Batches(…, size={len(members)}) or more"
             )
         indices = np.zeros(self.size, np.int32)
         indices[: len(members)] = members
@@ -151,7 +151,7 @@ class Batches:
 
     @property
     def origin(self) -> np.uint32:
-        """What tells these batches from others."""
+        """A number that identifies these batches."""
         return np.uint32(int(self.run[:8], 16))
 
     def known(self, step: int) -> tuple[int, int]:

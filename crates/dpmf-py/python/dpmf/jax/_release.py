@@ -66,7 +66,7 @@ class CorrelatedNoiseState(NamedTuple):
     chain: Any
     """It stands for all sums so far, so that states of two branches are told apart."""
     fault: Any
-    """Why nothing was released; 0 as long as all is well."""
+    """Why nothing was released; 0 if there is no fault."""
     log: Any
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What lives on the host: the run, its journal, and the rows of noise that leave with the batches."""
+"""The host's part of a run: its journal, and the rows of noise that leave with the batches."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Run:
         if jax.process_count() > 1:
             self.name = self._agree(self.name, begun is not None)
         if begun is not None and begun["run"] != self.name:
-            raise BindingError(f"the journal at {self.journal} is of run {begun['run']}, not of {self.name}: leave out experiment")
+            raise BindingError(f"the journal at {self.journal} belongs to run {begun['run']}, not to {self.name}: remove experiment")
         probe = self._probe(self.name)
         if drawn is None and mechanism.sampling != "none":
             with remedies(REMEDIES):
@@ -216,7 +216,7 @@ class Run:
 
     @property
     def expected_batch(self) -> float | None:
-        """What a batch has on average; None where nobody knows."""
+        """Average number of examples in a batch; None if it is not known."""
         drawn = self.drawn if self.drawn is not None else self.sampler
         return None if drawn is None else drawn.expected_batch
 
@@ -229,7 +229,7 @@ class Run:
     def specs(self) -> Noise:
         """How the noise of a batch lies on the mesh of the parameters, a tree of PartitionSpec for shard_map."""
         if self.layout.shardings is None:
-            raise ValueError("the parameters lie on one device, so that there is no mesh for shard_map")
+            raise ValueError("the parameters are on one device, so there is no mesh for shard_map")
         leaves = tuple(sharding.spec for sharding in self.layout.shardings)
         return Noise(jax.sharding.PartitionSpec(), (leaves,) * (2 if self._split else 1))
 
@@ -238,7 +238,7 @@ class Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def batches(self, state: Any = None, *, together: int | None = None) -> Iterator[Batch]:
-        """The batches that are left from an optimizer's state on, each with its noise; from the first step on without one.
+        """The remaining batches, each with its noise, from an optimizer's state on; without a state, from the first step on.
 
         Each is for one step, whose state commit() is given before the next one comes. together hands out so many at once, stacked, for
         jax.lax.scan; the last ones may be fewer. Their rows take memory on the devices, and are not made ahead.
@@ -251,7 +251,7 @@ class Run:
         return self._hand_out(together)
 
     def _go_on(self, state: Any) -> None:
-        """Takes up the run at a state."""
+        """Continues the run from a state."""
         found = None if state is None else on_host(state)
         step = 0 if found is None else int(found.step)
         if found is not None:
@@ -266,7 +266,7 @@ class Run:
             raise StepReusedError(self._used(step))
         if step > due:
             remedy = (
-                "To go on after a restart, train with dpmf.jax.Run(…, journal=directory)"
+                "To continue after a restart, train with dpmf.jax.Run(…, journal=directory)"
                 if self.journal is None
                 else "Its journal at that step is of another run"
             )
@@ -287,14 +287,14 @@ class Run:
     def _used(step: int) -> str:
         return (
             f"the optimizer's state is at step {step}, but the noise of that step was released already: a "
-            "state is good for one update, and each update must take the state of the one before it"
+            "state can be used for one update only, and each update needs the state that the previous one returned"
         )
 
     @staticmethod
     def _branched(step: int) -> str:
         return (
-            f"the optimizer's state is at step {step}, but it comes from another update than the one that was committed: a state is good "
-            "for one update, and each update must take the state of the one before it"
+            f"the optimizer's state is at step {step}, but it comes from another update than the one that was committed: a state can be "
+            "used for one update only, and each update needs the state that the previous one returned"
         )
 
     def _hand_out(self, together: int | None) -> Iterator[Batch]:
@@ -366,7 +366,7 @@ class Run:
         return ticket, row
 
     def _pad(self, step: int) -> np.ndarray[Any, Any]:
-        """What the outcome of a step is masked with in a state, which people keep and pass on."""
+        """The mask of the outcome of a step in a state, because states are saved and passed on."""
         words = hmac.digest(self._salt.tobytes(), b"outcome" + step.to_bytes(8, "little"), "sha256")
         return np.frombuffer(words, np.uint32)[:7]
 
@@ -421,7 +421,7 @@ class Run:
     # -----------------------------------------------------------------------------------------------------------------
 
     def commit(self, state: Any) -> None:
-        """Takes up what the steps that were handed out made of their noise, from the optimizer's state after them.
+        """Records the outcome of the steps that were handed out, from the optimizer's state after them.
 
         It waits for them. What was refused on the devices, where it released nothing, is raised here; the same batch may then be used
         again from the state before it. A state of a step that was committed with another sum ends the run: nothing more is handed out.
@@ -503,7 +503,7 @@ class Run:
         return outcome
 
     def _refused(self, step: int, outcome: np.ndarray[Any, Any]) -> bool:
-        """Raises why nothing was released of a step; whether it is given up."""
+        """Raises the reason if nothing was released of a step. Returns whether the step is given up."""
         assert self._run is not None
         fault, not_finite, differing, found = (int(outcome[place]) for place in (1, 9, 10, 11))
         if fault & release.OTHER_RUN:
@@ -528,7 +528,7 @@ class Run:
             self._contribute(step, outcome)
             raise MismatchError(f"the contributions to step {step} are not those of its batch")
         if fault & release.STUCK:
-            raise MismatchError(f"nothing was released of step {step}, since the update of a step before it was refused")
+            raise MismatchError(f"nothing was released in step {step}, because the update of an earlier step was refused")
         if fault & release.OTHER_SUM and not self._burns:
             raise StepReusedError(
                 f"step {step} was released before a restart, with other gradients: feed the same batches in the "
@@ -562,7 +562,7 @@ class Run:
             )
 
     def close(self) -> None:
-        """Lets go of the journal, so that another process may go on. Nothing more is handed out."""
+        """Closes the journal, so that another process can continue. No further batch is handed out."""
         if self._thread is not None:
             self._thread.shutdown()
         if self._run is not None:
@@ -617,7 +617,7 @@ class Run:
             self._run = self._prepared(PrivateRun(self.mechanism, self.key, run=self.name, **self._held))
             return
         if self._burns and jax.process_count() > 1:
-            raise UnsupportedError('lost_input="burn" needs one decision, and there are several processes: "refuse" it')
+            raise UnsupportedError('lost_input="burn" is not possible with several processes, which might decide differently: use "refuse"')
         described = dict(
             run=self.name,
             mechanism=self.mechanism.identity,
@@ -637,7 +637,7 @@ class Run:
             if name == "draws" and begun.get(name) != value:
                 raise BindingError(
                     f"the journal at {self.journal} was begun with batches of {begun.get(name)}, and now they are of {value}: "
-                    "examples that already took part would come up again. Continue with batches that were made with journal=that directory"
+                    "examples that already took part could take part again. Continue with batches that were made with journal=that directory"
                 )
             if begun.get(name) != value:
                 raise BindingError(
@@ -714,7 +714,7 @@ def noise_of(state: Any) -> CorrelatedNoiseState:
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, CorrelatedNoiseState))
     found = [leaf for leaf in leaves if isinstance(leaf, CorrelatedNoiseState)]
     if len(found) != 1:
-        raise ValueError(f"the state holds {len(found)} of add_correlated_noise, but one is needed")
+        raise ValueError(f"the optimizer's state holds {len(found)} states of add_correlated_noise, but one is needed")
     return found[0]
 
 

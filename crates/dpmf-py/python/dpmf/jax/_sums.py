@@ -131,7 +131,7 @@ def accumulate(
         raise ValueError(f"micro_batch is {micro_batch}, but it must be at least 1")
     given = [jnp.asarray(leaf) for leaf in jax.tree.leaves((examples, named))]
     if not given:
-        raise ValueError("there are no examples: give accumulate(loss, parameters, inputs, labels, clip=…)")
+        raise ValueError("there are no examples: call accumulate(loss, parameters, inputs, labels, clip=…)")
     if any(leaf.ndim == 0 for leaf in given):
         raise ValueError("an input is a single number, without an axis for the examples: put values that all examples share into loss")
     count = _count(given)

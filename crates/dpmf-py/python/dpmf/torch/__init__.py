@@ -75,7 +75,7 @@ MOST_ROWS = 512 << 20
 
 #: What to do about what a run refuses.
 REMEDIES = {
-    "too-many": "add several losses up before the gradient is taken, and give several views of an example (augmentation) as one "
+    "too-many": "add up several losses before you take the gradient, and pass several views of an example (augmentation) as one "
     "contribution, with views=… of dpmf.torch.PrivateOptimizer.accumulate",
     "no-batch": "take one step for each batch of optimizer.batches(loader), and accumulate each batch as it comes",
     "other-step": "take one step for each batch, as it comes; a new loop over optimizer.batches(loader) begins with the coming step",
@@ -85,12 +85,12 @@ REMEDIES = {
     "nothing": "call accumulate(…) before step(). The gradients of loss.backward() are not used: they are a mean and not clipped, so "
     "no noise makes them private. Pass a sum of contributions that you clipped yourself to add_sum(…); add_sum({}, 0) releases noise "
     "alone",
-    "no-denominator": "give denominator=… or take batches from optimizer.batches(loader) with SampledBatches",
+    "no-denominator": "pass denominator=… or take batches from optimizer.batches(loader) with SampledBatches",
 }
 
 
 class _Checks:
-    """What an optimizer does, against what its mechanism was planned for."""
+    """Compares an optimizer with what its mechanism was planned for."""
 
     def __init__(self, mechanism: Mechanism, optimizer: torch.optim.Optimizer) -> None:
         self.mechanism, self.optimizer = mechanism, optimizer
@@ -118,7 +118,7 @@ class _Checks:
             raise MismatchError(
                 f"the optimizer is {steps.name}, planned for as momentum {steps.momentum}{' with nesterov' * steps.nesterov}, but "
                 f"the mechanism was planned for {workload.momentum}{' with nesterov' * bool(workload.nesterov)}: plan with "
-                "dpmf.plan(…, optimizer=optimizer), or give check=False. The guarantee would hold, but the noise would not be the "
+                "dpmf.plan(…, optimizer=optimizer), or pass check=False. The guarantee would hold, but the noise would not be the "
                 "best"
             ) from other
 
@@ -149,7 +149,7 @@ class _Checks:
 
 
 class _Noisy:
-    """What an optimizer tells of its noise."""
+    """What an optimizer reports about its noise."""
 
     _noise: FlatRun
 
@@ -390,7 +390,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             raise ValueError(f'clipping is {clipping!r}, but it must be "per-example", "ghost" or "auto"')
         # What torch.compile made runs the same module, whose layers are looked at.
         module = getattr(module, "_orig_mod", module)
-        remedy = ", or give accumulate(…, grouped=True) the examples of each user together"
+        remedy = ", or pass the examples of each user together to accumulate(…, grouped=True)"
         check_unit(self.mechanism, "user" if grouped else "record", "" if grouped else remedy)
         noise = self._noise
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) in noise.numbers}
@@ -499,7 +499,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
             if id(p) not in noise.numbers:
                 raise ValueError(f"a sum is for a parameter of shape {tuple(p.shape)} that is not the optimizer's")
             if tensor.is_sparse:
-                raise TypeError("a sum is sparse, and its zeros would show which rows were used: give .to_dense()")
+                raise TypeError("a sum is sparse, and its zeros would show which rows were used: call .to_dense() first")
             if not tensor.is_floating_point():
                 raise TypeError(f"a sum is {tensor.dtype}, but it must be of floating point: best float64")
             if tensor.shape != p.shape or not bool(tensor.isfinite().all()):
@@ -517,7 +517,7 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
         if norm > longest:
             raise ValueError(
                 f"the sum has norm {norm:.6g}, but that of {examples} contributions of norm at most {self.clip} has at most "
-                f"{longest:.6g}: clip every contribution, and give the number of them"
+                f"{longest:.6g}: clip every contribution, and pass their number"
             )
         scale = (1.0 - charged) / noise.live().clip.unit
         with remedies(REMEDIES):
@@ -605,14 +605,14 @@ class PrivateOptimizer(_Noisy, torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Any) -> None:
         """Refused: the noise covers the parameters that the optimizer had when this was made."""
-        raise ValueError("parameters cannot be added to a PrivateOptimizer: give all of them to the optimizer before")
+        raise ValueError("parameters cannot be added to a PrivateOptimizer: pass all of them to the optimizer before")
 
     def close(self) -> None:
         """Closes the journal, so that another process may open it."""
         self._noise.close()
 
     def __getstate__(self) -> Any:
-        raise TypeError("a PrivateOptimizer is not pickled or copied: keep its state_dict()")
+        raise TypeError("a PrivateOptimizer cannot be pickled or copied: save its state_dict()")
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.optimizer!r},\n{self.mechanism!r})"

@@ -100,7 +100,7 @@ class Batches(BatchSampler):
         first = self.drawn if self.place is None else self.place()
         if first >= self.steps:
             raise MismatchError(
-                f"all {self.steps} steps were drawn, and the guarantee is for each of them once: plan a run of more epochs"
+                f"all {self.steps} steps were drawn, and the guarantee covers each of them once: plan for more epochs"
             )
         if self.workers > 0 and not self.counted:
             raise MismatchError(
@@ -213,8 +213,8 @@ class Cohorts(Batches):
     def _check_not_started(self) -> None:
         if self._started:
             raise MismatchError(
-                "the data was gone through once, and a mechanism for single participation covers no second pass: train "
-                "for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or take smaller batches"
+                "the data has been used once, and a mechanism for single participation does not cover a second pass: "
+                "train for one epoch, plan for several with dpmf.plan(examples=…, batch=…, epochs=…), or use smaller batches"
             )
 
     def _once(self, counted: bool) -> Iterator[list[int]]:
@@ -392,7 +392,7 @@ def _check_in_order(
         mechanism.check_sampling(f"balls-in-bins:{batches.per_epoch}")
         units = batches.length
     if units != length:
-        raise MismatchError(f"the sampler draws from {units} examples, but the data set has {length}: give units={length}")
+        raise MismatchError(f"the sampler draws from {units} examples, but the data set has {length}: pass units={length}")
     if epochs != 1 or batches_per_step != 1:
         raise MismatchError(
             f"epochs is {epochs} and batches_per_step {batches_per_step}, but {type(batches).__name__} knows the epochs, and each of "
@@ -413,13 +413,13 @@ def _is_compound(entry: Any) -> bool:
 
 
 def _check_distinct(dataset: Any) -> None:
-    """Refuses data sets in which examples of another come twice."""
+    """Refuses data sets that contain an example of another data set twice."""
     if isinstance(dataset, (list, tuple)):
         entries = [id(entry) for entry in dataset if _is_compound(entry)]
         if len(set(entries)) != len(entries):
             raise MismatchError(
-                f"entries of the {type(dataset).__name__} are the same object: an example that comes several times counts as often, but the "
-                "guarantee is for one step each. Give each of them once"
+                f"entries of the {type(dataset).__name__} are the same object: an example that is included several times counts several "
+                "times, but the guarantee is for one step each. Include each of them once"
             )
     parts = [dataset.dataset] if isinstance(dataset, Subset) else []
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else parts
@@ -462,13 +462,13 @@ def begin_pass(run: PrivateRun, mechanism: Mechanism, loader: DataLoader[Any], b
     elif batches.start != step * batches_per_step:
         raise MismatchError(
             f"the batches start with number {batches.start}, but the run is at step {step}: each has one step of its own, "
-            f"so give dpmf.torch.{type(batches).__name__}(…, start={step * batches_per_step})"
+            f"so pass dpmf.torch.{type(batches).__name__}(…, start={step * batches_per_step})"
         )
     return batches
 
 
 def hand_out(run: PrivateRun, loader: DataLoader[Any], batches_per_step: int) -> Iterator[Any]:
-    """The batches of a loader, each told to the run as it is handed out."""
+    """The batches of a loader, each reported to the run as it is handed out."""
     batches = loader.batch_sampler
     if isinstance(batches, Batches):
         first, taken = batches.counting(lambda: iter(loader))

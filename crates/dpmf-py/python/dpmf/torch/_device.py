@@ -73,7 +73,7 @@ class Bank:
         return count
 
     def doubtful(self, doubt: int, shift: int) -> torch.Tensor:
-        """Where add_exact() was in doubt. As good as always, that is nowhere, and this is not asked for."""
+        """The coordinates where add_exact() was in doubt. There are almost never any, and then this is not called."""
         found = [_near(self.row[part], doubt, shift).nonzero().view(-1) + part.start for part in self.slices()]
         return torch.cat(found)
 
@@ -204,7 +204,7 @@ class Shipper:
                 torch.cuda.current_stream(bank.device).wait_event(event)
 
     def forget(self) -> None:
-        """Waits for what is under way, whose row is not used."""
+        """Waits for copies under way, whose row is not used."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.exception()
@@ -346,7 +346,7 @@ class DeviceStep:
         return step
 
     def _release_on_host(self) -> int:
-        """A step that version 0.2 left in the journal is told by its sum alone."""
+        """A step that version 0.2 left in the journal can be compared by its sum only."""
         self.shipper.forget()
         length = sum(bank.length for bank in self.banks)
         total, released = torch.zeros(length, dtype=torch.int64), torch.zeros(length)

@@ -77,7 +77,7 @@ class Contributions:
         both = self.pairs.keys() & self.rows.keys()
         if both:
             raise ValueError(
-                f"parameter {min(both)} is shared by layers of different kinds, whose gradients cannot be added up here: give "
+                f"parameter {min(both)} is shared by layers of different kinds, whose gradients cannot be added up here: pass "
                 'clipping="per-example"'
             )
         #: Products that the sum of one number has at most.
@@ -108,7 +108,7 @@ class Contributions:
         if charged > MOST_CHARGED:
             raise ValueError(
                 f"adding up {self.examples} examples of {self.products // self.examples} products at once may be off by "
-                f"{100 * charged:.2g} % of the clip: give accumulate(…, chunk={max(1, self.examples // 4)})"
+                f"{100 * charged:.2g} % of the clip: call accumulate(…, chunk={max(1, self.examples // 4)})"
             )
         return charged
 
@@ -159,7 +159,7 @@ class Ghost:
     def __init__(self, module: torch.nn.Module, trained: Mapping[str, torch.Tensor], *, sharded: bool = False) -> None:
         check_module(module, sharded=sharded)
         if not hasattr(torch, "func"):
-            raise ValueError('clipping="ghost" needs PyTorch 2.0 or newer: update it, or give clipping="per-example"')
+            raise ValueError('clipping="ghost" needs PyTorch 2.0 or newer: update it, or pass clipping="per-example"')
         self.module, self.sharded = module, sharded
         self.trained = dict(trained)
         self.shapes = {name: p.shape for name, p in trained.items()}
@@ -271,7 +271,7 @@ class Ghost:
         """Takes the gradients of losses, one for each example, of the outputs of the last call."""
         calls = self._calls
         if len(losses) != self._examples:
-            raise ValueError(f"there are {len(losses)} losses for {self._examples} examples: give one loss for each example")
+            raise ValueError(f"there are {len(losses)} losses for {self._examples} examples: pass one loss for each example")
         self._phase = "again"
         outside = list(self._live.values())
         if losses.requires_grad:
@@ -285,12 +285,12 @@ class Ghost:
                 if gradient is not None:
                     raise ValueError(
                         f"parameter {name} is used outside of the call of its layer (by another layer, by the module's own code or by the "
-                        'loss), where nothing shows what one example adds to its gradient: give clipping="per-example", or freeze it'
+                        'loss), so ghost clipping cannot see what one example adds to its gradient: pass clipping="per-example", or freeze it'
                     )
         self._phase = "off"
         self._anchors, self._calls = [], []
         if calls and losses.requires_grad and all(call.gradient is None for call in calls):
-            raise ValueError("no layer that is trained has a share in these losses: take the losses of the last forward pass")
+            raise ValueError("these losses do not depend on any trained layer: use the losses of the last forward pass")
         return Contributions(calls, losses.detach(), self.shapes, self.dimension)
 
     # Checks
@@ -335,7 +335,7 @@ class Ghost:
                 raise MismatchError(
                     "what the layers keep of an example does not make its gradient alone (they differ by "
                     f"{100 * difference:.2g} %): the module sorts, shuffles or mixes the examples of a batch, has them along another "
-                    "axis than the first, or uses a layer in a way of its own. Let every output depend on its own example only, or give "
+                    "axis than the first, or uses a layer in a way of its own. Let every output depend on its own example only, or pass "
                     'clipping="per-example", which differentiates each example by itself'
                 )
         self.checked[form] = (self.shared, together)
@@ -358,8 +358,8 @@ class Ghost:
                 continue
             raise ValueError(
                 f"{name or 'the module'} is called with inputs of leading axes {first} for {length} examples and {second} for "
-                f"{length - 1}, which are no entries for each example: give every layer its examples along the first axis, or "
-                'give clipping="per-example"'
+                f"{length - 1}, which are not one entry for each example: give every layer its examples along the first axis, or "
+                'pass clipping="per-example"'
             )
         return shared
 
@@ -456,8 +456,8 @@ class _Watcher:
         tensors = [*inputs, *named.values()]
         if not tensors or not all(isinstance(one, torch.Tensor) and one.dim() for one in tensors):
             raise ValueError(
-                f"{self._label} is trained, but takes {', '.join(type(one).__name__ for one in tensors) or 'nothing'}, where only tensors "
-                'of examples can be told apart: freeze it, or give clipping="per-example"'
+                f"{self._label} is trained, but takes {', '.join(type(one).__name__ for one in tensors) or 'nothing'}, and examples can "
+                'be separated in tensors only: freeze it, or pass clipping="per-example"'
             )
         if ghost._phase == "trace":
             lengths = {len(one) for one in tensors}
@@ -466,7 +466,7 @@ class _Watcher:
         if not torch.is_grad_enabled():
             raise ValueError(
                 f"{self._label} is trained, but is called where gradients are switched off, by torch.no_grad() or by a checkpoint "
-                "with use_reentrant=True: leave it out, freeze the layer, or give the checkpoint use_reentrant=False"
+                "with use_reentrant=True: leave it out, freeze the layer, or pass use_reentrant=False to the checkpoint"
             )
         if ghost._examples > 1:
             shared = self._is_shared()
@@ -476,7 +476,7 @@ class _Watcher:
             elif any(len(one) % ghost._examples for one in tensors):
                 raise ValueError(
                     f"{self._label} is given {len(tensors[0])} entries for {ghost._examples} examples: give every layer its examples "
-                    'along the first axis, or give clipping="per-example"'
+                    'along the first axis, or pass clipping="per-example"'
                 )
         self.inputs = (inputs, named)
         part._parameters.update({attribute: ghost._live[name].detach() for attribute, name in self.place.own.items()})
@@ -494,8 +494,8 @@ class _Watcher:
         ghost._counts[name] = count + 1
         if count >= len(known):
             raise ValueError(
-                f"{self._label} is called {count + 1} times, but was called {len(known)} times for the first examples, and nothing "
-                'shows how: give clipping="per-example"'
+                f"{self._label} is called {count + 1} times, but was called {len(known)} times for the first examples, so its "
+                'calls cannot be matched: pass clipping="per-example"'
             )
         return known[count]
 
@@ -513,7 +513,7 @@ class _Watcher:
         ghost._put_back(self.place)
         if not isinstance(output, torch.Tensor) or not output.dim() or len(output) % ghost._examples:
             raise ValueError(
-                f"{self._label} is trained, but does not return one tensor with an entry for each example: freeze it, or give "
+                f"{self._label} is trained, but does not return one tensor with an entry for each example: freeze it, or pass "
                 'clipping="per-example"'
             )
         if not output.requires_grad:
@@ -544,7 +544,7 @@ def losses_of(
         elif leaf.requires_grad:
             raise ValueError(
                 f"the module returns a tensor of shape {tuple(leaf.shape)} for {examples} examples, but each needs an entry of its own along the "
-                "first axis: compute the loss in loss(outputs, targets), not in the module, and give the module no labels"
+                "first axis: compute the loss in loss(outputs, targets), not in the module, and pass no labels to the module"
             )
     if not places:
         raise ValueError("the module returns no tensor with one entry for each example")
@@ -579,7 +579,7 @@ def losses_of(
         at_once: torch.Tensor = torch.func.vmap(one, randomness="different")(batched)
     except RuntimeError as failed:
         raise ValueError(
-            f"torch's vmap cannot compute this loss for all examples at once ({failed}): give vectorize=False, which calls it for one "
+            f"torch's vmap cannot compute this loss for all examples at once ({failed}): pass vectorize=False, which calls it for one "
             "after the other"
         ) from failed
     return at_once
@@ -618,6 +618,6 @@ def _eagerly() -> Any:
     """Without compiled code, which calls no hooks."""
     if not hasattr(torch.compiler, "set_stance"):
         raise ValueError(
-            'clipping="ghost" needs PyTorch 2.6 or newer for modules with compiled parts: give the module that was not compiled'
+            'clipping="ghost" needs PyTorch 2.6 or newer for modules with compiled parts: pass the module that was not compiled'
         )
     return torch.compiler.set_stance("force_eager")

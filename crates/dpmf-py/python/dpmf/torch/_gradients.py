@@ -91,7 +91,7 @@ def check_module(module: torch.nn.Module, *, sharded: bool = False) -> None:
         name = type(part).__name__
         if wrappers & {base.__name__ for base in type(part).__mro__}:
             raise ValueError(
-                f"the module is wrapped in {name}, which averages gradients that are not clipped: give the module "
+                f"the module is wrapped in {name}, which averages gradients that are not clipped: pass the module "
                 "inside (module.module), and group=True to PrivateOptimizer, which sums over the ranks itself"
             )
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training:
@@ -101,7 +101,7 @@ def check_module(module: torch.nn.Module, *, sharded: bool = False) -> None:
             )
         if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.training and part.track_running_stats:
             raise ValueError(
-                f"{name} keeps statistics of the data, which would be released without noise: give "
+                f"{name} keeps statistics of the data, which would be released without noise: pass "
                 "track_running_stats=False, or freeze it with .eval()"
             )
         if getattr(part, "sparse", False) is True:
@@ -144,8 +144,8 @@ class Kept:
                 tensor.copy_(value)
         name = ".".join(part for part in places[0] if part)
         raise ValueError(
-            f"the forward pass writes {name}, which the module keeps: statistics of the data would be released without noise, and "
-            "mix the examples of a batch. Leave it out, or freeze it before training"
+            f"the forward pass writes to {name}, which the module keeps: statistics of the data would be released without noise, "
+            "and would mix the examples of a batch. Leave it out, or freeze it before training"
         )
 
 
@@ -269,7 +269,7 @@ class PerExample:
                     "released without noise. Leave them out, or freeze them before training"
                 ) from failed
             raise NotVectorizedError(
-                f"torch's vmap cannot differentiate this module for all examples at once ({failed}): give "
+                f"torch's vmap cannot differentiate this module for all examples at once ({failed}): pass "
                 "vectorize=False, which is slower, or use dpmf.opacus"
             ) from failed
         return [gradients[name] for name in self.trained], losses

@@ -132,7 +132,7 @@ def _any(call: Call) -> Pieces:
     except RuntimeError as failed:
         raise ValueError(
             f"torch's vmap cannot differentiate {call.place.name or type(part).__name__} for all examples at once ({failed}): freeze it, or "
-            'give clipping="per-example"'
+            'pass clipping="per-example"'
         ) from failed
     for name, values in found.items():
         yield name, _summed(values.detach().reshape(call.examples, -1, own[name].numel()))
@@ -173,8 +173,8 @@ def way_of(part: Any, own: Sequence[str], name: str) -> Callable[[Call], Pieces]
             return _convolution
     if next(part.children(), None) is not None:
         raise ValueError(
-            f"parameter {name}.{own[0]} belongs to {type(part).__name__}, which has layers inside, so that no layer shows how it is "
-            'used: freeze it with requires_grad_(False), put it into a layer of its own, or give clipping="per-example"'
+            f"parameter {name}.{own[0]} belongs to {type(part).__name__}, which contains other layers, so that no layer shows how it "
+            'is used: freeze it with requires_grad_(False), put it into a layer of its own, or pass clipping="per-example"'
         )
     return _any
 

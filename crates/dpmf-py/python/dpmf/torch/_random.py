@@ -12,7 +12,7 @@ import torch
 
 
 class RandomState:
-    """Where all generators of the process are, at one moment."""
+    """The states of all generators of the process at one moment."""
 
     def __init__(self) -> None:
         self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -46,7 +46,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """What is drawn within is drawn again after."""
+    """Restores the generators at the end, so that the same numbers are drawn again afterwards."""
     before = RandomState()
     try:
         yield

@@ -34,7 +34,7 @@ def shard(dimension: int, rank: int | None = None, world_size: int | None = None
         if not (distributed.is_available() and distributed.is_initialized()):
             raise ValueError(
                 "rank and world_size are not given, and torch.distributed is not initialised: call "
-                "torch.distributed.init_process_group first, or give both"
+                "torch.distributed.init_process_group first, or pass both"
             )
         rank = distributed.get_rank() if rank is None else rank
         world_size = distributed.get_world_size() if world_size is None else world_size
@@ -121,7 +121,7 @@ class FlatRun:
             raise ValueError("the optimizer has no parameter that requires a gradient")
         self.numbers = {id(p): number for number, p in enumerate(self.parameters)}
         if len(self.numbers) != len(self.parameters):
-            raise ValueError("a parameter comes twice in the optimizer: its gradient would be released twice")
+            raise ValueError("a parameter is in the optimizer twice: its gradient would be released twice")
         self._check_parameters()
         self.dimension = sum(p.numel() for p in self.parameters)
         self.arithmetic: Literal["exact", "float"] = arithmetic
@@ -284,7 +284,7 @@ class FlatRun:
         """One run for all ranks, and an error unless they have one key, mechanism, model and arithmetic."""
         if key is None:
             raise ValueError(
-                "every rank needs the same key: make it once with NoiseKey.create(path) and give "
+                "every rank needs the same key: make it once with NoiseKey.create(path) and pass "
                 "key=NoiseKey.read(path) in every rank"
             )
         mine = {
@@ -367,7 +367,7 @@ class FlatRun:
                 total += part[0].to(total.device)
 
     def begin_adding(self, count: int) -> None:
-        """Counts contributions whose sums are then added to totals() by whoever made them; clear() if that fails."""
+        """Counts contributions, whose sums the caller then adds to totals(); call clear() if that fails."""
         run = self.live()
         self.mechanism.check_steps(run.next_step + 1)
         if self.added and run.contributions is None:
@@ -424,8 +424,8 @@ class FlatRun:
             if (own, size) != (rank, self.world_size):
                 raise MismatchError(
                     f"rank {rank} of {self.world_size} has batches for rank {own} of {size}, so that an example would count in "
-                    "several ranks: give Cohorts or SampledBatches rank=torch.distributed.get_rank() and "
-                    "world_size=torch.distributed.get_world_size() in every rank"
+                    "several ranks: in every rank, pass rank=torch.distributed.get_rank() and "
+                    "world_size=torch.distributed.get_world_size() to Cohorts or SampledBatches"
                 )
         if any(order != all_ranks[0][2] for _, _, order in all_ranks):
             raise MismatchError(

@@ -42,7 +42,7 @@ def check_sharded(parameters: Sequence[Any], grouped: bool) -> None:
     for number, p in enumerate(parameters):
         if not is_sharded(p):
             raise ValueError(
-                f"parameter {number} is a plain tensor, but others are DTensors: shard all of them, with fully_shard(model) at last"
+                f"parameter {number} is a plain tensor, but others are DTensors: shard all of them, calling fully_shard(model) last"
             )
         if p.device_mesh.ndim != 1 or not isinstance(p.placements[0], Shard) or p.placements[0].dim != 0:
             raise ValueError(
@@ -53,7 +53,7 @@ def check_sharded(parameters: Sequence[Any], grouped: bool) -> None:
     if any(mesh != meshes[0] for mesh in meshes):
         raise ValueError("the parameters lie on different meshes: shard all of them on one")
     if not grouped:
-        raise ValueError("the parameters are cut over several ranks: give group=True, and one key for all ranks")
+        raise ValueError("the parameters are cut over several ranks: pass group=True, and one key for all ranks")
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ fn the_first_look_keeps_its_promise_and_planted_mistakes_do_not() {
     assert!(refuted(&sums(&whole, 30, 0), &sums(&whole, 30, 1)));
 }
 
-/// How often a word that one user alone has is told.
-fn told(threshold: f64) -> u64 {
+/// How often a word that one user alone has is revealed.
+fn revealed(threshold: f64) -> u64 {
     let weights = Weights::new(&SHARES).unwrap();
     let noise = mechanism(MU, PrivacyUnit::User).unwrap();
     let mut survey = Survey::new(&WANTED, &weights, 3);
@@ -86,7 +86,7 @@ fn told(threshold: f64) -> u64 {
     let (sum, words) = survey.finish(31);
     let deviation = noise.privacy().unwrap().calibration().noise_std();
     let seeds = 0..TRIALS;
-    let is_told = |seed: &u64| {
+    let is_revealed = |seed: &u64| {
         let values = released(&noise, *seed, sum.clone());
         let released = Released {
             wanted: &WANTED,
@@ -98,19 +98,19 @@ fn told(threshold: f64) -> u64 {
             users: 31.0,
             width: 3,
         };
-        released.column(3).told().iter().any(|(word, _)| word == "Zanzibar")
+        released.column(3).revealed().iter().any(|(word, _)| word == "Zanzibar")
     };
-    seeds.filter(is_told).count() as u64
+    seeds.filter(is_revealed).count() as u64
 }
 
 #[test]
-fn a_word_of_one_user_is_told_as_rarely_as_promised_and_a_low_threshold_is_found_out() {
-    // Without the user it is never told: its probability is a δ at every ε.
+fn a_word_of_one_user_is_revealed_as_rarely_as_promised_and_a_low_threshold_is_found_out() {
+    // Without the user it is never revealed: its probability is a δ at every ε.
     let delta = 0.02;
-    let least = |told: u64| 1.0 - upper_limit(TRIALS - told, TRIALS, ALPHA);
-    let promised = told(gaussian::tail_deviations(delta).unwrap());
+    let least = |revealed: u64| 1.0 - upper_limit(TRIALS - revealed, TRIALS, ALPHA);
+    let promised = revealed(gaussian::tail_deviations(delta).unwrap());
     assert!(promised > 0 && least(promised) <= delta, "{promised}");
-    let low = told(gaussian::tail_deviations(3.0 * delta).unwrap());
+    let low = revealed(gaussian::tail_deviations(3.0 * delta).unwrap());
     assert!(least(low) > delta, "{low}");
 }
 

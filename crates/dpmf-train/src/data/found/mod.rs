@@ -42,7 +42,7 @@ const LABEL: f64 = 0.6;
 const FIRST: f64 = 0.6;
 /// Least and largest share of the budget for a schema where nothing is said.
 const SHARES: (f64, f64) = (0.05, 0.4);
-/// Share of the users that a word is to have in order to be told, if the budget allows.
+/// Share of the users that a word is to have in order to be revealed, if the budget allows.
 const TOLD: f64 = 0.2;
 /// What every look leaves of its μ, so that all of them together, each rounded up, stay within that of the schema.
 const ROUNDED: f64 = 1.0 - 1e-12;
@@ -530,31 +530,37 @@ impl Reading<'_> {
         let counts = self.released.column(column);
         let (name, noise, least) = (&search.label, counts.noise, self.released.least(column));
         let refuse = |text: String, hint| Err(search.fault(text, hint));
-        let told = counts.told();
-        let named: f64 = told.iter().map(|(_, users)| users).sum();
-        let numeric = told.iter().all(|(word, _)| word.parse::<f64>().is_ok());
+        let revealed = counts.revealed();
+        let named: f64 = revealed.iter().map(|(_, users)| users).sum();
+        let numeric = revealed.iter().all(|(word, _)| word.parse::<f64>().is_ok());
         let (whole, group) = (counts.whole(), counts.group());
         let is_number = match wanted {
             Some(Wanted::Scale) => true,
             Some(Wanted::Classes) => false,
-            _ => counts.meant(&told, &whole, &group) == Meant::Number,
+            _ => counts.meant(&revealed, &whole, &group) == Meant::Number,
         };
         if is_number {
             return Ok(LabelKind::Number(counts.scale()));
         }
-        let told =
-            Classes { names: told.into_iter().map(|(word, _)| word).collect(), users: named, evidence: 0.0 };
-        let cells = told.names.len();
+        let revealed = Classes {
+            names: revealed.into_iter().map(|(word, _)| word).collect(),
+            users: named,
+            evidence: 0.0,
+        };
+        let cells = revealed.names.len();
         let from_whole = numeric && whole.is_probable() && whole.evidence >= group.evidence;
         // Each cell that was added up has brought its noise, and so has that of missing ones.
         let (Classes { names: mut classes, users: named, .. }, cells) = match cells {
             _ if from_whole && whole.names.len() >= cells.max(2) => (whole, WHOLE_CELLS),
             0 if group.is_probable() => (group, GROUP_CELLS),
             // The other of two usual words may hide; that nobody has it is no less probable where one has nearly all users.
-            1 if group.is_probable() && named < MOST * self.users && group.names.contains(&told.names[0]) => {
+            1 if group.is_probable()
+                && named < MOST * self.users
+                && group.names.contains(&revealed.names[0]) =>
+            {
                 (group, GROUP_CELLS)
             }
-            cells => (told, cells),
+            cells => (revealed, cells),
         };
         let rest = self.users - counts.missing().max(0.0) - named;
         let other = (rest > 3.0 * noise * (cells as f64 + 1.0).sqrt()).then(|| "other".to_owned());

@@ -71,7 +71,7 @@ impl Releases {
         };
         if begun.as_ref().is_some_and(|begun| begun.schema != SCHEMA) {
             return Err(refused(
-                "it is of another version of dpmf: end the run with the version that began it",
+                "it is from another version of dpmf: finish the run with the version that began it",
             ));
         }
         let key = match (source, &begun) {

@@ -26,7 +26,7 @@ const LABELS: [f64; 4] = [-1.0, -1.4, -1.4, -1.8];
 const LARGEST_CELL: f64 = 8.0;
 /// Different numbers that a label of classes has at most.
 const FEW_NUMBERS: usize = 20;
-/// Share of the users that numbers which are told must have to be classes.
+/// Share of the users that numbers which are revealed must have to be classes.
 const MANY_NAMED: f64 = 0.7;
 /// Interquartile ranges around the middle that the second look goes over.
 pub(super) const REACH: f64 = 3.0;
@@ -85,7 +85,7 @@ pub(super) enum Kind {
     Words(Vec<String>),
     /// Numbers that are written as people write them.
     Formatted,
-    /// Nothing could be told from the noise.
+    /// Nothing could be distinguished from the noise.
     Unseen,
 }
 
@@ -133,20 +133,20 @@ impl<'a> Released<'a> {
         let first = self.wanted.len() * CELLS + NUMBERS;
         let (times, noise) = (1.0 / weight, self.deviation / weight);
         let cells = &self.values[column * CELLS..][..CELLS];
-        let told = |(at, (of, word)): (usize, &'a (usize, Box<str>))| {
+        let revealed = |(at, (of, word)): (usize, &'a (usize, Box<str>))| {
             let part = named_part(wanted, word);
             let users = f64::from(self.values[first + at]) * times / part;
             let least = self.threshold.1 + self.threshold.0 * noise / part;
             (*of == column && users > least).then_some((&**word, users))
         };
-        let words = self.words.iter().enumerate().filter_map(told).collect();
+        let words = self.words.iter().enumerate().filter_map(revealed).collect();
         let cells_in_all = (CELLS * self.wanted.len()) as f64;
         let seen = gaussian::tail_deviations(MISTAKEN / cells_in_all).unwrap_or(SEEN);
         let width = if wanted == Wanted::Feature { self.width } else { 1 };
         Counts { cells, words, times, grid, width, seen, noise, all: self.users }
     }
 
-    /// Users that a word which nobody listed needs to be told.
+    /// Users that a word which nobody listed needs to be revealed.
     pub(super) fn least(&self, column: usize) -> f64 {
         self.threshold.1 + self.threshold.0 * self.column(column).noise
     }
@@ -186,8 +186,8 @@ impl Counts<'_> {
         range(&counts, self.noise, date_bounds)
     }
 
-    /// The words that are told, with their users.
-    pub(super) fn told(&self) -> Vec<(String, f64)> {
+    /// The words that are revealed, with their users.
+    pub(super) fn revealed(&self) -> Vec<(String, f64)> {
         let listed = listed_words().map(|(cell, word)| (word, self.users(cell)));
         let listed = listed.filter(|(_, users)| *users > self.seen * self.noise);
         let mut words: Vec<(String, f64)> = listed.collect();
@@ -234,11 +234,11 @@ impl Counts<'_> {
         groups.reduce(|best, one| if one.evidence > best.evidence { one } else { best }).unwrap_or_default()
     }
 
-    /// Whether a label is a number or one of several classes, most probably, where `told` are the words that are told.
+    /// Whether a label is a number or one of several classes, most probably, where `revealed` are the words that are revealed.
     ///
     /// Numbers with cells of their own are no evidence for either: a label of which half are others is a number, and so is one that
     /// has too many names, or too few users with each of them.
-    pub(super) fn meant(&self, told: &[(String, f64)], whole: &Classes, group: &Classes) -> Meant {
+    pub(super) fn meant(&self, revealed: &[(String, f64)], whole: &Classes, group: &Classes) -> Meant {
         let grid = self.numbers_by_cell();
         let numbers = Family::fixed(1).read(&grid, self.grid_noise(), self.all, None);
         let either = |a: f64, b: f64| a.max(b) + (-(a - b).abs()).exp().ln_1p() - std::f64::consts::LN_2;
@@ -246,11 +246,14 @@ impl Counts<'_> {
             None => 0.5 * (users / self.noise).powi(2),
             Some(_) => 0.0,
         };
-        let named: f64 = told.iter().map(of).sum();
-        let names: Vec<&(String, f64)> =
-            told.iter().filter(|(word, _)| listed(word).is_none() && word.parse::<f64>().is_ok()).collect();
+        let named: f64 = revealed.iter().map(of).sum();
+        let names: Vec<&(String, f64)> = revealed
+            .iter()
+            .filter(|(word, _)| listed(word).is_none() && word.parse::<f64>().is_ok())
+            .collect();
         let counted: f64 = names.iter().map(|(_, users)| users).sum();
-        if !names.is_empty() && told.len() <= FEW_NUMBERS && counted + whole.users > MANY_NAMED * self.all {
+        if !names.is_empty() && revealed.len() <= FEW_NUMBERS && counted + whole.users > MANY_NAMED * self.all
+        {
             return Meant::Classes;
         }
         let [number, few, usual, other] = LABELS;
@@ -308,13 +311,13 @@ impl Counts<'_> {
         let numbers = Family::fixed(self.width).read(&self.numbers_by_cell(), noise, all, Some(prior));
         let days: Vec<f64> = (NUMBERS..NUMBERS + DATES).map(|cell| self.users(cell)).collect();
         let (dated, dates) = templates::dates(&days, noise, all);
-        let told = self.told();
+        let revealed = self.revealed();
         let group = self.group();
-        let square: f64 = told.iter().map(|(_, users)| users * users).sum();
-        // Each word that is told was one of many.
-        let named = 0.5 * square / (noise * noise) - told.len() as f64 * 4.0;
+        let square: f64 = revealed.iter().map(|(_, users)| users * users).sum();
+        // Each word that is revealed was one of many.
+        let named = 0.5 * square / (noise * noise) - revealed.len() as f64 * 4.0;
         let (words, values) = match named > group.evidence {
-            true => (named, told.into_iter().map(|(word, _)| word).collect()),
+            true => (named, revealed.into_iter().map(|(word, _)| word).collect()),
             false => (group.evidence, group.names),
         };
         let formatted = templates::together(&[self.users(FORMATTED)], noise, all);
@@ -339,7 +342,7 @@ impl Counts<'_> {
 
     /// How many users have words, numbers, dates, and numbers as people write them.
     fn most(&self) -> [f64; 4] {
-        let named = self.told().iter().map(|(_, users)| users).sum();
+        let named = self.revealed().iter().map(|(_, users)| users).sum();
         let of = |range: Option<Range>| range.map_or(0.0, |range| range.users);
         [named, of(self.numbers()), of(self.dates()), self.users(FORMATTED)]
     }
@@ -350,7 +353,7 @@ impl Counts<'_> {
         let most = named.max(numbers).max(dates).max(formatted);
         match (self.numbers(), self.dates()) {
             _ if most == formatted => Kind::Formatted,
-            _ if most == named => Kind::Words(self.told().into_iter().map(|(word, _)| word).collect()),
+            _ if most == named => Kind::Words(self.revealed().into_iter().map(|(word, _)| word).collect()),
             (Some(range), _) if most == range.users => Kind::Numbers(range),
             (_, Some(range)) => Kind::Dates(range),
             _ => Kind::Unseen,

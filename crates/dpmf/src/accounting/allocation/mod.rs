@@ -7,7 +7,7 @@
 //! `δ(ε) = E_P[(1 − e^{ε − L})_+]` or `E_Q[(1 − e^{ε + L})_+]`, whichever is larger. No closed form is known; both are
 //! estimated from random numbers, by samplers that look where it counts and whose values are bounded, so that a bound on δ holds
 //! but for a probability of [`FAILURE`]. The random numbers of a proof are seeded by a hash of what is proved, the coefficients
-//! with σ and ε: nobody can choose coefficients to suit them.
+//! with σ and ε, so coefficients cannot be chosen to suit them.
 //!
 //! *Joining.* Draw `k` bins one after the other, the `j`-th equal to `q` with probability proportional to
 //! `e^{Σ_{i<j} G_{q_i q}}`, of total `z_j`, then `x` from `N(Σ_i m_{q_i}, σ²I)`. With `e^{Σ u_{q_i} − kL}/b^k` as the law of the
@@ -173,7 +173,7 @@ impl Allocation {
         Ok(Self { common, subject: hash.finalize().into(), ..self.clone() })
     }
 
-    /// μ of somebody who knows the bin: the largest over all bins.
+    /// μ against an adversary who knows the bin: the largest over all bins.
     ///
     /// Guarantee: rounded up.
     pub(crate) fn mu(&self, noise_multiplier: f64) -> f64 {
@@ -207,7 +207,7 @@ impl Allocation {
         Ok(joining.upper.max(leaving.upper).min(1.0))
     }
 
-    /// What [`Allocation::delta`] is the larger of: joining, then leaving.
+    /// The two values of which [`Allocation::delta`] is the larger: joining, then leaving.
     ///
     /// Errors: those of it.
     pub fn estimate(&self, noise_multiplier: f64, epsilon: f64) -> Result<[Estimate; 2]> {
@@ -240,7 +240,7 @@ impl Allocation {
         self.watched_noise_multiplier(epsilon, delta, None, &mut unwatched)
     }
 
-    /// [`Allocation::noise_multiplier`] that somebody watches, and may end. It takes less time if a noise multiplier is given that is
+    /// [`Allocation::noise_multiplier`] with an observer, who may stop it. It takes less time if a noise multiplier is given that is
     /// about right.
     ///
     /// Errors: those of it; [`Error::Interrupted`].

@@ -44,7 +44,7 @@ impl LedgerFile {
         let place = place.into();
         serde_json::from_slice(&place.read()?).map_err(|error| Error::Format {
             path: place.path().into(),
-            reason: format!("it is no ledger: {error}"),
+            reason: format!("it is not a valid ledger: {error}"),
         })
     }
 

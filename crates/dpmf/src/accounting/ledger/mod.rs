@@ -103,7 +103,7 @@ impl Ledger {
         self.delta
     }
 
-    /// Whose data the account is about.
+    /// The unit of privacy of the ledger.
     pub fn unit(&self) -> PrivacyUnit {
         self.unit
     }
@@ -113,7 +113,7 @@ impl Ledger {
         self.adjacency
     }
 
-    /// What was recorded, in order.
+    /// The recorded releases, in order.
     pub fn releases(&self) -> &[Release] {
         &self.releases
     }

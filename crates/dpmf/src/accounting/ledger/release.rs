@@ -1,4 +1,4 @@
-//! What a ledger keeps of a release.
+//! A release as a ledger records it.
 
 use crate::accounting::interval::Interval;
 use crate::accounting::{Accountant, Adjacency, Amplification, PrivacyCurve, PrivacyStatement};
@@ -41,7 +41,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// What a privacy statement is about, run to its end. What was released beside it is counted by [`Release::beside`]
+    /// The release that a privacy statement describes, with all its steps. What was released beside it is counted by [`Release::beside`]
     /// but, where
     /// units hide in bins, here.
     ///
@@ -171,7 +171,7 @@ impl Release {
         key(self) == key(other)
     }
 
-    /// Whether another one takes as much from any budget.
+    /// Whether another release costs as much of every budget.
     pub(super) fn alike(&self, other: &Self) -> bool {
         self.same(other) && self.curve == other.curve
     }

@@ -23,7 +23,7 @@ use round::Round;
 use saddle::Saddle;
 use std::sync::Arc;
 
-/// Width of a bracket of ε unless another is asked for.
+/// Default width of a bracket of ε.
 pub const DEFAULT_WIDTH: f64 = 1e-3;
 /// How near the upper end alone comes to where finer grids would take it, relative to ε.
 const FINE: f64 = 5e-5;
@@ -73,7 +73,7 @@ impl Bracket {
     }
 }
 
-/// What rounds of Poisson-subsampled Gaussians promise together, for records added or removed, or replaced with zero.
+/// The privacy of rounds of Poisson-subsampled Gaussians together, for records added or removed, or replaced with zero.
 ///
 /// ```
 /// use dpmf::accounting::pld::{Phase, PoissonCurve};

@@ -76,7 +76,7 @@ pub(super) struct Atoms {
     pub shift: f64,
     /// Mass at infinite loss, for the upper measure.
     pub infinite: f64,
-    /// What the curve of the lower measure may exceed the truth by.
+    /// The most by which the curve of the lower measure may exceed the truth.
     pub excess: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Where the privacy loss of a composition lies that decides δ: exponential tilting by the saddle point.
+//! The range of the privacy loss of a composition that determines δ: exponential tilting by the saddle point.
 //!
 //! Nothing here enters a guarantee: the tilt and the window decide how narrow a bracket is, not whether it holds.
 

@@ -170,7 +170,7 @@ impl Reshuffled {
         if size.saturating_mul(width) > MOST || size.saturating_mul(width).saturating_mul(width) > MOST_WORK {
             return Err(Error::Unsupported {
                 what: format!("{b} reshuffled bins over {steps} steps"),
-                hint: "its columns overlap too much for memory or time: take fewer steps an epoch, or balls-in-bins",
+                hint: "its columns overlap too much to be computed in memory or time: use fewer steps per epoch, or balls-in-bins",
             });
         }
         let mut columns = vec![0.0; size * width];
@@ -238,7 +238,7 @@ impl Reshuffled {
         self.width
     }
 
-    /// What the tails add to the product of any two patterns.
+    /// The amount that the tails add to the product of any two patterns.
     pub fn common(&self) -> f64 {
         self.common
     }
@@ -260,7 +260,7 @@ impl Reshuffled {
         Ok(joining.upper.max(leaving.upper).min(1.0))
     }
 
-    /// What [`Reshuffled::delta`] is the larger of: joining, then leaving.
+    /// The two values of which [`Reshuffled::delta`] is the larger: joining, then leaving.
     ///
     /// Errors: those of it.
     pub fn estimate(&self, noise_multiplier: f64, epsilon: f64) -> Result<[Estimate; 2]> {
@@ -290,7 +290,7 @@ impl Reshuffled {
         self.watched_noise_multiplier(epsilon, delta, None, &mut unwatched)
     }
 
-    /// [`Reshuffled::noise_multiplier`] that somebody watches, and may end. It takes less time if a noise multiplier is given that is
+    /// [`Reshuffled::noise_multiplier`] with an observer, who may stop it. It takes less time if a noise multiplier is given that is
     /// about right.
     ///
     /// Errors: those of it; [`Error::Interrupted`].

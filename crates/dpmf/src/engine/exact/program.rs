@@ -168,7 +168,7 @@ const DEVIATIONS: f64 = 16.5;
 /// and with [`DEVIATIONS`] of them sizes, follow. The other is that of the [errors](Errors): what an assignment inherits by
 /// its weights, and one unit roundoff of every product and of every partial sum.
 ///
-/// Rows that are drawn again are correlated with what the buffers hold. The noise is then the sum of what it would be with
+/// Rows that are regenerated are correlated with what the buffers hold. The noise is then the sum of what it would be with
 /// each [time](Draw::time) alone, each free of such correlations; their deviations are added.
 ///
 /// Cost: a few products of matrices as large as the buffers are many, at every step.

@@ -1,4 +1,4 @@
-//! A filter of a few states that also sees noise of earlier epochs, drawn again from its key.
+//! A filter of a few states that also uses noise of earlier epochs, regenerated from the key.
 
 mod energy;
 mod fit;

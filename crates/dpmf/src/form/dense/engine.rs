@@ -1,4 +1,4 @@
-//! Any `N`, row by row: `Z` is drawn again from its key at every step instead of being kept.
+//! Any `N`, row by row: `Z` is regenerated from its key at every step instead of being kept.
 
 use super::Dense;
 use crate::engine::Field;

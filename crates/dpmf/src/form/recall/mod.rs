@@ -1,4 +1,4 @@
-//! The factorization as a filter of a few states that also sees noise of earlier steps, drawn again from its key.
+//! The factorization as a filter of a few states that also uses noise of earlier steps, regenerated from the key.
 
 mod engine;
 mod measure;
@@ -32,7 +32,7 @@ const STRIDE: &str = "recall.stride";
 /// use dpmf::form::recall::{Parts, Recall};
 /// use dpmf::Representation;
 ///
-/// // u_t = z_t − z_{t−2}/2: no state, one row drawn again.
+/// // u_t = z_t − z_{t−2}/2: no state, one regenerated row.
 /// let recalled = vec![0.0, 0.0, -0.5, -0.5];
 /// let parts = Parts { direct: vec![1.0; 4], recalled, ..Parts::default() };
 /// let recall = Recall::from_parts(2, 0, 1, parts)?;
@@ -185,7 +185,7 @@ impl Recall {
     pub(super) fn read(n: usize, tensors: &mut Tensors) -> Result<Self> {
         let stride = tensors.take(STRIDE, &[Some(1)])?.1[0];
         if !(stride >= 1.0 && stride < 2_f64.powi(53) && stride.fract() == 0.0) {
-            return Err(damaged(format!("{stride} is no number of steps")));
+            return Err(damaged(format!("{stride} is not a valid number of steps")));
         }
         let (shape, recalled) = tensors.take(RECALLED, &[Some(n), None])?;
         let recalls = shape[1];

@@ -127,7 +127,7 @@ impl Records {
     pub(super) fn read(&mut self, stream: &NoiseStream, bytes: &[u8], path: &Path) -> Result<usize> {
         let Some((header, records)) = bytes.split_at_checked(HEADER) else {
             let length = bytes.len();
-            let reason = format!("it has {length} bytes of {HEADER} that its header has");
+            let reason = format!("its header has {HEADER} bytes, but the file has {length}");
             return Err(damaged(path, &reason));
         };
         self.read_header(stream, header, path)?;
@@ -280,7 +280,7 @@ pub(super) fn run_of(header: &[u8], path: &Path) -> Result<RunId> {
 fn open_header<'a>(header: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     let mut fields = Fields(header);
     if &fields.take() != MAGIC {
-        return Err(damaged(path, "it does not begin like the journal of a noise stream"));
+        return Err(damaged(path, "it is not the journal of a noise stream"));
     }
     let refused = |reason: &str| Err(Error::Format { path: path.into(), reason: reason.into() });
     match u32::from_le_bytes(fields.take()) {
