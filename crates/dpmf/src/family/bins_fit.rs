@@ -40,9 +40,13 @@ const LEAST_WAY: f64 = 0.03;
 const SETTLED: f64 = 5e-4;
 
 /// Where bins are drawn anew, an exponential falls by e to the power of that within an epoch, or more: what reaches further than an epoch is
-/// charged to all patterns alike (`accounting/reshuffled`), and a fit does not see that. The more epochs there are, the more it costs. All are
-/// tried; the last is no limit.
-const FADED: [f64; 3] = [7.0, 3.0, 0.0];
+/// charged to all patterns alike (`accounting/reshuffled`), and slopes do not see that. The more epochs there are, the more it costs. Both
+/// are tried; the last is no limit.
+const FADED: [f64; 2] = [3.0, 0.0];
+
+/// What is added to the logarithms of weights and to the log odds of decays where they are tried, at first and at last, and how often.
+const TRIED: [f64; 2] = [0.5, 0.05];
+const TRIES: usize = 48;
 
 /// A weight of an exponential that counts for nothing.
 const NOTHING: f64 = 1e-12;
@@ -72,15 +76,11 @@ pub(super) fn exponentials(
             found => return whole.blt(&found?),
         }
     }
-    let (mut fit, mut best) = faded(problem, order.min(1), false, bins, goal, observe)?;
-    for count in 2..=order {
-        fit = Fit { order: count, ..fit };
-        best = fit.with_more(goal, &best, observe)?;
-    }
+    let (fit, best) = faded(problem, order, false, bins, goal, observe)?;
     fit.blt(&best)
 }
 
-/// The best fit of one exponential, and what it is a fit of.
+/// The best fit, and what it is a fit of. A limit that is best for one exponential need not be for two, so each is fitted to the end.
 fn faded<'a>(
     problem: &'a Problem,
     order: usize,
@@ -94,21 +94,34 @@ fn faded<'a>(
         Sampling::ReshuffledBins { .. } => &FADED[..],
         _ => &FADED[..1],
     };
+    let mut grown = |faded: f64| {
+        let mut fit = Fit::new(problem, order.min(1), tied, bins, faded)?;
+        let mut found = fit.descend(goal, fit.start(), false, observe)?;
+        for count in 2..=order {
+            fit = Fit { order: count, ..fit };
+            found = fit.with_more(goal, &found, observe)?;
+        }
+        Ok((fit, found))
+    };
     for &faded in faded {
-        let fit = Fit::new(problem, order, tied, bins, faded)?;
-        match fit.descend(goal, fit.start(), false, observe) {
-            Ok(found) if best.as_ref().is_none_or(|(_, best)| found.value < best.value) => {
+        match grown(faded) {
+            Ok((fit, found)) if best.as_ref().is_none_or(|(_, best)| found.value < best.value) => {
                 best = Some((fit, found));
             }
             Err(error) if best.is_none() || matches!(error, Error::Interrupted { .. }) => return Err(error),
             _ => {}
         }
     }
-    best.ok_or(Error::Numerical {
+    let (fit, found) = best.ok_or(Error::Numerical {
         what: "mechanism for bins",
         index: 0,
         reason: "no point of the fit was finite",
-    })
+    })?;
+    let found = match goal.sampling {
+        Sampling::ReshuffledBins { bins } => fit.try_around(goal, bins, found, observe)?,
+        _ => found,
+    };
+    Ok((fit, found))
 }
 
 /// The best encoder of one exponential whose inverse looks back one step: its noise is regenerated, and no buffer is kept.
@@ -214,6 +227,11 @@ impl<'a> Fit<'a> {
         (weights.iter().map(|x| x.exp()).collect(), decays.iter().map(odds).collect())
     }
 
+    /// Whether a variable is of an exponential that counts for nothing.
+    fn is_nothing(&self, x: &[f64], variable: usize) -> bool {
+        !self.tied && x[variable % self.order] < (1e3 * NOTHING).ln()
+    }
+
     /// The log odds of a decay, as a share of the slowest.
     fn odds(&self, decay: f64) -> f64 {
         let share = (decay / self.slowest).clamp(1e-6, 1.0 - 1e-7);
@@ -306,7 +324,12 @@ impl<'a> Fit<'a> {
         let (mut near, value, mut seen) = self.look(&best, goal, samples, None)?;
         best.value = value;
         let (mut share, mut way, mut looks) = (1.0, 1.0_f64, 1);
-        while looks < LOOKS {
+        // Looks take longer where bins are drawn anew, and slopes end earlier.
+        let most = match goal.sampling {
+            Sampling::ReshuffledBins { .. } => LOOKS / 2,
+            _ => LOOKS,
+        };
+        while looks < most {
             let mean = |(old, new): (&f64, &f64)| old + share * (new - old);
             let spectrum: Vec<f64> = best.spectrum.iter().zip(&seen).map(mean).collect();
             share = 0.5;
@@ -336,7 +359,7 @@ impl<'a> Fit<'a> {
                 }
             }
             let mut decrease = None;
-            while looks < LOOKS && way > LEAST_WAY {
+            while looks < most && way > LEAST_WAY {
                 let along = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + way * (b - a)).collect();
                 let (x, spectrum) = (along(&best.x, &point.x), along(&best.spectrum, &spectrum));
                 let next = Found { x, spectrum, value: f64::INFINITY };
@@ -362,6 +385,80 @@ impl<'a> Fit<'a> {
         Ok(best)
     }
 
+    /// Goes on from where slopes lead no further by trying larger and smaller exponentials one by one: slopes are those of a posterior that
+    /// is known roughly, and leave out what is charged to all patterns alike.
+    ///
+    /// Errors: those of the first look; [`Error::Interrupted`].
+    fn try_around(&self, goal: Goal, bins: usize, start: Found, observe: Observer<'_>) -> Result<Found> {
+        let (clock, samples) = (Instant::now(), samples(self.bins));
+        let (first, value, seen) = self.look(&start, goal, samples, None)?;
+        let start = Found { value, ..start };
+        // Of units that join alone, which decide nearly always.
+        let tried = |found: &Found, near: f64| -> Result<(f64, f64)> {
+            let blt = self.blt(found)?;
+            let hidden = sensitivity::reshuffled(&blt, bins)?;
+            let log_sigma = hidden.joining_near(goal.epsilon, goal.delta, samples / 4, near)?;
+            Ok((log_sigma, log_sigma + 0.5 * self.energy(&blt).ln()))
+        };
+        let (mut near, value) = tried(&start, first)?;
+        let mut best = Found { x: start.x.clone(), spectrum: start.spectrum.clone(), value };
+        let (mut step, mut tries) = (TRIED[0], 0);
+        while step > TRIED[1] && tries < TRIES {
+            let mut better = false;
+            let variables = (0..self.head()).filter(|i| !self.is_nothing(&best.x, *i)).chain([self.head()]);
+            for variable in variables.collect::<Vec<usize>>() {
+                for direction in [step, -step] {
+                    let (mut x, mut spectrum) = (best.x.clone(), best.spectrum.clone());
+                    if variable < self.head() {
+                        x[variable] += direction;
+                    } else if direction > 0.0 {
+                        // Scales of rows that are best for what was seen.
+                        spectrum
+                            .iter_mut()
+                            .zip(&seen)
+                            .for_each(|(old, new)| *old += direction * (new - *old));
+                    } else {
+                        continue;
+                    }
+                    tries += 1;
+                    let progress = Progress {
+                        stage: Stage::Fitting,
+                        share: None,
+                        iteration: tries,
+                        loss: (2.0 * best.value).exp(),
+                        lower_bound: 0.0,
+                        gap: f64::INFINITY,
+                        seconds: clock.elapsed().as_secs_f64(),
+                    };
+                    if observe(&progress).is_break() {
+                        return Err(Error::Interrupted { iterations: tries, gap: f64::INFINITY });
+                    }
+                    let next = Found { x, spectrum, value: f64::INFINITY };
+                    if let Ok((log_sigma, value)) = tried(&next, near)
+                        && value < best.value
+                    {
+                        better |= value < best.value - SETTLED;
+                        near = log_sigma;
+                        best = Found { value, ..next };
+                        break;
+                    }
+                }
+            }
+            if !better {
+                step *= 0.4;
+            }
+        }
+        Ok(match self.look(&best, goal, samples, Some(near)) {
+            Ok((_, value, _)) if value < start.value => Found { value, ..best },
+            _ => start,
+        })
+    }
+
+    /// The squared error of unit noise, over all iterates.
+    fn energy(&self, blt: &Blt) -> f64 {
+        blt.decoder_row_norms_sq(self.problem.workload()).iter().sum()
+    }
+
     /// The noise that a point needs and what its error then is, as logarithms, and the posterior there.
     fn look(
         &self,
@@ -379,8 +476,7 @@ impl<'a> Fit<'a> {
             }
             _ => sensitivity::allocation(&blt, self.bins, 1.0)?.boundary(epsilon, delta, samples, near)?,
         };
-        let energy: f64 = blt.decoder_row_norms_sq(self.problem.workload()).iter().sum();
-        let value = log_sigma + 0.5 * energy.ln();
+        let value = log_sigma + 0.5 * self.energy(&blt).ln();
         if !value.is_finite() {
             return Err(Error::Numerical {
                 what: "mechanism for bins",

@@ -480,6 +480,28 @@ impl Reshuffled {
         Ok(Boundary { log_sigma: join.max(leave), spectrum: correlation.map(|c: Vec<f64>| spectrum(&c)) })
     }
 
+    /// About the noise of [`Reshuffled::boundary`] for a unit that joins, in a fraction of the time, where a noise is known that is nearly
+    /// right.
+    ///
+    /// Errors: none.
+    pub(crate) fn joining_near(&self, epsilon: f64, delta: f64, samples: usize, near: f64) -> Result<f64> {
+        /// How fast `log δ` falls with `log σ`, mostly, and the longest way.
+        const SLOPE: f64 = 18.0;
+        const FAR: f64 = 0.15;
+        let value = |log_sigma: f64| -> Result<f64> {
+            let sampler = Sampler::new(self, log_sigma.exp(), epsilon, Purpose::Search).joining_enough();
+            Ok(over(sampler.joining(samples, 1, &mut unwatched)?.mean, delta).clamp(-4.0, 4.0))
+        };
+        let first = value(near)?;
+        let x = near + (first / SLOPE).clamp(-FAR, FAR);
+        if (x - near).abs() < 2e-3 {
+            return Ok(x);
+        }
+        let second = value(x)?;
+        let slope = ((first - second) / (x - near)).clamp(4.0, 60.0);
+        Ok(x + (second / slope).clamp(-FAR, FAR))
+    }
+
     /// `⟨H, G⟩`, but for the tails, with the matrix `H` of correlations by distance.
     fn product(&self, correlation: &[f64]) -> f64 {
         let at = |lag: usize| self.near.iter().skip(lag).step_by(self.width).sum::<f64>();

@@ -41,6 +41,10 @@ const APART: usize = 16;
 /// Where the numbers of samples on planes begin among those of leaving.
 const ON_PLANES: usize = 1 << 40;
 
+/// Samples that tell whether so many patterns are enough, and where their numbers begin.
+const TRIED: usize = 64;
+const FOR_PATTERNS: usize = 1 << 20;
+
 /// What rounding may move a loss by, many times over.
 const ROUNDING: f64 = 1e-9;
 
@@ -288,24 +292,41 @@ impl Sampler {
         Ok(tail::bound(planes, &counts[0], &counts[1], share as f64))
     }
 
-    /// The same that joins as many patterns as bring the loss to ε: for estimates, of which nothing is bounded.
+    /// The same that joins as few patterns as bring half of the losses to ε: for estimates, of which nothing is bounded. More of them would
+    /// draw noise so far out that what counts is not seen.
     pub fn joining_enough(self) -> Self {
+        let brings = |k: usize| {
+            let (mut rng, mut batch) = (self.rng(2, FOR_PATTERNS + k), self.batch());
+            let losses = (0..TRIED / LANES).flat_map(|_| self.join(k, &mut rng, &mut batch));
+            2 * losses.filter(|sample| sample.loss >= self.epsilon).count() >= TRIED
+        };
+        let (mut few, mut enough) = (0, 1);
+        while enough < self.most_joined() && !brings(enough) {
+            (few, enough) = (enough, 2 * enough);
+        }
+        enough = enough.min(self.most_joined());
+        while enough - few > 1 {
+            let middle = few.midpoint(enough);
+            if brings(middle) {
+                enough = middle;
+            } else {
+                few = middle;
+            }
+        }
+        Self { joined: OnceLock::from((enough, f64::INFINITY)), ..self }
+    }
+
+    /// Weights of bins are products of as many exponentials: they must not overflow.
+    fn most_joined(&self) -> usize {
         let side = 2 * self.width - 1;
-        let mean = self.gram.iter().sum::<f64>() / (self.bins * self.bins) as f64 + self.common;
         let largest = self.gram.chunks_exact(side).map(|row| row.iter().sum::<f64>()).fold(0.0, f64::max);
-        // Weights of bins are products of as many exponentials: they must not overflow.
-        let most = ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED);
-        let patterns = (self.epsilon / mean + 0.5).round().clamp(1.0, most as f64) as usize;
-        Self { joined: OnceLock::from((patterns, f64::INFINITY)), ..self }
+        ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED)
     }
 
     /// The number of patterns to join that bounds the values best, and the logarithm of the bound.
     pub fn joined(&self) -> (usize, f64) {
         *self.joined.get_or_init(|| {
-            let side = 2 * self.width - 1;
-            let largest = self.gram.chunks_exact(side).map(|row| row.iter().sum::<f64>()).fold(0.0, f64::max);
-            // Weights of bins are products of as many exponentials: they must not overflow.
-            let most = ((600.0 / largest.max(1e-9)) as usize).clamp(1, JOINED);
+            let most = self.most_joined();
             let classes = Classes::new(self);
             let (mut best, mut log_zeta) = ((1, 0.0), 0.0);
             for k in 2..=most {
