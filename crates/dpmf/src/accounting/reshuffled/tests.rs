@@ -347,6 +347,20 @@ fn calibration_is_seen_to_hold() {
     assert!(sigma < 0.9 * hidden.longest_sq().sqrt() / gaussian::mu(epsilon, delta).unwrap());
 }
 
+/// What fits go by. Patterns that barely meet are seen only by samples that join few of them.
+#[test]
+fn estimates_are_near_what_is_proved() {
+    let bands: Vec<f64> = std::iter::once(1.0).chain((0..20).map(|k| 0.35 * 0.7_f64.powi(k))).collect();
+    let hidden = hidden(20, &encoder(80, &bands));
+    for epsilon in [2.0, 8.0] {
+        let proved = hidden.noise_multiplier(epsilon, 1e-5).unwrap().ln();
+        let estimate = hidden.boundary(epsilon, 1e-5, 2048, None).unwrap().log_sigma;
+        let near = hidden.joining_near(epsilon, 1e-5, 2048, estimate - 0.1).unwrap();
+        assert!((estimate - proved).abs() < 0.025, "{epsilon}: {estimate} {proved}");
+        assert!((estimate - near).abs() < 0.015, "{epsilon}: {estimate} {near}");
+    }
+}
+
 #[test]
 fn a_proof_has_random_numbers_of_its_own_and_ends_when_told_to() {
     let hidden = hidden(4, &encoder(12, &[1.0, 0.5]));
