@@ -560,7 +560,7 @@ def test_cohorts_that_are_damaged_or_of_another_size(tmp_path):
 
 
 def test_a_client_is_a_user(tmp_path):
-    with pytest.raises(dpmf.MismatchError, match='what is clipped here is every user: plan with unit="user"'):
+    with pytest.raises(dpmf.MismatchError, match='here every user is clipped: plan with unit="user"'):
         strategy(tmp_path, mechanism=plan(unit="record"))
 
 

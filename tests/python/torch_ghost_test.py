@@ -669,7 +669,7 @@ REFUSED = {
     "a place for few examples": (Uses(lambda m, x: m.layer(x) + (x.sum(0) if len(x) > 6 else 0.0)), "sorts, shuffles or mixes"),
     "examples along the second axis": (Uses(lambda m, x: m.layer(x[None].repeat(3, 1, 1)).sum(0)), "entry of its own"),
     "batch norm": (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "mixes the examples of a batch"),
-    "statistics": (Uses(counted, seen=nn.Buffer(torch.zeros(()))) if hasattr(nn, "Buffer") else None, "forward pass writes seen"),
+    "statistics": (Uses(counted, seen=nn.Buffer(torch.zeros(()))) if hasattr(nn, "Buffer") else None, "forward pass writes to seen"),
     "a spectral norm": (nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrizations.weight"),
     "weights scaled by frequency": (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "scale_grad_by_freq"),
     "one loss of all": (Uses(lambda m, x: m.layer(x).mean()), "compute the loss in loss"),

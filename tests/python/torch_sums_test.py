@@ -392,7 +392,7 @@ def test_the_examples_of_a_user_are_clipped_as_one(vectorize):
     model, loss = linear(2)
     optimizer = private(model, 1.0, unit="user")
     users = torch.tensor([[[3.0, 0.0], [3.0, 0.0]], [[0.0, 0.25], [0.0, 0.25]]])
-    with pytest.raises(dpmf.MismatchError, match='every user, but what is clipped here is every record.*grouped=True'):
+    with pytest.raises(dpmf.MismatchError, match='every user, but here every record is clipped.*grouped=True'):
         optimizer.accumulate(model, loss, users[:, 0])
     seen = optimizer.accumulate(model, loss, users, grouped=True, vectorize=vectorize)
     assert (seen.examples, seen.unprotected_clipped) == (2, 0.5)
@@ -530,7 +530,7 @@ def test_the_sum_over_memory_refuses_what_it_cannot_add():
         (([rows], [np.zeros(4, np.int64)]), "contributions to a part"),
         (([rows, rows[:1]], [sums, np.zeros(3, np.int64)]), "numbers of rows differ"),
         (([rows], []), "parts of the sum"),
-        (([rows, rows], [sums, sums]), "comes twice"),
+        (([rows, rows], [sums, sums]), "passed twice"),
         (([rows], [sums], 1.5), "share"),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):

@@ -428,7 +428,7 @@ def test_other_arguments_work(options, tmp_path):
         (dict(dataloader_drop_last=True), "dataloader_drop_last is True.*none is dropped"),
         (dict(activation_checkpointing=True), "checkpointing is True.*torch.func"),
         (dict(auto_find_batch_size=True), "auto_find_batch_size is True.*release its first steps twice"),
-        (dict(include_num_input_tokens_seen="all"), "include_num_input_tokens_seen is 'all'.*who was drawn"),
+        (dict(include_num_input_tokens_seen="all"), "include_num_input_tokens_seen is 'all'.*which examples were drawn"),
         (dict(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=4), "learning rates depend on losses"),
         (dict(optim="lomo"), "optim is .*steps during backward"),
         (dict(push_to_hub=True, hub_strategy="checkpoint"), "hub_strategy is .*no noise covers"),

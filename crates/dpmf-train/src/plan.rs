@@ -395,7 +395,7 @@ mod tests {
         assert!(write(&without, private.mechanism()).unwrap_err().contains("either a mechanism or"));
         let mut named = without.clone();
         named["recipe"]["mechanism"] = "tree".into();
-        assert!(write(&named, None).unwrap_err().contains("taken out"));
+        assert!(write(&named, None).unwrap_err().contains("added or removed"));
         // As 0.2 wrote it: the recipe beside the mechanism, with a copy of what that holds.
         let old = serde_json::json!({"mechanism": "optimal", "clip": 0.5, "rounds": 64});
         assert!(write(&old, private.mechanism()).unwrap_err().contains("finish that run with the version"));

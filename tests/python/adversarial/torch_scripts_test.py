@@ -648,9 +648,9 @@ SCRIPTS = [
     Script(new_parameters, "cannot be added"),
     Script(grouped_records, "for every record, but here every user is clipped"),
     Script(scaled_loss, "a GradScaler scaled the loss"),
-    Script(one_by_one, "the forward pass writes mean", options=module(Remembers, "in place"), name="a running mean in place"),
-    Script(one_by_one, "the forward pass writes mean", options=module(Remembers, "anew"), name="a running mean anew"),
-    Script(one_by_one, "the forward pass writes plain", options=module(Remembers, "no buffer"), name="a mean in an attribute"),
+    Script(one_by_one, "the forward pass writes to mean", options=module(Remembers, "in place"), name="a running mean in place"),
+    Script(one_by_one, "the forward pass writes to mean", options=module(Remembers, "anew"), name="a running mean anew"),
+    Script(one_by_one, "the forward pass writes to plain", options=module(Remembers, "no buffer"), name="a mean in an attribute"),
     Script(plain, "released without noise", options=module(Remembers, "in place"), name="a running mean, vectorized"),
     Script(plain, "GroupNorm", options=module(batch_normalised), name="batch normalisation"),
     Script(
@@ -728,7 +728,7 @@ def test_views_are_averaged_before_the_clip():
 
 def test_a_refused_statistic_is_forgotten():
     run = Training(records(), model=functools.partial(Remembers, "in place"))
-    with pytest.raises(ValueError, match="the forward pass writes mean"):
+    with pytest.raises(ValueError, match="the forward pass writes to mean"):
         one_by_one(run)
     assert run.model.mean.abs().sum() == 0 and run.optimizer.next_step == 0
 

@@ -323,7 +323,7 @@ SCRIPTS = [
     Script(as_usual, "only during training", options=dict(trainer=LooksAtABatch), name="looks at a batch"),
     Script(with_callback, "resize the model before it is trained", options=dict(callback=Resizes), name="resizes embeddings"),
     Script(with_callback, "would move without noise", options=dict(callback=Joins), name="a new parameter"),
-    Script(with_model, "torch.compile made", options=dict(change=compiled), name="compiled"),
+    Script(with_model, "compiled with torch.compile", options=dict(change=compiled), name="compiled"),
     Script(
         with_model,
         "use_reentrant=True",
@@ -380,7 +380,7 @@ def test_collators_that_pad_or_draw_random_numbers_are_fine(recwarn):
 
 def test_a_collator_that_fails_for_copies_is_warned_of():
     def mixes(rows):
-        if all(row is rows[0] or row == rows[0] for row in rows):
+        if all(torch.equal(row["input_ids"], rows[0]["input_ids"]) for row in rows):
             raise ValueError("no negatives")
         return pad(rows)
 

@@ -559,7 +559,8 @@ def losses_of(
 
     batched = [leaves[place] for place in places]
     if not vectorize or examples == 1 or _is_wide(batched):
-        before, first = RandomState(), [leaf[0].detach().clone() for leaf in batched]
+        before = RandomState()
+        first = [leaf[0].detach().clone().requires_grad_(leaf.requires_grad) for leaf in batched]
         try:
             found = torch.stack([one(list(parts)) for parts in zip(*(leaf.unbind() for leaf in batched))])
         except RuntimeError as failed:
